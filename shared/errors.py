@@ -1,0 +1,150 @@
+"""The one tree of errors that users can meet, and what each means at the edge.
+
+- HboneError                  anything foreseeable; never shown with a traceback
+  - UsageError                a flag or environment variable is wrong
+  - ConfigError               a configuration file is wrong: names file, line, field and reason
+  - UnavailableError          something this process needs is not there (a port, a file, a program)
+  - RefusedError              the connection or request is refused; says which rule or peer refused it
+    - ClientHelloError        the first bytes are no ClientHello that can be routed
+    - NoRouteError            no route takes the name
+    - DeniedError             the peer's identity is not allowed
+  - TokenError                no token could be had, so nothing was sent
+  - UpstreamError             the far side cannot be reached or broke off
+    - DialError               TCP or TLS to it failed, or took too long
+    - StatusError             it answered with something else than 200
+    - StreamResetError        it reset the stream or lost the connection
+
+Each class carries what the edges need: the process exit code (`exit_code`), the access log's response
+flag (`flag`) and the TLS alert that tells an mTLS client about it (`alert`, RFC 8446 section 6, None: no
+alert, just a close). Text is lower case, `what: cause`, plus a hint where we have one.
+"""
+
+from __future__ import annotations
+
+# Exit codes: the ones of sysexits.h that scripts already know; README lists them.
+EXIT_OK = 0
+EXIT_USAGE = 64
+EXIT_UNAVAILABLE = 69
+EXIT_INTERNAL = 70
+EXIT_DENIED = 77
+EXIT_CONFIG = 78
+EXIT_SIGINT = 130
+EXIT_SIGTERM = 143
+
+# TLS alert descriptions (RFC 8446 section 6.2) that a refusal can carry.
+ALERT_ACCESS_DENIED = 49
+ALERT_DECODE_ERROR = 50
+ALERT_INTERNAL_ERROR = 80
+ALERT_UNRECOGNIZED_NAME = 112
+
+
+class HboneError(Exception):
+    """Anything foreseeable: shown as one line, without a traceback."""
+
+    exit_code = EXIT_INTERNAL
+    flag = "INTERNAL"
+    alert: int | None = ALERT_INTERNAL_ERROR
+
+
+class UsageError(HboneError):
+    """A flag or an environment variable is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(HboneError):
+    """A configuration file is wrong.
+
+    `line` counts from 1 and is None where the file as a whole is meant; `field` is the dotted path of
+    the field (`routes[0].token`), empty where there is none.
+    """
+
+    exit_code = EXIT_CONFIG
+
+    def __init__(self, file: str, line: int | None, field: str, reason: str) -> None:
+        super().__init__(file, line, field, reason)
+        self.file = file
+        self.line = line
+        self.field = field
+        self.reason = reason
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.field}: {self.reason}" if self.field else f"{place}: {self.reason}"
+
+
+class UnavailableError(HboneError):
+    """Something this process needs is not there: a port, a file, a program."""
+
+    exit_code = EXIT_UNAVAILABLE
+
+
+class RefusedError(HboneError):
+    """The connection or request is refused by one of our rules."""
+
+    exit_code = EXIT_DENIED
+    flag = "DENY"
+    alert = ALERT_ACCESS_DENIED
+
+
+class ClientHelloError(RefusedError):
+    """The first bytes are no ClientHello that can be routed (RFC 8446 section 4.1.2)."""
+
+    flag = "BAD_HELLO"
+    alert = ALERT_DECODE_ERROR
+
+
+class NoRouteError(RefusedError):
+    """No route takes the name that the client asked for."""
+
+    flag = "NO_ROUTE"
+    alert = ALERT_UNRECOGNIZED_NAME
+
+
+class DeniedError(RefusedError):
+    """The peer proved an identity that is not allowed here."""
+
+
+class TokenError(HboneError):
+    """No token could be had, so nothing was sent."""
+
+    exit_code = EXIT_DENIED
+    flag = "IDENTITY_ERROR"
+
+
+class UpstreamError(HboneError):
+    """The far side cannot be reached or broke off."""
+
+    exit_code = EXIT_UNAVAILABLE
+    flag = "UPSTREAM"
+
+
+class DialError(UpstreamError):
+    """TCP or TLS to the far side failed, or took too long."""
+
+    flag = "CONNECT"
+
+
+class StatusError(UpstreamError):
+    """The far side answered a tunnel request with something else than 200."""
+
+    flag = "STATUS"
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        if status in (401, 403):
+            self.exit_code = EXIT_DENIED
+            self.alert = ALERT_ACCESS_DENIED
+        elif status == 404:
+            self.alert = ALERT_UNRECOGNIZED_NAME
+
+
+class StreamResetError(UpstreamError):
+    """The far side reset the stream (`code`, RFC 9113 section 7) or its connection was lost."""
+
+    flag = "UPSTREAM_RESET"
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code

@@ -1,0 +1,33 @@
+"""The port numbers of the mesh, each once, with who listens there (ARCHITECTURE.md has the table)."""
+
+from __future__ import annotations
+
+ADMIN = 15000
+"""Admin of hgate, of Envoy in the container; loopback only."""
+
+INBOUND_MTLS = 15003
+"""Envoy or the built-in end in the container: the mesh's mTLS, carried by the tunnel."""
+
+HBONE_H2C = 15009
+"""krun: tunnels as HTTP/2 without TLS, behind Cloud Run's front end."""
+
+METRICS = 15020
+"""Prometheus metrics of hgate."""
+
+HEALTH = 15021
+"""Readiness of hgate."""
+
+SSHD = 15022
+"""The container's sshd, target of `/_hbone/22`."""
+
+SNI = 15442
+"""hgate: mTLS connections routed by SNI (the original's port)."""
+
+SNI_ISTIO = 15443
+"""hgate: the same, on Istio's customary gateway port."""
+
+APP = 8080
+"""The app in the container."""
+
+HTTPS = 443
+"""Cloud Run's front end."""
