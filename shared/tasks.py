@@ -11,6 +11,8 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from shared.errors import HboneError
+
 T = TypeVar("T")
 
 log = logging.getLogger("hbone.tasks")
@@ -36,5 +38,7 @@ def _finished(task: asyncio.Task[Any]) -> None:
     if task.cancelled():
         return
     error = task.exception()
-    if error is not None:
+    if isinstance(error, HboneError):
+        log.debug("task %s ended: %s", task.get_name(), error)  # foreseeable: its owner reports it
+    elif error is not None:
         log.error("task %s failed: %s: %s", task.get_name(), type(error).__name__, error, exc_info=error)

@@ -1,0 +1,95 @@
+"""Connections that we open, TCP and HTTP/2, with a deadline and errors that name the target."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import DialError
+from shared.net.address import Address
+from shared.net.connection import Connection
+from shared.net.tcp import TcpLeg
+from shared.net.tls import ALPN_H2, client_context
+
+
+async def dial(address: Address, timeout_s: float) -> TcpLeg:
+    """Connects to `address` and returns the connection as a leg.
+
+    Raises:
+        DialError: refused, unreachable, no such name, or not connected within `timeout_s` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, leg = await loop.create_connection(TcpLeg, address.host, address.port)
+            return leg
+    except TimeoutError as error:
+        raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
+    except OSError as error:
+        raise DialError(f"connect to {address}: {reason(error)}") from error
+
+
+def reason(error: OSError) -> str:
+    """The cause of a failed connection in a few words, without the address that asyncio puts into it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason or error}"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionResetError):
+        return "connection reset"
+    return error.strerror or str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a tunnel's HTTP/2 ends; connections are shared by all tunnels to an equal one."""
+
+    scheme: str
+    """https, or http for h2c with prior knowledge."""
+
+    host: str
+    """Name in the URL: SNI and certificate check."""
+
+    address: Address
+    """Where to connect; differs from the URL's host for private endpoints and tests."""
+
+    ca: Path | None = None
+    """PEM file of trusted certificates; None: the system's."""
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host} at {self.address}"
+
+
+async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connection]) -> Connection:
+    """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.
+
+    Raises:
+        DialError: TCP or TLS failed, the peer does not speak HTTP/2, or it all took over `timeout_s` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    address = origin.address
+    context = client_context(origin.ca) if origin.scheme == "https" else None
+    try:
+        async with asyncio.timeout(timeout_s):
+            transport, connection = await loop.create_connection(
+                make,
+                address.host,
+                address.port,
+                ssl=context,
+                server_hostname=origin.host if context else None,
+            )
+    except TimeoutError as error:
+        raise DialError(f"connect to {origin}: not connected within {timeout_s:g} s") from error
+    except OSError as error:
+        raise DialError(f"connect to {origin}: {reason(error)}") from error
+    if context is not None:
+        tls = transport.get_extra_info("ssl_object")
+        if tls.selected_alpn_protocol() != ALPN_H2:
+            connection.abort("no HTTP/2")
+            raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
+    return connection

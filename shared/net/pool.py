@@ -1,0 +1,188 @@
+"""HTTP/2 connections to origins, each shared by many tunnels.
+
+One dialler per origin at a time, and whoever needs a stream meanwhile waits for it; another origin's dial is
+never in the way. A connection that said GOAWAY or broke is let go of; its streams end by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shared.errors import UpstreamError
+from shared.net.connection import Connection
+from shared.net.dial import Origin, dial_http2
+from shared.net.stream import Stream
+from shared.tasks import spawn
+from shared.wire.events import Headers
+
+CONNECTIONS_PER_ORIGIN = 64
+"""With 100 streams each, 6,400 tunnels to one service: six times what one instance of it takes."""
+
+IDLE_S = 300.0
+"""How long a connection without streams is kept: ztunnel's pool keeps as long."""
+
+
+class OriginPool:
+    """The connections to one origin."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        connect_timeout_s: float,
+        streams_per_connection: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.origin = origin
+        self.connections: list[Connection] = []
+        self.opened = 0
+        self._connect_timeout_s = connect_timeout_s
+        self._streams_per_connection = streams_per_connection
+        self._dialling: asyncio.Task[None] | None = None
+        self._room_waiters: set[asyncio.Future[None]] = set()
+        self._idle: dict[Connection, asyncio.TimerHandle] = {}
+        self._on_change = on_change
+
+    @property
+    def unused(self) -> bool:
+        """No connection, and none on its way."""
+        return not self.connections and self._dialling is None
+
+    def open_now(self, headers: Headers) -> Stream | None:
+        """A new stream on a connection that has room, or None."""
+        for connection in self.connections:
+            if connection.room > 0 and connection.open_streams < self._streams_per_connection:
+                timer = self._idle.pop(connection, None)
+                if timer is not None:
+                    timer.cancel()
+                return connection.open(headers)
+        return None
+
+    async def open(self, headers: Headers, timeout_s: float) -> Stream:
+        """A new stream with these request headers; dials, or waits for room, when it must.
+
+        Raises:
+            DialError: no connection could be made.
+            UpstreamError: all connections are full and stayed so for `timeout_s` seconds.
+        """
+        stream = self.open_now(headers)
+        if stream is not None:
+            return stream
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    await self._more_room()
+                    stream = self.open_now(headers)
+                    if stream is not None:
+                        return stream
+        except TimeoutError as error:
+            raise UpstreamError(
+                f"{self.origin}: no free stream on {len(self.connections)} connections within {timeout_s:g} s"
+            ) from error
+
+    def close(self) -> None:
+        """Drops all connections."""
+        if self._dialling is not None:
+            self._dialling.cancel()
+        for connection in list(self.connections):
+            connection.close()
+
+    async def _more_room(self) -> None:
+        if self._dialling is None and len(self.connections) < CONNECTIONS_PER_ORIGIN:
+            self._dialling = spawn(self._dial(), name=f"dial {self.origin}")
+            self._dialling.add_done_callback(self._dialled)
+        if self._dialling is not None:
+            # Shielded: a waiter whose time is up must not take the connection from the others.
+            await asyncio.shield(self._dialling)
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room_waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._room_waiters.discard(waiter)
+
+    async def _dial(self) -> None:
+        connection = await dial_http2(
+            self.origin,
+            self._connect_timeout_s,
+            lambda: Connection(client=True, on_change=self._changed, on_lost=self._lost),
+        )
+        if not connection.lost:
+            self.connections.append(connection)
+            self.opened += 1
+            self._on_change()
+
+    def _dialled(self, task: asyncio.Task[None]) -> None:
+        self._dialling = None
+        self._on_change()
+
+    def _changed(self) -> None:
+        """Streams ended, or a peer's limit changed: someone may have room, some connection may be idle."""
+        for waiter in self._room_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        for connection in list(self.connections):
+            if not connection.usable:
+                self._drop(connection)
+            elif not connection.open_streams and connection not in self._idle:
+                loop = asyncio.get_running_loop()
+                self._idle[connection] = loop.call_later(IDLE_S, self._idle_over, connection)
+
+    def _idle_over(self, connection: Connection) -> None:
+        self._drop(connection)
+        connection.close()
+
+    def _lost(self, connection: Connection) -> None:
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        timer = self._idle.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self._on_change()
+
+
+class Pool:
+    """The connections to all origins."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        streams_per_connection: int,
+        on_change: Callable[[OriginPool], None] = lambda pool: None,
+    ) -> None:
+        self.origins: dict[Origin, OriginPool] = {}
+        self._connect_timeout_s = connect_timeout_s
+        self._streams_per_connection = streams_per_connection
+        self._on_change = on_change
+
+    def of(self, origin: Origin) -> OriginPool:
+        """The pool of one origin."""
+        pool = self.origins.get(origin)
+        if pool is None:
+            pool = OriginPool(
+                origin,
+                connect_timeout_s=self._connect_timeout_s,
+                streams_per_connection=self._streams_per_connection,
+                on_change=lambda: self._changed(origin),
+            )
+            self.origins[origin] = pool
+        return pool
+
+    def close(self) -> None:
+        """Drops all connections."""
+        for pool in list(self.origins.values()):
+            pool.close()
+
+    def _changed(self, origin: Origin) -> None:
+        pool = self.origins.get(origin)
+        if pool is None:
+            return
+        self._on_change(pool)
+        if pool.unused:
+            del self.origins[origin]  # so that names of services long gone do not pile up

@@ -1,0 +1,133 @@
+"""Two legs joined: what one receives the other sends, until both directions have ended or one leg breaks.
+
+The rules, for each of the two directions on its own:
+
+1. Bytes go on in the order they came, before the end or failure that came after them.
+2. `ended` of one leg becomes `write_eof` of the other: TCP FIN, END_STREAM and close_notify stand for each
+   other, and the other direction goes on.
+3. Once both directions have ended, both legs are closed and the tunnel is complete.
+4. A leg that breaks before its `ended` has lost bytes, so the other is aborted: its peer must not take what
+   it got for the whole.
+5. A leg that breaks after its `ended` has delivered everything and wants nothing more: that is complete too.
+   If it is the upstream (a server that answers in full and then resets with NO_ERROR, RFC 9113 section 8.1;
+   an app that closes), what downstream still sends is dropped, so that closing it does not destroy what its
+   peer has yet to read (RFC 9112 section 9.6); it is let go when its peer ends, or after `LINGER_S`.
+   If it is the downstream, nobody is left to read, and the upstream is closed after what was written to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shared.errors import HboneError
+from shared.net.legs import Buffer, Leg
+
+LINGER_S = 5.0
+"""How long a downstream whose upstream is gone may take to its own end before it is closed."""
+
+
+class Relay:
+    """Joins `downstream` and `upstream`; calls `finished(self)` once, when the tunnel is over.
+
+    `sent_bytes` went from downstream to upstream, `received_bytes` the other way. `error` is None after an
+    orderly end; else `broken` is the leg that broke.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_finished",
+        "_linger",
+        "broken",
+        "downstream",
+        "error",
+        "over",
+        "received_bytes",
+        "sent_bytes",
+        "upstream",
+    )
+
+    def __init__(self, downstream: Leg, upstream: Leg, finished: Callable[[Relay], None]) -> None:
+        self.downstream = downstream
+        self.upstream = upstream
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.error: HboneError | None = None
+        self.broken: Leg | None = None
+        self.over = False
+        self._ended: Leg | None = None  # the leg that ended first
+        self._linger: asyncio.TimerHandle | None = None
+        self._finished = finished
+
+    def start(self) -> None:
+        """Joins both legs; what they received so far goes on first."""
+        self.upstream.join(self)
+        if not self.over:
+            self.downstream.join(self)
+
+    def abort(self, error: HboneError) -> None:
+        """Ends the tunnel at once, telling both peers that it was no orderly end."""
+        if not self.over:
+            self.error = error
+            self.downstream.abort()
+            self.upstream.abort()
+            self._finish()
+
+    # RelayEnd: called by the legs.
+
+    def received(self, leg: Leg, data: Buffer) -> None:
+        if self._linger is not None:
+            return
+        if leg is self.downstream:
+            self.sent_bytes += len(data)
+            self.upstream.write(data)
+        else:
+            self.received_bytes += len(data)
+            self.downstream.write(data)
+
+    def ended(self, leg: Leg) -> None:
+        if self.over:
+            return
+        other = self._other(leg)
+        if self._ended is leg:
+            return
+        other.write_eof()
+        if self._ended is None and self._linger is None:
+            self._ended = leg
+        else:
+            self._complete()
+
+    def failed(self, leg: Leg, error: HboneError) -> None:
+        if self.over:
+            return
+        if self._linger is not None or (self._ended is leg and leg is self.downstream):
+            self._complete()
+        elif self._ended is leg:
+            self.downstream.resume_reading()
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._complete)
+        else:
+            self.error = error
+            self.broken = leg
+            self._other(leg).abort()
+            self._finish()
+
+    def full(self, leg: Leg) -> None:
+        self._other(leg).pause_reading()
+
+    def drained(self, leg: Leg) -> None:
+        self._other(leg).resume_reading()
+
+    def _other(self, leg: Leg) -> Leg:
+        return self.upstream if leg is self.downstream else self.downstream
+
+    def _complete(self) -> None:
+        if not self.over:
+            self.downstream.close()
+            self.upstream.close()
+            self._finish()
+
+    def _finish(self) -> None:
+        self.over = True
+        if self._linger is not None:
+            self._linger.cancel()
+        self._finished(self)

@@ -1,0 +1,254 @@
+"""The HTTP/2 leg: one stream of a connection as one end of a tunnel (rules in `legs.py`).
+
+Owned here: what waits for a window to open, what arrived before the relay was joined, and the response a
+client waits for. Flow control towards the peer is the relay's back pressure: bytes given to the relay are
+credited at once, unless it has paused us; then they are held until it resumes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shared.errors import StreamResetError, UpstreamError
+from shared.net.legs import Buffer, RelayEnd
+from shared.wire import frames
+from shared.wire.events import Headers
+
+if TYPE_CHECKING:
+    from shared.net.connection import Connection
+    from shared.wire.session import StreamState
+
+
+class Stream:
+    """One HTTP/2 stream; made by its `Connection`.
+
+    `headers` are the peer's: the request's on a server, the response's on a client once they came.
+    `trailers` are the peer's, or None.
+    """
+
+    __slots__ = (
+        "_close_pending",
+        "_connection",
+        "_early",
+        "_end_pending",
+        "_error",
+        "_full",
+        "_held",
+        "_paused",
+        "_relay",
+        "_response",
+        "_state",
+        "_trailers_pending",
+        "headers",
+        "trailers",
+        "waiting",
+    )
+
+    def __init__(self, connection: Connection, state: StreamState) -> None:
+        self._connection = connection
+        self._state = state
+        self._relay: RelayEnd | None = None
+        self._early = bytearray()  # received before join; the stream's window bounds it
+        self._error: StreamResetError | None = None  # how it broke before join
+        self._held = 0  # given to the relay while it had us paused; credited when it resumes
+        self._paused = False
+        self._full = False
+        self._close_pending = False  # and RST_STREAM after that
+        self._end_pending = False  # END_STREAM goes out after what waits
+        self._trailers_pending: Headers | None = None
+        self._response: asyncio.Future[int] | None = None
+        self.waiting = bytearray()  # given to `write`, not yet allowed by the windows
+        self.headers: Headers = ()
+        self.trailers: Headers | None = None
+
+    @property
+    def id(self) -> int:
+        """The stream's number on its connection."""
+        return self._state.id
+
+    @property
+    def over(self) -> bool:
+        """Ended both ways, or reset."""
+        return self._state.over
+
+    @property
+    def connection(self) -> Connection:
+        """The connection that carries it."""
+        return self._connection
+
+    # The HTTP side: a client's response, a server's answer.
+
+    async def response(self, timeout_s: float) -> int:
+        """Client: waits for the response headers and returns the status; `headers` are set then.
+
+        Raises:
+            StreamResetError: the stream or its connection broke before.
+            UpstreamError: none within `timeout_s` seconds.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.headers:
+            return status_of(self.headers)
+        self._response = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._response
+        except TimeoutError as error:
+            raise UpstreamError(f"no response headers within {timeout_s:g} s") from error
+        finally:
+            self._response = None
+
+    def respond(self, headers: Headers, *, end_stream: bool = False) -> None:
+        """Server: sends response headers."""
+        self._connection.session.send_headers(self._state, headers, end_stream=end_stream)
+        self._connection.flush_soon()
+
+    def end_with_trailers(self, trailers: Headers) -> None:
+        """Ends the sending side with trailers, after all that was written."""
+        self._trailers_pending = trailers
+        self.write_eof()
+
+    # Leg.
+
+    def join(self, relay: RelayEnd) -> None:
+        self._relay = relay
+        if self._early:
+            early, self._early = self._early, bytearray()
+            self._deliver(relay, early)
+        if self._full:
+            relay.full(self)
+        if self._error is not None and not self._state.remote_ended:
+            relay.failed(self, self._error)
+        elif self._state.remote_ended:
+            relay.ended(self)
+            if self._error is not None:
+                relay.failed(self, self._error)
+
+    def write(self, data: Buffer) -> None:
+        waiting = self.waiting
+        if waiting:
+            waiting += data
+            return
+        connection = self._connection
+        sent = connection.session.send_data(self._state, data)
+        if sent:
+            connection.flush_soon()
+        if sent < len(data):
+            waiting += memoryview(data)[sent:]
+            self._wait()
+        elif connection.congested:
+            self._wait()
+
+    def write_eof(self) -> None:
+        self._end_pending = True
+        if not self.waiting:
+            self._send_end()
+
+    def pause_reading(self) -> None:
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        if self._held:
+            held, self._held = self._held, 0
+            self._connection.consumed(self._state, held)
+
+    def close(self) -> None:
+        if not self._end_pending:
+            self.write_eof()
+        if self.waiting:
+            self._close_pending = True
+        elif not self._state.over:
+            # What the peer still sends has nobody to read it (RFC 9113 section 8.1).
+            client = self._connection.session.client
+            self._connection.reset(self._state, frames.CANCEL if client else frames.NO_ERROR)
+
+    def abort(self) -> None:
+        # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
+        client = self._connection.session.client
+        self._connection.reset(self._state, frames.CANCEL if client else frames.CONNECT_ERROR)
+
+    # What the connection tells.
+
+    def on_headers(self, headers: Headers) -> None:
+        """Client: the response headers came."""
+        self.headers = headers
+        if self._response is not None and not self._response.done():
+            self._response.set_result(status_of(headers))
+
+    def on_data(self, data: memoryview) -> None:
+        relay = self._relay
+        if relay is not None:
+            self._deliver(relay, data)
+        else:
+            self._early += data
+
+    def on_ended(self) -> None:
+        if self._relay is not None:
+            self._relay.ended(self)
+
+    def on_broken(self, error: StreamResetError) -> None:
+        """RST_STREAM came, or the connection is lost."""
+        self._error = error
+        self.waiting.clear()
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
+        if self._relay is not None:
+            self._relay.failed(self, error)
+
+    def on_room(self) -> bool:
+        """A window opened, or the connection has room again: sends what waits. True if nothing is left."""
+        waiting = self.waiting
+        if waiting:
+            sent = self._connection.session.send_data(self._state, waiting)
+            del waiting[:sent]
+            if waiting:
+                return False
+            if self._end_pending:
+                self._send_end()
+            if self._close_pending:
+                self.close()
+        if self._full:
+            self._full = False
+            if self._relay is not None:
+                self._relay.drained(self)
+        return True
+
+    def _deliver(self, relay: RelayEnd, data: bytearray | memoryview) -> None:
+        relay.received(self, data)
+        if self._paused:
+            self._held += len(data)
+        else:
+            self._connection.consumed(self._state, len(data))
+
+    def _wait(self) -> None:
+        self._connection.wait_for_room(self)
+        if not self._full:
+            self._full = True
+            if self._relay is not None:
+                self._relay.full(self)
+
+    def _send_end(self) -> None:
+        session = self._connection.session
+        if self._trailers_pending is not None:
+            session.send_headers(self._state, self._trailers_pending, end_stream=True)
+        else:
+            session.end_stream(self._state)
+        self._connection.stream_changed(self._state)
+
+
+def status_of(headers: Headers) -> int:
+    """`:status` of response headers; 0 when it is no number (h2 has checked that it is there)."""
+    for name, value in headers:
+        if name == b":status":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def header_value(headers: Headers, name: bytes) -> bytes:
+    """The first value of `name` (lower case), or empty."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return b""

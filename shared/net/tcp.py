@@ -1,0 +1,162 @@
+"""The TCP leg: a plain connection as one end of a tunnel (rules in `legs.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import cast
+
+from shared.errors import StreamResetError
+from shared.net.legs import Buffer, RelayEnd
+from shared.net.read_buffer import READ_BUFFER, READ_BYTES
+from shared.wire.frames import CANCEL
+
+EARLY_BYTES = READ_BYTES
+"""What is kept of a peer that talks before the tunnel stands; reading pauses beyond it."""
+
+CLOSE_TIMEOUT_S = 30.0
+"""How long a peer that does not read may keep a closing connection's last bytes."""
+
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER on, 0 s: close() sends RST (socket(7)), so that the peer does not take it for an orderly end."""
+
+
+class TcpLeg(asyncio.BufferedProtocol):
+    """A TCP connection, ours or accepted, as a leg."""
+
+    __slots__ = ("_early", "_early_end", "_full", "_gone", "_relay", "_transport")
+
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._relay: RelayEnd | None = None
+        self._early = bytearray()  # received before join
+        self._early_end: StreamResetError | bool = False  # True: FIN came before join; an error: it broke
+        self._full = False
+        self._gone = False
+
+    @classmethod
+    def over(cls, transport: asyncio.Transport, early: Buffer) -> TcpLeg:
+        """Takes an open transport over from another protocol, with what that has already received."""
+        leg = cls()
+        leg._early += early
+        leg.connection_made(transport)
+        transport.set_protocol(leg)
+        return leg
+
+    @property
+    def peer_name(self) -> str:
+        """The peer's address as host:port, for logs."""
+        return address_text(self._transport.get_extra_info("peername"))
+
+    # Leg.
+
+    def join(self, relay: RelayEnd) -> None:
+        self._relay = relay
+        if self._early:
+            early, self._early = self._early, bytearray()
+            self.resume_reading()
+            relay.received(self, early)
+        if self._full:
+            relay.full(self)
+        if self._early_end is True:
+            relay.ended(self)
+        elif self._early_end:
+            relay.failed(self, self._early_end)
+
+    def write(self, data: Buffer) -> None:
+        if not self._gone:
+            self._transport.write(bytes(data))
+
+    # A transport that broke closes before it says so in connection_lost; uvloop's then raise here.
+
+    def write_eof(self) -> None:
+        if not self._gone and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def pause_reading(self) -> None:
+        if not self._gone and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._gone and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        transport = self._transport
+        if transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
+        transport.close()
+
+    def abort(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        reset(self._transport)
+
+    # asyncio.BufferedProtocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return READ_BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        relay = self._relay
+        if relay is not None:
+            relay.received(self, READ_BUFFER[:nbytes])
+            return
+        self._early += READ_BUFFER[:nbytes]
+        if len(self._early) >= EARLY_BYTES:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        if self._relay is not None:
+            self._relay.ended(self)
+        else:
+            self._early_end = True
+        return True  # keep the sending side open: FIN ends one direction only
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
+        if self._relay is not None:
+            self._relay.failed(self, error)
+        else:
+            self._early_end = error
+
+    def pause_writing(self) -> None:
+        self._full = True
+        if self._relay is not None:
+            self._relay.full(self)
+
+    def resume_writing(self) -> None:
+        self._full = False
+        if self._relay is not None:
+            self._relay.drained(self)
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Ends a TCP connection with RST, dropping what has not been sent."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        # A peer that has gone already makes this fail; then there is nobody to tell.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    transport.abort()
+
+
+def address_text(name: object) -> str:
+    """host:port of a socket name as the socket module gives it; IPv6 hosts in brackets."""
+    if isinstance(name, tuple) and len(name) >= 2:
+        host, port = name[0], name[1]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(name) if name else "unknown"

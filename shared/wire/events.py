@@ -1,0 +1,95 @@
+"""What a session tells its owner; the counterpart of the methods of `session.Session`.
+
+`stream` is always the session's own record of the stream (`session.StreamState`), so that an owner never
+looks anything up by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shared.wire.session import StreamState
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Event:
+    """Any of the below."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class RequestReceived(Event):
+    """Server: the peer opened a stream."""
+
+    stream: StreamState
+    headers: Headers
+
+
+@dataclass(slots=True)
+class ResponseReceived(Event):
+    """Client: the peer answered with its final (not 1xx) response headers."""
+
+    stream: StreamState
+    headers: Headers
+
+
+@dataclass(slots=True)
+class TrailersReceived(Event):
+    """The peer sent trailers; `StreamEnded` follows."""
+
+    stream: StreamState
+    headers: Headers
+
+
+@dataclass(slots=True)
+class DataReceived(Event):
+    """Payload; `data` is a view that lives as long as the buffer given to `receive_data`."""
+
+    stream: StreamState
+    data: memoryview
+
+
+@dataclass(slots=True)
+class StreamEnded(Event):
+    """The peer has finished sending on the stream."""
+
+    stream: StreamState
+
+
+@dataclass(slots=True)
+class StreamReset(Event):
+    """The stream is over: the peer sent RST_STREAM, or we did because of what it sent (`by_peer`)."""
+
+    stream: StreamState
+    code: int
+    by_peer: bool
+
+
+@dataclass(slots=True)
+class WindowOpened(Event):
+    """There is room again for DATA on `stream`, or on the connection (None)."""
+
+    stream: StreamState | None
+
+
+@dataclass(slots=True)
+class SettingsReceived(Event):
+    """The peer's SETTINGS are in force."""
+
+
+@dataclass(slots=True)
+class PingAcked(Event):
+    """The peer answered a PING of ours."""
+
+
+@dataclass(slots=True)
+class GoAwayReceived(Event):
+    """The peer takes no new streams; those above `last_stream_id` were not processed (RFC 9113 6.8)."""
+
+    last_stream_id: int
+    code: int

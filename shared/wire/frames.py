@@ -1,0 +1,95 @@
+"""HTTP/2 frame headers (RFC 9113 section 4.1): written, read, named.
+
+Owned here: the nine bytes in front of every frame and the few whole frames that we write ourselves beside
+h2. What the frames mean is `session.py`'s.
+"""
+
+from __future__ import annotations
+
+import struct
+
+DATA = 0x0
+HEADERS = 0x1
+PRIORITY = 0x2
+RST_STREAM = 0x3
+SETTINGS = 0x4
+PUSH_PROMISE = 0x5
+PING = 0x6
+GOAWAY = 0x7
+WINDOW_UPDATE = 0x8
+CONTINUATION = 0x9
+
+FLAG_END_STREAM = 0x1
+FLAG_ACK = 0x1
+FLAG_END_HEADERS = 0x4
+FLAG_PADDED = 0x8
+
+# Error codes (RFC 9113 section 7), those that we send or look for.
+NO_ERROR = 0x0
+PROTOCOL_ERROR = 0x1
+INTERNAL_ERROR = 0x2
+FLOW_CONTROL_ERROR = 0x3
+STREAM_CLOSED = 0x5
+FRAME_SIZE_ERROR = 0x6
+REFUSED_STREAM = 0x7
+CANCEL = 0x8
+CONNECT_ERROR = 0xA
+ENHANCE_YOUR_CALM = 0xB
+
+ERROR_NAMES = {
+    NO_ERROR: "NO_ERROR",
+    PROTOCOL_ERROR: "PROTOCOL_ERROR",
+    INTERNAL_ERROR: "INTERNAL_ERROR",
+    FLOW_CONTROL_ERROR: "FLOW_CONTROL_ERROR",
+    0x4: "SETTINGS_TIMEOUT",
+    STREAM_CLOSED: "STREAM_CLOSED",
+    FRAME_SIZE_ERROR: "FRAME_SIZE_ERROR",
+    REFUSED_STREAM: "REFUSED_STREAM",
+    CANCEL: "CANCEL",
+    0x9: "COMPRESSION_ERROR",
+    CONNECT_ERROR: "CONNECT_ERROR",
+    ENHANCE_YOUR_CALM: "ENHANCE_YOUR_CALM",
+    0xC: "INADEQUATE_SECURITY",
+    0xD: "HTTP_1_1_REQUIRED",
+}
+
+HEADER_BYTES = 9
+MAX_WINDOW = 2**31 - 1
+MAX_STREAM_ID = 2**31 - 1
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first (RFC 9113 section 3.4)."""
+
+_HEADER = struct.Struct(">HBBBI")  # the 24-bit length as 16 + 8, type, flags, stream
+
+
+def error_name(code: int) -> str:
+    """The name of an error code, or its number where it has none."""
+    return ERROR_NAMES.get(code) or f"error {code:#x}"
+
+
+def header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
+    """The nine bytes in front of a frame of `length` bytes."""
+    return _HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
+
+
+def read_header(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
+    """Length in bytes, type, flags and stream of the frame header at `at`; the reserved bit is dropped."""
+    high, low, kind, flags, stream_id = _HEADER.unpack_from(data, at)
+    return high << 8 | low, kind, flags, stream_id & MAX_STREAM_ID
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """A whole WINDOW_UPDATE frame; stream 0 is the connection (RFC 9113 section 6.9)."""
+    return header(4, WINDOW_UPDATE, 0, stream_id) + increment.to_bytes(4, "big")
+
+
+def goaway(last_stream_id: int, code: int) -> bytes:
+    """A whole GOAWAY frame (RFC 9113 section 6.8)."""
+    return header(8, GOAWAY, 0, 0) + last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big")
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A whole SETTINGS frame (RFC 9113 section 6.5)."""
+    body = b"".join(struct.pack(">HI", code, value) for code, value in values.items())
+    return header(len(body), SETTINGS, 0, 0) + body

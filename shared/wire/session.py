@@ -1,0 +1,583 @@
+"""One HTTP/2 connection as bytes in, events and bytes out.
+
+h2 keeps everything that is no payload: settings, headers, stream states, their errors. DATA and
+WINDOW_UPDATE are framed, counted and relayed here beside it, because h2's own DATA path costs 9 to 34 µs
+per 16 KiB frame (ARCHITECTURE.md, decisions).
+
+The rules:
+
+1. The owner calls `receive_data`, then takes `events()`, then writes `data_to_send()` to the network. Every
+   method that sends only appends to what `data_to_send` returns next, in the order of the calls.
+2. DATA never reaches h2, except as an empty frame with END_STREAM, which keeps h2's stream states true, or
+   as an empty frame on a stream that may not receive, whose verdict we want.
+3. GOAWAY never reaches h2 in either direction: h2 refuses to go on after one, and open streams must.
+4. Flow control is ours alone, both ways. Bytes received count as held until the owner calls `consumed`.
+5. A connection error raises `SessionError` from `receive_data` once; GOAWAY is then in `data_to_send`, and
+   all that is left to do is to write it and close.
+
+What is not here: sockets, deadlines, which stream gets what (`shared/net/connection.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import h2.config
+import h2.connection
+import h2.events
+import h2.exceptions
+import h2.settings
+from h2.settings import SettingCodes
+
+from shared.wire import frames
+from shared.wire.events import (
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    Headers,
+    PingAcked,
+    RequestReceived,
+    ResponseReceived,
+    SettingsReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowOpened,
+)
+
+DATA_BYTES = 16384 - frames.HEADER_BYTES
+"""Payload of the DATA frames that we write: with its header a frame fills one TLS record (16 KiB)."""
+
+FIRST_WINDOW = 65535
+"""Both windows before any SETTINGS or WINDOW_UPDATE (RFC 9113 section 6.9.2)."""
+
+STREAMS_BEFORE_SETTINGS = 100
+"""Streams that a client opens before it knows the peer's limit: the least that RFC 9113 recommends to
+allow, and what Google's front ends do allow."""
+
+REMEMBERED_RESETS = 1000
+"""Streams reset by us whose late DATA is dropped without a word; a forgotten one is reset once more."""
+
+
+class SessionError(Exception):
+    """The connection is beyond repair; `code` is the GOAWAY error code (RFC 9113 section 7)."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What we announce and enforce."""
+
+    max_streams: int = 250
+    """Streams that the peer may have open at once; one more is refused with REFUSED_STREAM."""
+
+    stream_window_bytes: int = 1 << 20
+    """What a peer may send on a stream before we have passed it on: 1 MiB moves 100 MB/s at 10 ms."""
+
+    connection_window_bytes: int = 16 << 20
+    """The same for all streams of the connection. Sixteen stalled streams fill it; equal windows let one
+    stalled stream stop all others (ztunnel#1538)."""
+
+    max_frame_bytes: int = 16384
+    """Largest frame that we take; DATA is passed on as it arrives, so nothing is gained by more."""
+
+    max_header_list_bytes: int = 64 << 10
+    """Decoded header list, as RFC 9113 section 6.5.2 counts it. Cloud Run's own limit is about 60 KiB."""
+
+
+class StreamState:
+    """The session's record of one stream. `owner` is the net side's to use."""
+
+    __slots__ = (
+        "body_left",
+        "credit",
+        "held",
+        "id",
+        "local_ended",
+        "over",
+        "owner",
+        "receive_window",
+        "remote_ended",
+        "send_window",
+    )
+
+    def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
+        self.id = stream_id
+        self.send_window = send_window
+        self.receive_window = receive_window
+        self.credit = 0  # consumed bytes that we have not yet told the peer about
+        self.held = 0  # received bytes that the owner has not consumed
+        self.local_ended = False
+        self.remote_ended = False
+        self.over = False  # ended both ways, or reset: nothing more goes in or out
+        self.body_left = -1  # what content-length still promises; -1: it promised nothing
+        self.owner: Any = None
+
+
+class Session:
+    """One end of an HTTP/2 connection; see the module's rules."""
+
+    def __init__(self, *, client: bool, limits: SessionLimits | None = None) -> None:
+        self.client = client
+        self.limits = limits or SessionLimits()
+        self.streams: dict[int, StreamState] = {}
+        self.peer_settings_seen = False
+        self.goaway_received = False
+        self.goaway_sent = False
+        self.send_window = FIRST_WINDOW
+        self._receive_window = self.limits.connection_window_bytes
+        self._credit = 0
+        self._data_bytes = DATA_BYTES
+        self._events: list[Event] = []
+        self._out = bytearray()
+        self._partial = bytearray()  # an unfinished frame header or control frame
+        self._data_stream: StreamState | None = None  # whose DATA frame we are inside; None: discard it
+        self._data_left = 0
+        self._pad_left = 0
+        self._data_ends = False
+        self._reset_here: set[int] = set()
+        self._in_headers = False  # between HEADERS without END_HEADERS and its last CONTINUATION
+        self._preface_left = 0 if client else len(frames.PREFACE)
+        self._h2 = h2.connection.H2Connection(
+            # Our own headers are written in lower case and in order; h2 need not look at them again.
+            h2.config.H2Configuration(
+                client_side=client,
+                header_encoding=None,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self._start()
+
+    # What the owner does.
+
+    def events(self) -> list[Event]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def data_to_send(self) -> bytearray:
+        """What must be written to the network since the last call; the caller may keep it."""
+        out, self._out = self._out, bytearray()
+        return out
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes `data_to_send` would return."""
+        return len(self._out)
+
+    @property
+    def room(self) -> int:
+        """How many more streams a client may open now."""
+        if self.goaway_received or self._h2.highest_outbound_stream_id >= frames.MAX_STREAM_ID - 2:
+            return 0
+        if not self.peer_settings_seen:
+            return STREAMS_BEFORE_SETTINGS - len(self.streams)
+        return self._h2.remote_settings.max_concurrent_streams - len(self.streams)
+
+    def open_stream(self, headers: Headers, *, end_stream: bool = False) -> StreamState:
+        """Client: sends a request's headers. The caller has looked at `room`."""
+        stream_id = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream_id, headers, end_stream=end_stream)
+        self._pull()
+        stream = self._add_stream(stream_id)
+        stream.local_ended = end_stream
+        return stream
+
+    def send_headers(self, stream: StreamState, headers: Headers, *, end_stream: bool = False) -> None:
+        """Server: sends response headers; both: trailers, with `end_stream`."""
+        if stream.over or stream.local_ended:
+            return
+        self._h2.send_headers(stream.id, headers, end_stream=end_stream)
+        self._pull()
+        if end_stream:
+            self._local_end(stream)
+
+    def send_data(self, stream: StreamState, data: bytes | bytearray | memoryview) -> int:
+        """Frames as much of `data` as both windows allow and returns how many bytes that was."""
+        if stream.over or stream.local_ended:
+            return len(data)  # nobody is left to read it
+        allowed = min(len(data), stream.send_window, self.send_window)
+        if allowed <= 0:
+            return 0
+        out = self._out
+        stream_id = stream.id
+        step = self._data_bytes
+        if allowed <= step:
+            out += frames.header(allowed, frames.DATA, 0, stream_id)
+            out += data if allowed == len(data) else memoryview(data)[:allowed]
+        else:
+            view = memoryview(data)
+            for at in range(0, allowed, step):
+                chunk = view[at : min(at + step, allowed)]
+                out += frames.header(len(chunk), frames.DATA, 0, stream_id)
+                out += chunk
+        stream.send_window -= allowed
+        self.send_window -= allowed
+        return allowed
+
+    def end_stream(self, stream: StreamState) -> None:
+        """Sends END_STREAM: nothing more will be sent on the stream."""
+        if stream.over or stream.local_ended:
+            return
+        self._h2.end_stream(stream.id)
+        self._pull()
+        self._local_end(stream)
+
+    def reset(self, stream: StreamState, code: int) -> None:
+        """Sends RST_STREAM; the stream is over."""
+        if stream.over:
+            return
+        self._h2.reset_stream(stream.id, code)
+        self._pull()
+        if len(self._reset_here) >= REMEMBERED_RESETS:
+            self._reset_here.clear()
+        self._reset_here.add(stream.id)
+        self._finish(stream)
+
+    def consumed(self, stream: StreamState, count: int) -> None:
+        """The owner has passed on `count` bytes of the stream, so the peer may send as many more."""
+        if not stream.over:
+            stream.held -= count
+            if not stream.remote_ended:
+                stream.credit += count
+                # Half a window: often enough that a fast peer never waits, rare enough to cost nothing.
+                if stream.credit * 2 >= self.limits.stream_window_bytes:
+                    self._out += frames.window_update(stream.id, stream.credit)
+                    stream.receive_window += stream.credit
+                    stream.credit = 0
+            self._return_credit(count)
+
+    def ping(self, payload: bytes) -> None:
+        """Sends a PING of 8 bytes; `PingAcked` follows."""
+        self._h2.ping(payload)
+        self._pull()
+
+    def goaway(self, code: int = frames.NO_ERROR) -> None:
+        """Tells the peer that no new stream is taken; open ones go on."""
+        if not self.goaway_sent:
+            self.goaway_sent = True
+            self._out += frames.goaway(self._h2.highest_inbound_stream_id, code)
+
+    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
+        """Takes what the network delivered.
+
+        Raises:
+            SessionError: the connection is over (rule 5).
+        """
+        try:
+            self._scan(memoryview(data))
+        except h2.exceptions.ProtocolError as error:
+            # h2 has written its GOAWAY already.
+            self._pull()
+            raise SessionError(str(error) or type(error).__name__, int(error.error_code)) from error
+
+    # Receiving: frame by frame.
+
+    def _scan(self, data: memoryview) -> None:
+        if self._partial:
+            self._partial += data
+            data = memoryview(bytes(self._partial))
+            self._partial.clear()
+        at = 0
+        size = len(data)
+        if self._preface_left:
+            at = min(self._preface_left, size)
+            self._preface_left -= at
+            self._h2.receive_data(data[:at])
+        while at < size:
+            if self._data_left:
+                taken = min(self._data_left, size - at)
+                self._data_left -= taken
+                if self._data_stream is not None:
+                    self._events.append(DataReceived(self._data_stream, data[at : at + taken]))
+                else:
+                    self._return_credit(taken)
+                at += taken
+                if not self._data_left and not self._pad_left:
+                    self._data_frame_done()
+                continue
+            if self._pad_left:
+                taken = min(self._pad_left, size - at)
+                self._pad_left -= taken
+                at += taken
+                if not self._pad_left:
+                    self._data_frame_done()
+                continue
+            if size - at < frames.HEADER_BYTES:
+                break
+            length, kind, flags, stream_id = frames.read_header(data, at)
+            if length > self.limits.max_frame_bytes:
+                raise self._fail("frame larger than we announced", frames.FRAME_SIZE_ERROR)
+            if kind == frames.DATA:
+                pad_byte = flags & frames.FLAG_PADDED and length
+                head = frames.HEADER_BYTES + (1 if pad_byte else 0)
+                if size - at < head:
+                    break
+                padding = data[at + frames.HEADER_BYTES] if pad_byte else 0
+                at += head
+                self._data_frame(length, flags, stream_id, padding)
+                continue
+            end = at + frames.HEADER_BYTES + length
+            if end > size:
+                break
+            self._control_frame(kind, flags, stream_id, data[at:end])
+            at = end
+        if at < size:
+            self._partial += data[at:]
+
+    def _data_frame(self, length: int, flags: int, stream_id: int, padding: int) -> None:
+        padded = bool(flags & frames.FLAG_PADDED)
+        if not self.peer_settings_seen:
+            raise self._fail("the first frame is not SETTINGS", frames.PROTOCOL_ERROR)
+        if stream_id == 0:
+            raise self._fail("DATA on stream 0", frames.PROTOCOL_ERROR)
+        if padded and not length:
+            raise self._fail("padded DATA without a pad length", frames.FRAME_SIZE_ERROR)
+        overhead = padding + 1 if padded else 0
+        if overhead > length:
+            raise self._fail("more padding than DATA", frames.PROTOCOL_ERROR)
+        self._receive_window -= length
+        if self._receive_window < 0:
+            raise self._fail("the peer sent beyond the connection's window", frames.FLOW_CONTROL_ERROR)
+        payload = length - overhead
+        stream = self.streams.get(stream_id)
+        ends = bool(flags & frames.FLAG_END_STREAM)
+        if stream is None or stream.remote_ended or self._in_headers:
+            self._ask_h2_about_data(stream_id, ends)
+            stream = None
+            self._return_credit(overhead)
+        else:
+            stream.receive_window -= length
+            if stream.receive_window < 0:
+                self._stream_error(stream, frames.FLOW_CONTROL_ERROR)
+                stream = None
+                self._return_credit(overhead)
+            elif not self._body_allows(stream, payload, ends):
+                self._stream_error(stream, frames.PROTOCOL_ERROR)
+                stream = None
+                self._return_credit(overhead)
+            else:
+                stream.held += length
+                if overhead:
+                    self.consumed(stream, overhead)
+        self._data_stream = stream
+        self._data_left = payload
+        self._pad_left = padding
+        self._data_ends = ends and stream is not None
+        if not payload and not padding:
+            self._data_frame_done()
+
+    def _body_allows(self, stream: StreamState, payload: int, ends: bool) -> bool:
+        """Whether content-length, where there is one, agrees (RFC 9113 section 8.1.1)."""
+        if stream.body_left < 0:
+            return True
+        stream.body_left -= payload
+        return stream.body_left >= 0 and not (ends and stream.body_left)
+
+    def _data_frame_done(self) -> None:
+        stream = self._data_stream
+        self._data_stream = None
+        if self._data_ends and stream is not None and not stream.over:
+            self._h2.receive_data(frames.header(0, frames.DATA, frames.FLAG_END_STREAM, stream.id))
+            self._remote_end(stream)
+
+    def _ask_h2_about_data(self, stream_id: int, ends: bool) -> None:
+        """DATA on a stream that may not receive: h2 ignores it, resets the stream or raises (rule 2)."""
+        if stream_id in self._reset_here:
+            return  # it was on its way before the peer saw our RST_STREAM (RFC 9113 section 5.4.2)
+        flags = frames.FLAG_END_STREAM if ends else 0
+        self._h2.receive_data(frames.header(0, frames.DATA, flags, stream_id))
+        self._pull()
+
+    def _control_frame(self, kind: int, flags: int, stream_id: int, frame: memoryview) -> None:
+        if not self.peer_settings_seen and (kind != frames.SETTINGS or flags & frames.FLAG_ACK):
+            raise self._fail("the first frame is not SETTINGS", frames.PROTOCOL_ERROR)
+        if not self._in_headers:
+            if kind == frames.WINDOW_UPDATE and len(frame) == frames.HEADER_BYTES + 4:
+                increment = int.from_bytes(frame[frames.HEADER_BYTES :], "big") & frames.MAX_WINDOW
+                if increment and self._window_update(stream_id, increment):
+                    return
+            elif kind == frames.GOAWAY:
+                self._goaway(stream_id, frame[frames.HEADER_BYTES :])
+                return
+            elif kind > frames.CONTINUATION:
+                return  # an extension's frame: ignored (RFC 9113 section 5.5)
+        if kind in (frames.HEADERS, frames.CONTINUATION):
+            self._in_headers = not flags & frames.FLAG_END_HEADERS
+        for event in self._h2.receive_data(frame):
+            self._translate(event)
+        self._pull()
+
+    def _window_update(self, stream_id: int, increment: int) -> bool:
+        """True if it was for the connection or a stream of ours; else h2 judges it."""
+        if stream_id == 0:
+            self.send_window += increment
+            if self.send_window > frames.MAX_WINDOW:
+                raise self._fail("the peer opened the connection's window too far", frames.FLOW_CONTROL_ERROR)
+            self._events.append(WindowOpened(None))
+            return True
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return False
+        stream.send_window += increment
+        if stream.send_window > frames.MAX_WINDOW:
+            self._stream_error(stream, frames.FLOW_CONTROL_ERROR)
+        else:
+            self._events.append(WindowOpened(stream))
+        return True
+
+    def _goaway(self, stream_id: int, body: memoryview) -> None:
+        if stream_id:
+            raise self._fail("GOAWAY on a stream", frames.PROTOCOL_ERROR)
+        if len(body) < 8:
+            raise self._fail("GOAWAY too short", frames.FRAME_SIZE_ERROR)
+        self.goaway_received = True
+        last = int.from_bytes(body[:4], "big") & frames.MAX_STREAM_ID
+        self._events.append(GoAwayReceived(last, int.from_bytes(body[4:8], "big")))
+
+    def _translate(self, event: h2.events.Event) -> None:
+        match event:
+            case h2.events.RequestReceived():
+                self._request(event)
+            case h2.events.ResponseReceived():
+                stream = self.streams.get(event.stream_id or 0)
+                if stream is not None:
+                    self._take_content_length(stream)
+                    self._events.append(ResponseReceived(stream, event.headers or ()))
+            case h2.events.TrailersReceived():
+                stream = self.streams.get(event.stream_id or 0)
+                if stream is not None:
+                    self._events.append(TrailersReceived(stream, event.headers or ()))
+            case h2.events.StreamEnded():
+                stream = self.streams.get(event.stream_id or 0)
+                if stream is not None:
+                    if stream.body_left > 0:
+                        self._stream_error(stream, frames.PROTOCOL_ERROR)
+                    else:
+                        self._remote_end(stream)
+            case h2.events.StreamReset():
+                stream = self.streams.get(event.stream_id or 0)
+                if stream is not None:
+                    self._finish(stream)
+                    code = int(event.error_code or 0)
+                    self._events.append(StreamReset(stream, code, by_peer=event.remote_reset))
+            case h2.events.RemoteSettingsChanged():
+                self._settings_changed(event)
+            case h2.events.PingAckReceived():
+                self._events.append(PingAcked())
+
+    def _request(self, event: h2.events.RequestReceived) -> None:
+        stream_id = event.stream_id or 0
+        if len(self.streams) >= self.limits.max_streams or self.goaway_sent:
+            self._h2.reset_stream(stream_id, frames.REFUSED_STREAM)
+            return
+        stream = self._add_stream(stream_id)
+        self._take_content_length(stream)
+        self._events.append(RequestReceived(stream, event.headers or ()))
+
+    def _take_content_length(self, stream: StreamState) -> None:
+        """Counts the body against content-length in h2's place, which never sees the body."""
+        record = self._h2.streams[stream.id]
+        expected = record._expected_content_length  # no public way to say that DATA goes elsewhere
+        if expected is not None:
+            record._expected_content_length = None
+            stream.body_left = expected
+
+    def _settings_changed(self, event: h2.events.RemoteSettingsChanged) -> None:
+        changed = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
+        if changed is not None:
+            delta = changed.new_value - (changed.original_value or 0)
+            for stream in self.streams.values():
+                stream.send_window += delta
+                if stream.send_window > frames.MAX_WINDOW:
+                    raise self._fail("SETTINGS opened a window too far", frames.FLOW_CONTROL_ERROR)
+                if delta > 0:
+                    self._events.append(WindowOpened(stream))
+        self.peer_settings_seen = True
+        self._events.append(SettingsReceived())
+
+    # Stream ends.
+
+    def _add_stream(self, stream_id: int) -> StreamState:
+        stream = StreamState(
+            stream_id, self._h2.remote_settings.initial_window_size, self.limits.stream_window_bytes
+        )
+        self.streams[stream_id] = stream
+        return stream
+
+    def _local_end(self, stream: StreamState) -> None:
+        stream.local_ended = True
+        if stream.remote_ended:
+            self._finish(stream)
+
+    def _remote_end(self, stream: StreamState) -> None:
+        stream.remote_ended = True
+        self._events.append(StreamEnded(stream))
+        if stream.local_ended:
+            self._finish(stream)
+
+    def _stream_error(self, stream: StreamState, code: int) -> None:
+        self.reset(stream, code)
+        self._events.append(StreamReset(stream, code, by_peer=False))
+
+    def _finish(self, stream: StreamState) -> None:
+        stream.over = True
+        self.streams.pop(stream.id, None)
+        if stream is self._data_stream:
+            self._data_stream = None  # the rest of its frame is discarded, and credited as it comes
+            stream.held -= self._data_left
+        if stream.held:
+            self._return_credit(stream.held)
+            stream.held = 0
+
+    def _return_credit(self, count: int) -> None:
+        self._credit += count
+        if self._credit * 2 >= self.limits.connection_window_bytes:
+            self._out += frames.window_update(0, self._credit)
+            self._receive_window += self._credit
+            self._credit = 0
+
+    # h2's side.
+
+    def _start(self) -> None:
+        """Writes the preface ourselves: h2 would enforce MAX_CONCURRENT_STREAMS by ending the connection
+        with all its tunnels, where refusing the one stream is enough."""
+        limits = self.limits
+        announced = {
+            int(SettingCodes.ENABLE_PUSH): 0,
+            int(SettingCodes.MAX_CONCURRENT_STREAMS): limits.max_streams,
+            int(SettingCodes.INITIAL_WINDOW_SIZE): limits.stream_window_bytes,
+            int(SettingCodes.MAX_FRAME_SIZE): limits.max_frame_bytes,
+            int(SettingCodes.MAX_HEADER_LIST_SIZE): limits.max_header_list_bytes,
+        }
+        if not self.client:
+            del announced[int(SettingCodes.ENABLE_PUSH)]  # only a client may say it
+        self._h2.local_settings = h2.settings.Settings(
+            client=self.client,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.MAX_CONCURRENT_STREAMS: frames.MAX_STREAM_ID,
+                SettingCodes.INITIAL_WINDOW_SIZE: limits.stream_window_bytes,
+                SettingCodes.MAX_FRAME_SIZE: limits.max_frame_bytes,
+                SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_list_bytes,
+            },
+        )
+        self._h2.decoder.max_header_list_size = limits.max_header_list_bytes
+        self._h2.max_inbound_frame_size = limits.max_frame_bytes
+        if self.client:
+            self._out += frames.PREFACE
+        self._out += frames.settings(announced)
+        self._out += frames.window_update(0, limits.connection_window_bytes - FIRST_WINDOW)
+
+    def _pull(self) -> None:
+        self._out += self._h2.data_to_send()
+
+    def _fail(self, text: str, code: int) -> SessionError:
+        self.goaway_sent = True
+        self._out += frames.goaway(self._h2.highest_inbound_stream_id, code)
+        return SessionError(text, code)

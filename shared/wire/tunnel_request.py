@@ -1,0 +1,58 @@
+"""The request that opens a tunnel, in both dialects, and the paths under which krun takes one.
+
+POST is what Cloud Run lets through; CONNECT is HBONE's own (ztunnel, Envoy's `connect_config`). Both get
+200 once the target is connected, and then carry the tunnel's bytes as the bodies of the two directions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+TUNNEL_PREFIX = "/_hbone/"
+"""Paths below it are tunnels, everything else is the app's (the original's rule)."""
+
+_TARGET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def post(
+    scheme: str,
+    authority: str,
+    path: str,
+    token: str | None = None,
+    extra: Iterable[tuple[bytes, bytes]] = (),
+) -> list[tuple[bytes, bytes]]:
+    """Headers of `POST scheme://authority/path`; `token` goes into `authorization` as a bearer."""
+    headers = [
+        (b":method", b"POST"),
+        (b":scheme", scheme.encode()),
+        (b":authority", authority.encode()),
+        (b":path", path.encode()),
+    ]
+    return _finish(headers, token, extra)
+
+
+def connect(
+    authority: str, token: str | None = None, extra: Iterable[tuple[bytes, bytes]] = ()
+) -> list[tuple[bytes, bytes]]:
+    """Headers of `CONNECT authority`: no scheme, path or `:protocol` (RFC 9113 section 8.5)."""
+    return _finish([(b":method", b"CONNECT"), (b":authority", authority.encode())], token, extra)
+
+
+def target_name(path: bytes) -> str | None:
+    """NAME of `/_hbone/NAME`, a query ignored; empty for a path below the prefix that names nothing valid;
+    None for a path that is the app's."""
+    text = path.split(b"?", 1)[0].decode("latin-1")
+    if not text.startswith(TUNNEL_PREFIX):
+        return "" if text == TUNNEL_PREFIX.rstrip("/") else None
+    name = text.removeprefix(TUNNEL_PREFIX)
+    return name if _TARGET.fullmatch(name) else ""
+
+
+def _finish(
+    headers: list[tuple[bytes, bytes]], token: str | None, extra: Iterable[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
+    if token is not None:
+        headers.append((b"authorization", b"Bearer " + token.encode()))
+    headers.extend(extra)
+    return headers
