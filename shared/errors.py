@@ -84,14 +84,14 @@ class RefusedError(HboneError):
 
     exit_code = EXIT_DENIED
     flag = "DENY"
-    alert = ALERT_ACCESS_DENIED
+    alert: int | None = ALERT_ACCESS_DENIED
 
 
 class ClientHelloError(RefusedError):
     """The first bytes are no ClientHello that can be routed (RFC 8446 section 4.1.2)."""
 
     flag = "BAD_HELLO"
-    alert = ALERT_DECODE_ERROR
+    alert: int | None = ALERT_DECODE_ERROR
 
 
 class NoRouteError(RefusedError):

@@ -216,9 +216,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_rare(self, event: Event) -> None:
         match event:
-            case RequestReceived(state, headers):
+            case RequestReceived(state, headers, ended):
                 stream = Stream(self, state)
                 stream.headers = headers
+                stream.bodiless = ended
                 state.owner = stream
                 if self._on_request is not None:
                     self._on_request(stream)

@@ -32,17 +32,20 @@ class OriginPool:
         *,
         connect_timeout_s: float,
         streams_per_connection: int,
-        on_change: Callable[[], None],
+        opened: Callable[[Origin], None],
+        closed: Callable[[Origin], None],
+        unused: Callable[[Origin], None],
     ) -> None:
         self.origin = origin
         self.connections: list[Connection] = []
-        self.opened = 0
         self._connect_timeout_s = connect_timeout_s
         self._streams_per_connection = streams_per_connection
         self._dialling: asyncio.Task[None] | None = None
         self._room_waiters: set[asyncio.Future[None]] = set()
         self._idle: dict[Connection, asyncio.TimerHandle] = {}
-        self._on_change = on_change
+        self._opened = opened
+        self._closed = closed
+        self._unused = unused
 
     @property
     def unused(self) -> bool:
@@ -111,12 +114,12 @@ class OriginPool:
         )
         if not connection.lost:
             self.connections.append(connection)
-            self.opened += 1
-            self._on_change()
+            self._opened(self.origin)
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         self._dialling = None
-        self._on_change()
+        if self.unused:
+            self._unused(self.origin)
 
     def _changed(self) -> None:
         """Streams ended, or a peer's limit changed: someone may have room, some connection may be idle."""
@@ -143,35 +146,41 @@ class OriginPool:
             timer.cancel()
         if connection in self.connections:
             self.connections.remove(connection)
-            self._on_change()
+            self._closed(self.origin)
+            if self.unused:
+                self._unused(self.origin)
 
 
 class Pool:
-    """The connections to all origins."""
+    """The connections to all origins. `opened` and `closed` are told about each connection."""
 
     def __init__(
         self,
         *,
         connect_timeout_s: float,
         streams_per_connection: int,
-        on_change: Callable[[OriginPool], None] = lambda pool: None,
+        opened: Callable[[Origin], None] = lambda origin: None,
+        closed: Callable[[Origin], None] = lambda origin: None,
     ) -> None:
         self.origins: dict[Origin, OriginPool] = {}
+        """Those with a connection, or with one on its way."""
         self._connect_timeout_s = connect_timeout_s
         self._streams_per_connection = streams_per_connection
-        self._on_change = on_change
+        self._opened = opened
+        self._closed = closed
 
     def of(self, origin: Origin) -> OriginPool:
         """The pool of one origin."""
         pool = self.origins.get(origin)
         if pool is None:
-            pool = OriginPool(
+            pool = self.origins[origin] = OriginPool(
                 origin,
                 connect_timeout_s=self._connect_timeout_s,
                 streams_per_connection=self._streams_per_connection,
-                on_change=lambda: self._changed(origin),
+                opened=self._opened,
+                closed=self._closed,
+                unused=self._forget,
             )
-            self.origins[origin] = pool
         return pool
 
     def close(self) -> None:
@@ -179,10 +188,5 @@ class Pool:
         for pool in list(self.origins.values()):
             pool.close()
 
-    def _changed(self, origin: Origin) -> None:
-        pool = self.origins.get(origin)
-        if pool is None:
-            return
-        self._on_change(pool)
-        if pool.unused:
-            del self.origins[origin]  # so that names of services long gone do not pile up
+    def _forget(self, origin: Origin) -> None:
+        self.origins.pop(origin, None)  # names of services long gone must not pile up

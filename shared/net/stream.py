@@ -8,6 +8,7 @@ credited at once, unless it has paused us; then they are held until it resumes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shared.errors import StreamResetError, UpstreamError
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 class Stream:
     """One HTTP/2 stream; made by its `Connection`.
 
-    `headers` are the peer's: the request's on a server, the response's on a client once they came.
-    `trailers` are the peer's, or None.
+    `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
+    says of a request that its headers ended it.
+    `trailers` are the peer's, or None. A client that sets `on_response` is told of the response headers
+    before any byte of the body is pushed.
     """
 
     __slots__ = (
@@ -40,7 +43,9 @@ class Stream:
         "_response",
         "_state",
         "_trailers_pending",
+        "bodiless",
         "headers",
+        "on_response",
         "trailers",
         "waiting",
     )
@@ -60,7 +65,9 @@ class Stream:
         self._response: asyncio.Future[int] | None = None
         self.waiting = bytearray()  # given to `write`, not yet allowed by the windows
         self.headers: Headers = ()
+        self.bodiless = False
         self.trailers: Headers | None = None
+        self.on_response: Callable[[Headers], None] | None = None
 
     @property
     def id(self) -> int:
@@ -174,6 +181,8 @@ class Stream:
     def on_headers(self, headers: Headers) -> None:
         """Client: the response headers came."""
         self.headers = headers
+        if self.on_response is not None:
+            self.on_response(headers)
         if self._response is not None and not self._response.done():
             self._response.set_result(status_of(headers))
 

@@ -46,6 +46,11 @@ class TcpLeg(asyncio.BufferedProtocol):
         transport.set_protocol(leg)
         return leg
 
+    def release(self) -> asyncio.Transport:
+        """Gives the transport away, to be ended by somebody else; the leg is gone."""
+        self._gone = True
+        return self._transport
+
     @property
     def peer_name(self) -> str:
         """The peer's address as host:port, for logs."""

@@ -24,10 +24,11 @@ class Event:
 
 @dataclass(slots=True)
 class RequestReceived(Event):
-    """Server: the peer opened a stream."""
+    """Server: the peer opened a stream; `ended`: its headers say that no body follows."""
 
     stream: StreamState
     headers: Headers
+    ended: bool
 
 
 @dataclass(slots=True)

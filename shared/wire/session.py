@@ -478,7 +478,7 @@ class Session:
             return
         stream = self._add_stream(stream_id)
         self._take_content_length(stream)
-        self._events.append(RequestReceived(stream, event.headers or ()))
+        self._events.append(RequestReceived(stream, event.headers or (), event.stream_ended is not None))
 
     def _take_content_length(self, stream: StreamState) -> None:
         """Counts the body against content-length in h2's place, which never sees the body."""

@@ -1,0 +1,266 @@
+"""krun as a whole: makes the container look like a pod, and opens the tunnel port last.
+
+Start: the mTLS end on 15003 (Envoy or the built-in one) → the app, until its port is open → 15009. A request
+that came earlier would find nobody. End: SIGTERM goes to the app at once; meanwhile no new stream is taken
+and open tunnels finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import shutil
+import signal
+import ssl
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.requests import Requests, TunnelRecord
+from agent.settings import Settings
+from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, UnavailableError
+from shared.net.connection import Connection
+from shared.net.listen import bound_address, listen
+from shared.ops.access_log import AccessLog
+from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from agent.envoy import EnvoyProcess
+    from agent.inbound import Inbound, InboundRecord
+    from agent.launcher import App
+    from shared.identity.spiffe import AllowList
+
+log = logging.getLogger("hbone.agent")
+
+ENVOY_START_TIMEOUT_S = 20.0
+"""Envoy is ready within a second on an idle machine; a throttled container takes many times that."""
+
+ENVOY_STOP_S = 2.0
+"""For Envoy to end once all tunnels are over."""
+
+
+class Agent:
+    """The running agent."""
+
+    def __init__(
+        self, settings: Settings, command: Sequence[str], environ: Mapping[str, str], access_log: AccessLog
+    ) -> None:
+        """`command` is the app's, empty for a sidecar; `environ` is what the app inherits."""
+        self._settings = settings
+        self._command = command
+        self._environ = environ
+        self._access_log = access_log
+        self._connections: set[Connection] = set()
+        self._listener: asyncio.Server | None = None
+        self._envoy: EnvoyProcess | None = None
+        self._inbound: Inbound | None = None
+        self._app: App | None = None
+        self._folder: Path | None = None
+        self._requests: Requests | None = None
+        self._stop = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serves until the app or a signal ends it; returns the exit code.
+
+        Raises:
+            UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):  # until the app is there to get them too
+            loop.add_signal_handler(number, self._stop.set)
+        try:
+            await self._start_inbound()
+            if self._stop.is_set():
+                return EXIT_SIGTERM
+            if self._command and not await self._start_app():
+                return await self._app_exit()
+            await self._open()
+            return await self._serve()
+        finally:
+            await self._close()
+
+    # Start.
+
+    async def _start_inbound(self) -> None:
+        settings = self._settings
+        certificates_found = settings.certificates_found()
+        binary = None
+        if settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
+            from agent.envoy import find_binary
+
+            binary = find_binary(settings.envoy_bin, self._environ.get("PATH"))
+        kind = settings.choose_inbound(envoy_found=binary is not None, certificates_found=certificates_found)
+        if kind == "envoy" and binary is not None:
+            await self._start_envoy(binary)
+        elif kind == "builtin":
+            await self._start_builtin()
+        log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self._settings.inbound_listen)
+
+    async def _start_envoy(self, binary: Path) -> None:
+        from agent.envoy import EnvoyProcess, bootstrap, secrets
+
+        settings = self._settings
+        self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
+        configuration = bootstrap(
+            listen=settings.inbound_listen,
+            app=settings.app,
+            admin=settings.envoy_admin,
+            allow=self._allow_list(),
+            secrets_folder=self._folder,
+            connect_timeout_s=settings.dial_timeout_s,
+        )
+        self._envoy = await EnvoyProcess.start(
+            binary, configuration, secrets(settings.certificates), self._folder
+        )
+        await self._envoy.ready(ENVOY_START_TIMEOUT_S)
+        if self._envoy.inbound is not None:
+            self._settings = dataclasses.replace(settings, inbound_listen=self._envoy.inbound)
+
+    async def _start_builtin(self) -> None:
+        from agent.inbound import Inbound, InboundSettings
+        from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
+
+        settings = self._settings
+        files = settings.certificates
+        inbound_settings = InboundSettings(
+            listen=settings.inbound_listen,
+            app=settings.app,
+            certificates=files / CERTIFICATES_FILE,
+            private_key=files / PRIVATE_KEY_FILE,
+            roots=files / ROOTS_FILE,
+            dial_timeout_s=settings.dial_timeout_s,
+        )
+        self._inbound = Inbound(inbound_settings, self._allow_list(), self._inbound_over)
+        await self._inbound.start()
+        self._settings = dataclasses.replace(settings, inbound_listen=self._inbound.address)
+
+    def _allow_list(self) -> AllowList:
+        """Who may come in: as told, else everybody of our own certificate's trust domain."""
+        from shared.identity.authority import CERTIFICATES_FILE
+        from shared.identity.spiffe import SCHEME, AllowList, peer_id
+
+        patterns = self._settings.allow
+        if not patterns:
+            file = self._settings.certificates / CERTIFICATES_FILE
+            try:
+                own = file.read_text(encoding="ascii").partition(ssl.PEM_FOOTER)[0]
+                der = ssl.PEM_cert_to_DER_cert(f"{own[own.index(ssl.PEM_HEADER) :]}{ssl.PEM_FOOTER}\n")
+            except (OSError, ValueError) as error:
+                raise UnavailableError(f"certificate {file}: cannot be read: {error}") from error
+            patterns = (f"{SCHEME}{peer_id(der).trust_domain}/**",)
+        log.info("allowed identities: %s", ", ".join(patterns))
+        return AllowList(patterns)
+
+    async def _start_app(self) -> bool:
+        """Starts the app and waits for its port; False when it ended before."""
+        from agent.launcher import App
+
+        settings = self._settings
+        self._app = await App.start(self._command, self._environ, settings.app.port)
+        self._app.forward_signals(self._signalled)
+        return await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
+
+    async def _open(self) -> None:
+        self._requests = Requests(self._settings, self._tunnel_over)
+        self._listener = await listen(self._settings.listen, self._accept, purpose="tunnels")
+        log.info("tunnels on %s", bound_address(self._listener))
+
+    # Serving.
+
+    async def _serve(self) -> int:
+        stopped = spawn(self._stop.wait(), name="wait for a signal")
+        waits: set[asyncio.Future[Any]] = {stopped}
+        if self._app is not None:
+            waits.add(self._app.exited)
+        if self._envoy is not None:
+            waits.add(self._envoy.exited)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if self._envoy is not None and self._envoy.exited.done() and not self._stop.is_set():
+            raise UnavailableError(f"envoy ended with exit code {self._envoy.exited.result()}")
+        if self._app is not None and self._app.exited.done():
+            return await self._app_exit()
+        await self._drain()
+        return await self._app_exit() if self._app is not None else EXIT_OK
+
+    def _accept(self) -> Connection:
+        assert self._requests is not None
+        connection = Connection(
+            client=False, on_request=self._requests.take, on_lost=self._connections.discard
+        )
+        self._connections.add(connection)
+        return connection
+
+    def _signalled(self, number: int) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._stop.set()
+
+    async def _drain(self) -> None:
+        """No new streams; those that are open have until the drain timeout, or the app's end, to finish."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        if self._requests is None or not self._requests.open_tunnels:
+            return
+        timeout_s = self._settings.drain_timeout_s
+        log.info("draining: %d tunnels have up to %g s", self._requests.open_tunnels, timeout_s)
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("drain timeout: %d tunnels are reset", self._requests.open_tunnels)
+
+    async def _app_exit(self) -> int:
+        """The app's exit code, once it has ended by itself."""
+        return await self._app.wait() if self._app is not None else EXIT_INTERNAL
+
+    async def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.abort("krun stops")
+        if self._app is not None and not self._app.exited.done():
+            await self._app.stop(self._settings.drain_timeout_s)
+        if self._inbound is not None:
+            await self._inbound.close(0)
+        if self._envoy is not None:
+            await self._envoy.stop(ENVOY_STOP_S)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._access_log.close()
+
+    # Records.
+
+    def _tunnel_over(self, record: TunnelRecord) -> None:
+        if self._requests is not None and not self._requests.open_tunnels:
+            self._idle.set()
+        line = self._access_log.refused if record.status != 200 else self._access_log.tunnel
+        line(
+            src_addr=record.peer,
+            tunnel_target=record.name,
+            dst_addr=str(record.target) if record.target else None,
+            status=record.status,
+            bytes_sent=record.sent_bytes,
+            bytes_recv=record.received_bytes,
+            duration_s=record.duration_s,
+            flags=record.error.flag if record.error else "-",
+            error=str(record.error) if record.error else None,
+        )
+
+    def _inbound_over(self, record: InboundRecord) -> None:
+        line = self._access_log.tunnel if record.identity else self._access_log.refused
+        line(
+            src_addr=record.client,
+            dst_addr=record.app,
+            identity=record.identity or None,
+            bytes_sent=record.sent_bytes,
+            bytes_recv=record.received_bytes,
+            duration_s=record.duration_s,
+            flags=record.error.flag if record.error else "-",
+            error=str(record.error) if record.error else None,
+        )

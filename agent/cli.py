@@ -1,0 +1,55 @@
+"""What `krun` does with its arguments and environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from shared.errors import EXIT_OK, HboneError
+
+_HELP = """usage: krun [COMMAND [ARG ...]]
+
+Ends the mesh's tunnels in a container: starts COMMAND with PORT set, waits for its port, then takes
+tunnels. Without a COMMAND it serves as a sidecar. Set by environment variables:
+
+{variables}
+
+Exit codes: COMMAND's own, 128+N if signal N ended it, 126 and 127 if it cannot be started; 0 after
+SIGTERM without a COMMAND; 64 wrong setting, 69 a port, program or file cannot be had, 78 wrong file."""
+
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Does what krun is there for and returns the exit code."""
+    from agent.settings import ENVIRONMENT, from_env
+
+    if list(arguments) in (["-h"], ["--help"]):
+        width = max(map(len, ENVIRONMENT))
+        print(
+            _HELP.format(
+                variables="\n".join(f"  {name:{width}}  {text}" for name, text in ENVIRONMENT.items())
+            )
+        )
+        return EXIT_OK
+    try:
+        settings = from_env(environ)
+        from agent.app import Agent
+        from shared import loop
+        from shared.ops import log
+        from shared.ops.access_log import AccessLog
+
+        if arguments and os.getpid() == 1:
+            from agent.launcher import become_init
+
+            become_init(os.getpid())
+        log.setup(settings.log_format, settings.log_level, component="krun")
+
+        async def serve() -> int:
+            # Standard output is the app's.
+            access_log = AccessLog(sys.stderr, settings.log_format, "krun")
+            return await Agent(settings, arguments, environ, access_log).run()
+
+        return loop.run(serve())
+    except HboneError as error:
+        print(f"krun: {error}", file=sys.stderr)
+        return error.exit_code

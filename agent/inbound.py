@@ -1,0 +1,291 @@
+"""The built-in mTLS end: what Envoy does on 127.0.0.1:15003, where no Envoy runs.
+
+Owned here: the listener, who may come in, the way to the app, the certificate files and their renewal, the
+drain. Its TLS is `shared/net/tls_leg.py`, its rules about names `shared/identity/spiffe.py`; the log line is
+the caller's (`finished`).
+
+The rules:
+
+1. The app is dialled only for a peer that has proved an allowed SPIFFE identity. A peer that is not allowed,
+   and one whose app cannot be reached, gets a TLS alert before a byte of its data was taken.
+2. Each connection is reported once: when it ended, or when it was refused.
+3. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
+   be used change nothing: the certificate in use stays, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from OpenSSL import SSL
+
+from shared.errors import ConfigError, DialError, HboneError, RefusedError, StreamResetError, UnavailableError
+from shared.identity.spiffe import AllowList, peer_id
+from shared.net.address import Address
+from shared.net.dial import dial
+from shared.net.listen import bound_address, listen
+from shared.net.relay import Relay
+from shared.net.tcp import address_text, reset
+from shared.net.tls_leg import TlsServerLeg, server_context
+from shared.tasks import spawn
+from shared.wire.frames import CANCEL
+
+log = logging.getLogger("hbone.inbound")
+
+
+@dataclass(frozen=True, slots=True)
+class InboundSettings:
+    """Where the mTLS end listens, what it proves about itself and where it hands over."""
+
+    listen: Address
+    """127.0.0.1:15003 (`shared.ports`): only the tunnel's end in this container has business here."""
+
+    app: Address
+    """The app, plain TCP."""
+
+    certificates: Path
+    """PEM file: the workload's certificate, then the rest of its chain."""
+
+    private_key: Path
+    """PEM file: the key of the certificate, not encrypted."""
+
+    roots: Path
+    """PEM file: the mesh's roots, to which client certificates must lead."""
+
+    max_connections: int = 1000
+    """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""
+
+    dial_timeout_s: float = 5.0
+    """How long the app may take to accept; on loopback a longer wait means a full backlog."""
+
+    look_every_s: float = 1.0
+    """How often the files are looked at, three stat calls, when connections come; a renewed certificate is
+    valid long before the old one ends, so nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InboundRecord:
+    """What there is to say of one connection when it is over."""
+
+    client: str
+    """HOST:PORT of the TCP peer, the tunnel's end in this container."""
+
+    app: str
+    """HOST:PORT of the app."""
+
+    identity: str
+    """The SPIFFE name that the client proved and that was allowed; empty if it came to none."""
+
+    sent_bytes: int
+    """Plaintext, client to app."""
+
+    received_bytes: int
+    """Plaintext, app to client."""
+
+    duration_s: float
+    """From accept to the end."""
+
+    error: HboneError | None
+    """Why it was refused or broke; None after an orderly end."""
+
+
+class Inbound:
+    """The mTLS listener and its connections. `finished` gets each connection's record once."""
+
+    def __init__(
+        self, settings: InboundSettings, allow: AllowList, finished: Callable[[InboundRecord], None]
+    ) -> None:
+        self._settings = settings
+        self._allow = allow
+        self._finished = finished
+        self._visits: dict[TlsServerLeg, _Visit] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._files = _ServerFiles(settings, self._check)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, once started; tells the port if the setting was 0."""
+        assert self._server is not None, "not started"
+        return bound_address(self._server)
+
+    @property
+    def connections(self) -> int:
+        """TCP connections that are open now, refused ones that have yet to close included."""
+        return len(self._visits)
+
+    async def start(self) -> None:
+        """Reads the files and listens.
+
+        Raises:
+            UnavailableError: a file is missing, or the address is taken.
+            ConfigError: a file has not what it should.
+        """
+        self._files.read()
+        self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
+
+    async def close(self, drain_s: float) -> None:
+        """Stops listening, gives open connections `drain_s` seconds to end, then resets those left."""
+        if self._server is not None:
+            self._server.close()
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        except TimeoutError:
+            log.info("inbound: resetting %d connections, still open after %g s", self.connections, drain_s)
+            error = StreamResetError(f"drain: still open after {drain_s:g} s", CANCEL)
+            for visit in list(self._visits.values()):
+                self._cut(visit, error)
+            await self._empty.wait()
+
+    # Owner of the legs.
+
+    def established(self, leg: TlsServerLeg) -> None:
+        visit = self._visits[leg]
+        visit.identity = str(peer_id(leg.certificate))
+        visit.serving = spawn(self._serve(visit), name=f"inbound {leg.peer_name}")
+
+    def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
+        self._report(self._visits[leg], error)
+
+    def closed(self, leg: TlsServerLeg) -> None:
+        visit = self._visits[leg]
+        visit.closed = True
+        self._settle(visit)
+
+    # One connection.
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        now = asyncio.get_running_loop().time()
+        if len(self._visits) >= self._settings.max_connections:
+            return _Surplus(self._turned_away)
+        leg = TlsServerLeg(self._files.context(now), self)
+        self._visits[leg] = _Visit(leg, now)
+        self._empty.clear()
+        return leg
+
+    def _check(self, certificate_der: bytes) -> None:
+        self._allow.check(peer_id(certificate_der))
+
+    async def _serve(self, visit: _Visit) -> None:
+        try:
+            app = await dial(self._settings.app, self._settings.dial_timeout_s)
+        except DialError as error:
+            visit.leg.refuse(error)
+            self._report(visit, error)
+            return
+        visit.relay = Relay(visit.leg, app, lambda relay: self._report(visit, relay.error))
+        visit.relay.start()
+
+    def _cut(self, visit: _Visit, error: HboneError) -> None:
+        if visit.relay is not None:
+            visit.relay.abort(error)  # nothing, if it is over and its last bytes are leaving
+        elif visit.serving is not None:
+            visit.serving.cancel()
+        visit.leg.abort()
+        self._report(visit, error)
+
+    def _turned_away(self, client: str) -> None:
+        limit = self._settings.max_connections
+        error = RefusedError(f"too many connections: {limit} are open already")
+        self._finished(InboundRecord(client, str(self._settings.app), "", 0, 0, 0.0, error))
+
+    def _report(self, visit: _Visit, error: HboneError | None) -> None:
+        if visit.reported:
+            return
+        visit.reported = True
+        relay = visit.relay
+        self._finished(
+            InboundRecord(
+                client=visit.leg.peer_name,
+                app=str(self._settings.app),
+                identity=visit.identity,
+                sent_bytes=relay.sent_bytes if relay else 0,
+                received_bytes=relay.received_bytes if relay else 0,
+                duration_s=asyncio.get_running_loop().time() - visit.accepted_s,
+                error=error,
+            )
+        )
+        self._settle(visit)
+
+    def _settle(self, visit: _Visit) -> None:
+        """Forgets a connection that is both closed and reported; either may come first."""
+        if visit.closed and visit.reported:
+            del self._visits[visit.leg]
+            if not self._visits:
+                self._empty.set()
+
+
+class _Visit:
+    """What is known of an open connection."""
+
+    __slots__ = ("accepted_s", "closed", "identity", "leg", "relay", "reported", "serving")
+
+    def __init__(self, leg: TlsServerLeg, accepted_s: float) -> None:
+        self.leg = leg
+        self.accepted_s = accepted_s  # the loop's clock
+        self.identity = ""
+        self.serving: asyncio.Task[None] | None = None
+        self.relay: Relay | None = None
+        self.closed = False
+        self.reported = False
+
+
+class _Surplus(asyncio.Protocol):
+    """A connection beyond the limit: reset without a look, so that it costs next to nothing."""
+
+    def __init__(self, turned_away: Callable[[str], None]) -> None:
+        self._turned_away = turned_away
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        client = address_text(transport.get_extra_info("peername"))
+        reset(transport)
+        self._turned_away(client)
+
+
+class _ServerFiles:
+    """The TLS context made of the files as they are, or were when they last could be used (rule 3)."""
+
+    _context: SSL.Context
+
+    def __init__(self, settings: InboundSettings, verify: Callable[[bytes], None]) -> None:
+        self._names = (settings.certificates, settings.private_key, settings.roots)
+        self._every_s = settings.look_every_s
+        self._verify = verify
+        self._stamp: tuple[object, ...] = ()
+        self._next_look = 0.0
+
+    def read(self) -> None:
+        """Makes a context of the files. Raises what `server_context` raises; then the old one stays."""
+        # Looked at before it is read: what changes in between is found by the next look.
+        self._stamp = tuple(map(_stamp, self._names))
+        self._context = server_context(*self._names, self._verify)
+
+    def context(self, now: float) -> SSL.Context:
+        """The context for a connection that comes `now` (the loop's clock, seconds)."""
+        if now >= self._next_look:
+            self._next_look = now + self._every_s
+            if tuple(map(_stamp, self._names)) != self._stamp:
+                try:
+                    # Blocks for the three small files of a memory-backed volume, about a millisecond.
+                    self.read()
+                    log.info("inbound: certificate files read again")
+                except (ConfigError, UnavailableError) as error:
+                    log.warning("inbound: keeping the certificate in use: %s", error)
+        return self._context
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """Changes whenever the file does: written over, replaced, or behind a symbolic link that moved on."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)

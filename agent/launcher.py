@@ -1,0 +1,225 @@
+"""Our child processes, the app above all: starting it, passing signals on, collecting it.
+
+Owned here: what the launched command gets to see (its PORT, signals, standard streams) and what its end means
+as an exit code, as shells count: its own, 128+N after signal N, 127 not found, 126 not executable. Not owned:
+when to stop what, which is the agent's story.
+
+Signals go to the app's own process and to no group, as under `docker --init` and tini: Cloud Run sends
+SIGTERM to the container's first process only, and an app that has workers knows best what to tell them. What
+is typed at a terminal reaches the whole foreground group from the kernel, so it is not passed on once more.
+
+As the container's first process krun leaves a parent of itself in that place (`become_init`), which collects
+the orphans that end up there. The event loop collects only its own children, reserves SIGCHLD, and would lose
+their exit codes to a collector of everything beside it; two processes cannot get into each other's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+from shared.errors import UnavailableError
+from shared.net.address import Address
+from shared.tasks import spawn
+
+log = logging.getLogger("hbone.launcher")
+
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+EXIT_SIGNAL_BASE = 128
+"""POSIX shell, "Exit Status for Commands"."""
+
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
+"""What people and platforms send to a service, and the terminal's change of size."""
+
+TYPED = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
+"""Those of them that a terminal sends by itself to all processes in its foreground."""
+
+POLL_S = 0.02
+"""Between two looks at the app's port: nobody tells when a port opens, a refused connection costs 0.1 ms."""
+
+PROBE_TIMEOUT_S = 1.0
+"""For one look; the app is near, and if it is not, the next look is for the exit and the deadline."""
+
+_INIT_PID = 1
+
+
+class Child:
+    """A process that we started."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.pid = process.pid
+        self.exited: asyncio.Future[int] = spawn(_exit_code_of(process), name=f"{name} (pid {process.pid})")
+        """Its exit code, once it has ended. Look at it or give it to `asyncio.wait`; `wait` awaits it."""
+        self._process = process
+
+    async def wait(self) -> int:
+        """Waits for the end and returns the exit code; any number of callers may."""
+        return await asyncio.shield(self.exited)
+
+    def send(self, signum: int) -> None:
+        """Sends a signal; a process that has ended gets none."""
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signum)
+
+    async def stop(self, grace_s: float) -> int:
+        """Ends the process, by force unless it follows SIGTERM within `grace_s` seconds; its exit code."""
+        self.send(signal.SIGTERM)
+        await asyncio.wait({self.exited}, timeout=grace_s)
+        if not self.exited.done():
+            log.warning("%s has not ended %g s after SIGTERM: killed", self.name, grace_s)
+            self.send(signal.SIGKILL)
+        return await self.wait()
+
+
+class App(Child):
+    """The app: the command that krun was given."""
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environ: Mapping[str, str], port: int) -> App:
+        """Starts `command` with our standard streams and with `environ`, in which PORT becomes `port`.
+
+        Raises UnavailableError with the exit code 127 or 126 when it cannot be started.
+        """
+        environ = {**environ, "PORT": str(port)}
+        try:
+            process = await asyncio.create_subprocess_exec(*command, env=environ)
+        except OSError as error:
+            raise _not_started(command[0], error, environ.get("PATH")) from error
+        return cls("app", process)
+
+    def forward_signals(self, notice: Callable[[int], None] | None = None) -> None:
+        """Passes the FORWARDED signals on to the app from now on; `notice` hears of each first.
+
+        A signal that we were started to ignore, as under nohup, stays ignored.
+        """
+        loop = asyncio.get_running_loop()
+        for signum in FORWARDED:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                loop.add_signal_handler(signum, self._forward, signum, notice)
+
+    def _forward(self, signum: int, notice: Callable[[int], None] | None) -> None:
+        if notice is not None:
+            notice(signum)
+        if not _sent_by_terminal(signum):
+            self.send(signum)
+
+    async def wait_listening(self, address: Address, timeout_s: float) -> bool:
+        """Waits until `address` accepts connections: True, or False when the app has ended before.
+
+        Raises UnavailableError when neither has happened after `timeout_s` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not self.exited.done():
+            if await _accepts(address):
+                return True
+            if loop.time() >= deadline:
+                raise UnavailableError(
+                    f"app does not listen on {address} after {timeout_s:g} s: "
+                    f"it has to use the PORT that it is given, or HBONE_APP has to name its address"
+                )
+            await asyncio.wait({self.exited}, timeout=POLL_S)
+        return False
+
+
+def become_init(own_pid: int) -> None:
+    """Leaves the place of the first process, if `own_pid` says that it is ours, to a parent that only passes
+    signals on and collects orphans; returns in its child, and at once in any other process.
+
+    Has to be called before an event loop or a thread exists. The parent ends when the child does, with the
+    child's exit code; the kernel then ends whatever else runs in the container.
+    """
+    if own_pid != _INIT_PID:
+        return
+    # The first process gets no signal that it has not asked for, so one that comes too early has to wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    child = os.fork()
+    if child != 0:
+        _collect_until(child)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def _collect_until(child: int) -> None:
+    """Collects whatever ends, and ends with `child`; never returns."""
+
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        if not _sent_by_terminal(signum):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signum)
+
+    for signum in FORWARDED:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            os._exit(exit_code(os.waitstatus_to_exitcode(status)))
+
+
+def exit_code(returncode: int) -> int:
+    """A process's end, given as Python gives it (-N after signal N), as the exit code that shells show."""
+    return EXIT_SIGNAL_BASE - returncode if returncode < 0 else returncode
+
+
+async def _exit_code_of(process: asyncio.subprocess.Process) -> int:
+    return exit_code(await process.wait())
+
+
+def _not_started(program: str, cause: OSError, path: str | None) -> UnavailableError:
+    if not isinstance(cause, FileNotFoundError):
+        error = UnavailableError(f"cannot start {program}: {cause.strerror or cause}")
+        error.exit_code = EXIT_NOT_EXECUTABLE
+        return error
+    # The same error says that a script's interpreter is missing (execve(2), ENOENT).
+    there = shutil.which(program, path=path) is not None
+    reason = "its interpreter is not found" if there else "no such command"
+    error = UnavailableError(f"cannot start {program}: {reason}")
+    error.exit_code = EXIT_NOT_FOUND
+    return error
+
+
+def _sent_by_terminal(signum: int) -> bool:
+    """Whether the terminal has sent this signal to the app as well: we are in its foreground."""
+    if signum not in TYPED:
+        return False
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False  # no terminal belongs to this session
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False  # it has hung up
+    finally:
+        os.close(terminal)
+
+
+async def _accepts(address: Address) -> bool:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            transport, _ = await loop.create_connection(asyncio.Protocol, address.host, address.port)
+    except OSError:  # refused, unreachable, or timed out
+        return False
+    # Where nobody listens, a connection to a port of the ephemeral range can by chance reach its own end.
+    to_itself = transport.get_extra_info("sockname") == transport.get_extra_info("peername")
+    transport.abort()
+    return not to_itself

@@ -1,0 +1,95 @@
+"""What `hgate` can be asked: to run, to check its file, to explain where a name would go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, HboneError
+
+DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse's own code for a usage error is 2
+        return EXIT_USAGE if stop.code else EXIT_OK
+    try:
+        if options.command == "explain":
+            return _explain(options.config, options.sni)
+        if options.check:
+            return _check(options.config)
+        return _serve(options)
+    except HboneError as error:
+        print(f"hgate: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gateway.app import Gateway
+    from shared import loop
+    from shared.ops import log
+    from shared.ops.access_log import AccessLog
+
+    log.setup(options.log_format, options.log_level, component="hgate")
+
+    async def serve() -> int:
+        access_log = AccessLog(sys.stdout, options.log_format, "hgate")
+        return await Gateway(options.config, os.environ, access_log).run()
+
+    return loop.run(serve())
+
+
+def _check(config: Path) -> int:
+    from gateway.config import load
+
+    routes = len(load(config).routes)
+    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}")
+    return EXIT_OK
+
+
+def _explain(config: Path, sni: str) -> int:
+    from gateway.config import load
+    from gateway.routes import RouteTable
+    from shared.errors import NoRouteError
+    from shared.wire import istio_sni
+
+    table = RouteTable(load(config).routes)
+    print(table.explain(sni))
+    try:
+        table.match(istio_sni.parse(sni))
+    except NoRouteError:
+        return EXIT_DENIED
+    return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hgate",
+        description="Carries the mesh's mTLS connections to services that only take HTTP/2.",
+        epilog="Exit codes: 0 ended in order, 64 wrong flag, 69 port in use, 77 explain: no route takes it, "
+        "78 mistake in the file.",
+    )
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the gateway's file (%(default)s)"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="explain")
+    explain = commands.add_parser(
+        "explain", parents=[config], help="say which route takes a name and where it goes"
+    )
+    explain.add_argument("--sni", required=True, metavar="NAME", help="the name in the ClientHello")
+    parser.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the gateway's file (%(default)s)"
+    )
+    parser.add_argument("--check", action="store_true", help="only check the file")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    parser.add_argument(
+        "--log-format", choices=("json", "text"), help="default: text on a terminal, else json"
+    )
+    return parser

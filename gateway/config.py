@@ -1,0 +1,277 @@
+"""The gateway's file: what can be set, what it means, and what each setting may be.
+
+Owned here: the fields of the file, their defaults and bounds, and that no mistake gets past the start or a
+reload. How YAML is read with its line numbers is `yaml_nodes.py`'s matter, what a route then does
+`routes.py`'s. A mistake is a ConfigError with file, line, field and reason (exit code 78). The only I/O is
+reading the file itself and the `ca` files that it names.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from gateway.routes import Route, Template, TokenRule, TunnelUrl, compile_glob
+from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
+from shared import ports
+from shared.errors import ConfigError
+from shared.net.address import Address
+
+DEFAULT_LISTEN = (Address("0.0.0.0", ports.SNI_ISTIO), Address("0.0.0.0", ports.SNI))
+"""Istio's customary gateway port and the original's."""
+
+DEFAULT_ADMIN = Address("127.0.0.1", ports.ADMIN)
+"""Dumps and debugging are for people on the machine only."""
+
+DEFAULT_METRICS = Address("0.0.0.0", ports.METRICS)
+"""Where Istio's scrape configurations look."""
+
+DEFAULT_HEALTH = Address("0.0.0.0", ports.HEALTH)
+"""The kubelet asks from outside the pod."""
+
+MAX_ROUTES = 1000
+"""An unknown name is compared with every route, 0.1 to 0.4 µs each, before it is refused."""
+
+MAX_LISTENERS = 16
+"""Addresses in `listen`; each is a socket for as long as the process runs."""
+
+MAX_TIMEOUT_S = 3600.0
+"""The longest time that makes sense: Cloud Run ends any request after an hour."""
+
+MIN_TIMEOUT_S = 0.001
+"""A time limit of zero would refuse everything; only a drain may be instant."""
+
+MAX_CONNECTIONS = 1_000_000
+"""More than the ports and file descriptors of one machine serve: a slip of the finger."""
+
+MAX_STREAMS = 10_000
+"""The same for the streams of one connection: one lost packet would hold up all of them."""
+
+_ROUTE_FIELDS = ("host", "tunnel", "forward", "connect", "ca", "token", "method")
+_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of time and number."""
+
+    hello_timeout_s: float = 10.0
+    """`hello_timeout`: for a whole ClientHello, from the accepted connection on. A hello is two packets, so
+    this allows for their loss, and bounds what an idle or slow client can hold."""
+
+    connect_timeout_s: float = 10.0
+    """`connect_timeout`: for TCP and TLS to an upstream, each attempt. Envoy's and ztunnel's value."""
+
+    response_timeout_s: float = 30.0
+    """`response_timeout`: from opening the stream to its response headers. Covers a Cloud Run cold start."""
+
+    drain_timeout_s: float = 25.0
+    """`drain_timeout`: for open tunnels to end once the process shall stop; 0 ends them at once. Leaves 5 of
+    the 30 seconds between Kubernetes' SIGTERM and SIGKILL."""
+
+    max_connections: int = 10_000
+    """Downstream connections open at once; more are refused. Each holds two sockets' worth of buffers, and
+    one file descriptor here plus its share of an upstream connection."""
+
+    streams_per_connection: int = 100
+    """Tunnels on one HTTP/2 connection to an upstream before another is opened; the upstream may allow fewer.
+    100 is what RFC 9113 section 6.5.2 asks peers to allow at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """All of the gateway's file."""
+
+    routes: tuple[Route, ...]
+    """`routes`: the first that takes a name decides; a name that none takes is refused."""
+
+    listen: tuple[Address, ...] = DEFAULT_LISTEN
+    """`listen`: where mTLS clients connect."""
+
+    admin: Address | None = DEFAULT_ADMIN
+    """`admin`: dumps and debugging; `off` (None) opens no port."""
+
+    metrics: Address | None = DEFAULT_METRICS
+    """`metrics`: for Prometheus; `off` (None) opens no port."""
+
+    health: Address | None = DEFAULT_HEALTH
+    """`health`: for readiness probes; `off` (None) opens no port."""
+
+    limits: Limits = Limits()
+    """`limits`: bounds of time and number."""
+
+
+def load(path: Path) -> GatewayConfig:
+    """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), None, "", f"cannot be read: {error.strerror or error}") from error
+    return parse(content, str(path))
+
+
+def parse(content: str | bytes, file: str) -> GatewayConfig:
+    """Reads the content of a file called `file`; relative paths in it start from that file's folder.
+
+    Raises ConfigError for the first mistake found.
+    """
+    files = _NamedFiles(Path(file).parent.absolute())
+    top = document(content, file).mapping(tuple(field.name for field in fields(GatewayConfig)))
+    default = GatewayConfig(routes=())
+    listen = top.get("listen")
+    limits = top.get("limits")
+    config = GatewayConfig(
+        routes=_routes(top.need("routes", "write routes: [] to refuse every name"), files),
+        listen=_listen(listen) if listen else default.listen,
+        admin=_address_or_off(top.get("admin"), default.admin),
+        metrics=_address_or_off(top.get("metrics"), default.metrics),
+        health=_address_or_off(top.get("health"), default.health),
+        limits=_limits(limits) if limits else default.limits,
+    )
+    _refuse_shared_ports(top, config)
+    return config
+
+
+def _listen(value: Value) -> tuple[Address, ...]:
+    items = value.items(MAX_LISTENERS)
+    if not items:
+        raise value.error("needs at least one address")
+    addresses: list[Address] = []
+    for item in items:
+        address = item.address(least_port=0)
+        if address.port and address in addresses:
+            raise item.error(f"{address} stands in the list twice")
+        addresses.append(address)
+    return tuple(addresses)
+
+
+def _address_or_off(value: Value | None, default: Address | None) -> Address | None:
+    if value is None:
+        return default
+    return None if value.word() == "off" else value.address(least_port=0)
+
+
+def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
+    """Two listeners on one address would stop the start, or a reload, half way."""
+    taken = dict.fromkeys(config.listen, "listen")
+    for name, address in (("admin", config.admin), ("metrics", config.metrics), ("health", config.health)):
+        if address is None or not address.port:
+            continue
+        if address in taken:
+            # One of the two is in the file: the defaults differ from each other.
+            culprit = top.get(name) or top.need(taken[address])
+            raise culprit.error(f"{address} is the address of both {taken[address]} and {name}")
+        taken[address] = name
+
+
+def _limits(value: Value) -> Limits:
+    default = Limits()
+    given = value.mapping(tuple(field.name.removesuffix("_s") for field in fields(Limits)))
+
+    def seconds(name: str, default_s: float, least_s: float = MIN_TIMEOUT_S) -> float:
+        found = given.get(name)
+        return found.duration(least_s, MAX_TIMEOUT_S) if found else default_s
+
+    def count(name: str, default_count: int, most: int) -> int:
+        found = given.get(name)
+        return found.integer(1, most) if found else default_count
+
+    return Limits(
+        hello_timeout_s=seconds("hello_timeout", default.hello_timeout_s),
+        connect_timeout_s=seconds("connect_timeout", default.connect_timeout_s),
+        response_timeout_s=seconds("response_timeout", default.response_timeout_s),
+        drain_timeout_s=seconds("drain_timeout", default.drain_timeout_s, least_s=0.0),
+        max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
+        streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
+    )
+
+
+def _routes(value: Value, files: _NamedFiles) -> tuple[Route, ...]:
+    routes: list[Route] = []
+    places: dict[str, int] = {}
+    for index, item in enumerate(value.items(MAX_ROUTES)):
+        route = _route(item, files)
+        if route.host in places:
+            raise item.error(f"is never reached: routes[{places[route.host]}] has the same host")
+        places[route.host] = index
+        routes.append(route)
+    return tuple(routes)
+
+
+def _route(value: Value, files: _NamedFiles) -> Route:
+    given = value.mapping(_ROUTE_FIELDS)
+    host = given.need("host")
+    host.parsed(compile_glob)
+    glob = host.text().lower()
+    if given.one_of(("tunnel", "forward")) == "forward":
+        for name in _TUNNEL_ONLY_FIELDS:
+            if extra := given.get(name):
+                raise extra.error("has no meaning beside forward, only beside tunnel")
+        return Route(glob, forward=given.need("forward").address(least_port=1), line=value.line)
+    url = given.need("tunnel").parsed(TunnelUrl.parse)
+    connect = given.get("connect")
+    ca = given.get("ca")
+    token = given.get("token")
+    method = given.get("method")
+    if ca and url.scheme != "https":
+        raise ca.error("has no meaning for an http tunnel, which has no TLS")
+    return Route(
+        glob,
+        tunnel=url,
+        connect=connect.address(least_port=1) if connect else None,
+        ca=files.ca(ca) if ca else None,
+        token=_token(token, files) if token else _default_token(url),
+        method="CONNECT" if method and method.choice(("POST", "CONNECT")) == "CONNECT" else "POST",
+        line=value.line,
+    )
+
+
+def _default_token(url: TunnelUrl) -> TokenRule:
+    # Cloud Run wants the service's URL as the audience; in the clear no token goes out unasked.
+    return TokenRule(audience=url.origin()) if url.scheme == "https" else TokenRule()
+
+
+def _token(value: Value, files: _NamedFiles) -> TokenRule:
+    if not value.is_mapping:
+        # What stands here instead may be a token: it is not repeated.
+        if value.word() != "none":
+            raise value.error("must be none, {audience: TEMPLATE} or {file: PATH}")
+        return TokenRule()
+    given = value.mapping(("audience", "file"))
+    if given.one_of(("audience", "file")) == "file":
+        return TokenRule(file=files.token(given.need("file")))
+    return TokenRule(audience=given.need("audience").parsed(Template.parse))
+
+
+class _NamedFiles:
+    """The files that a file of settings names, relative to its own folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Many routes share one CA file: reading a system's bundle takes 10 ms each time.
+        self._good_cas: set[Path] = set()
+
+    def token(self, value: Value) -> Path:
+        """The path of a token file, which need not exist yet."""
+        return self._folder / value.text()
+
+    def ca(self, value: Value) -> Path:
+        """The path of a CA file, once it is known to hold certificates."""
+        path = self._folder / value.text()
+        if path in self._good_cas:
+            return path
+        try:
+            if not path.is_file():
+                raise value.error(f"{path} is no file")
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cafile=path)
+        except ssl.SSLError as error:
+            raise value.error(f"{path} holds no PEM certificates that can be read") from error
+        except OSError as error:
+            raise value.error(f"{path} cannot be read: {error.strerror or error}") from error
+        if not context.cert_store_stats()["x509"]:
+            raise value.error(f"{path} holds no certificate")
+        self._good_cas.add(path)
+        return path

@@ -1,0 +1,219 @@
+"""The story of one connection through the gateway: from its ClientHello to its line in the access log.
+
+name → route → token → stream on a pooled connection → 200 → relay. Whatever goes wrong before the relay
+stands is told to the client as a TLS alert; nothing the far side says but a 200's body ever reaches the
+client. The hello stays with the downstream leg until then, so nothing is lost by waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.hello import turn_away
+from gateway.routes import RouteTable, Target, Token
+from shared.errors import HboneError
+from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
+from shared.net.answers import refusal
+from shared.net.dial import Origin, dial
+from shared.net.legs import Leg
+from shared.net.pool import Pool
+from shared.net.relay import Relay
+from shared.net.stream import Stream
+from shared.net.tcp import TcpLeg
+from shared.ops.access_log import AccessLog
+from shared.ops.metrics import RouteCounts, TunnelMetrics
+from shared.tasks import spawn
+from shared.wire import istio_sni, tunnel_request
+from shared.wire.client_hello import ClientHello
+
+MAX_TOKEN_SOURCES = 1000
+"""Audiences with a cached token. Beyond it the oldest is forgotten: it costs one more token request."""
+
+DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
+"""Response flag of a tunnel that the client broke."""
+
+
+class TokenSources:
+    """One source per token rule, made when first asked for."""
+
+    def __init__(self, metadata_host: str) -> None:
+        self._metadata_host = metadata_host
+        self._sources: dict[Token, TokenSource] = {}
+
+    def of(self, rule: Token) -> TokenSource:
+        """The source for `rule`."""
+        source = self._sources.get(rule)
+        if source is None:
+            if len(self._sources) >= MAX_TOKEN_SOURCES:
+                del self._sources[next(iter(self._sources))]
+            source = self._sources[rule] = self._make(rule)
+        return source
+
+    def _make(self, rule: Token) -> TokenSource:
+        if rule.kind == "file":
+            return FileToken(Path(rule.value))
+        if rule.kind == "audience":
+            return MetadataToken(rule.value, self._metadata_host)
+        return NoToken()
+
+
+@dataclass(slots=True, eq=False)
+class Tunnel:
+    """What is known of one tunnel; the access log's line is made of it."""
+
+    leg: TcpLeg
+    peer: str
+    sni: str
+    started: float
+    route: str = ""
+    target: Target | None = None
+    stream_id: int | None = None
+    status: int | None = None
+    setup_s: float | None = None
+    relay: Relay | None = None
+    counts: RouteCounts | None = None
+    counted_sent: int = 0
+    counted_received: int = 0
+
+
+class Tunnels:
+    """Carries connections whose hello is whole. `routes` may be replaced at any time; open tunnels stay."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        pool: Pool,
+        tokens: TokenSources,
+        access_log: AccessLog,
+        metrics: TunnelMetrics,
+        *,
+        connect_timeout_s: float,
+        response_timeout_s: float,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.routes = routes
+        self.open: set[Tunnel] = set()
+        """Every connection from its hello to its end."""
+        self._pool = pool
+        self._tokens = tokens
+        self._access_log = access_log
+        self._metrics = metrics
+        self._connect_timeout_s = connect_timeout_s
+        self._response_timeout_s = response_timeout_s
+        self._changed = changed
+
+    def take(self, leg: TcpLeg, hello: ClientHello, started: float) -> None:
+        """Carries the connection of `leg`, accepted at the loop's time `started`, to its end."""
+        tunnel = Tunnel(leg, leg.peer_name, hello.server_name or "", started)
+        self.open.add(tunnel)
+        spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
+
+    def abort_all(self, error: HboneError) -> None:
+        """Ends all tunnels as broken off."""
+        for tunnel in list(self.open):
+            if tunnel.relay is not None:
+                tunnel.relay.abort(error)
+            else:
+                tunnel.leg.abort()
+
+    def count_bytes(self) -> None:
+        """Brings the byte counters up to date with the tunnels that are still open."""
+        for tunnel in self.open:
+            self._count(tunnel)
+
+    async def _carry(self, tunnel: Tunnel) -> None:
+        try:
+            destination = istio_sni.parse(tunnel.sni)
+            target = self.routes.match(destination)
+            tunnel.target = target
+            tunnel.route = self.routes.routes[target.route].host
+            if target.kind == "forward":
+                upstream: Leg = await dial(target.dial, self._connect_timeout_s)
+            else:
+                upstream = await self._open_stream(tunnel, target)
+        except HboneError as error:
+            self._refuse(tunnel, error)
+            return
+        loop = asyncio.get_running_loop()
+        tunnel.setup_s = loop.time() - tunnel.started
+        self._metrics.tunnel_setup(tunnel.setup_s)
+        counts = tunnel.counts = self._metrics.route(tunnel.route)
+        counts.opened()
+        tunnel.relay = Relay(tunnel.leg, upstream, lambda relay: self._finished(tunnel, relay))
+        tunnel.relay.start()
+
+    async def _open_stream(self, tunnel: Tunnel, target: Target) -> Stream:
+        source = self._tokens.of(target.token)
+        token = await source.token()
+        origin = Origin(target.scheme, target.host, target.dial, target.ca)
+        if target.method == "CONNECT":
+            headers = tunnel_request.connect(target.authority, token)
+        else:
+            headers = tunnel_request.post(target.scheme, target.authority, target.path, token)
+        stream = await self._pool.of(origin).open(headers, self._response_timeout_s)
+        tunnel.stream_id = stream.id
+        try:
+            tunnel.status = status = await stream.response(self._response_timeout_s)
+        except BaseException:
+            stream.abort()
+            raise
+        if status == 200:
+            return stream
+        if status == 401:
+            source.invalidate(token)  # it may have been revoked before its time
+        raise await refusal(stream, status)
+
+    def _refuse(self, tunnel: Tunnel, error: HboneError) -> None:
+        self.open.discard(tunnel)
+        turn_away(tunnel.leg.release(), error.alert)
+        self._metrics.refused(error.flag)
+        self._access_log.refused(
+            src_addr=tunnel.peer,
+            sni=tunnel.sni,
+            route=tunnel.route or None,
+            dst_addr=str(tunnel.target.dial) if tunnel.target else None,
+            origin=tunnel.target.url if tunnel.target and tunnel.target.kind == "tunnel" else None,
+            status=tunnel.status,
+            duration_s=asyncio.get_running_loop().time() - tunnel.started,
+            flags=error.flag,
+            error=str(error),
+        )
+        self._changed()
+
+    def _finished(self, tunnel: Tunnel, relay: Relay) -> None:
+        self.open.discard(tunnel)
+        self._count(tunnel)
+        error = relay.error
+        flag = "-" if error is None else error.flag
+        if relay.broken is relay.downstream:
+            flag = DOWNSTREAM_RESET
+        if tunnel.counts is not None:
+            tunnel.counts.closed(flag)
+        target = tunnel.target
+        self._access_log.tunnel(
+            src_addr=tunnel.peer,
+            sni=tunnel.sni,
+            route=tunnel.route,
+            dst_addr=str(target.dial) if target else None,
+            origin=target.url if target and target.kind == "tunnel" else None,
+            stream=tunnel.stream_id,
+            status=tunnel.status,
+            bytes_sent=relay.sent_bytes,
+            bytes_recv=relay.received_bytes,
+            setup_s=tunnel.setup_s,
+            duration_s=asyncio.get_running_loop().time() - tunnel.started,
+            flags=flag,
+            error=str(error) if error else None,
+        )
+        self._changed()
+
+    def _count(self, tunnel: Tunnel) -> None:
+        relay, counts = tunnel.relay, tunnel.counts
+        if relay is None or counts is None:
+            return
+        counts.sent_bytes += relay.sent_bytes - tunnel.counted_sent
+        counts.received_bytes += relay.received_bytes - tunnel.counted_received
+        tunnel.counted_sent, tunnel.counted_received = relay.sent_bytes, relay.received_bytes

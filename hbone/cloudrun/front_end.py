@@ -1,0 +1,234 @@
+"""The front end: TLS with HTTP/2 towards clients, h2c towards the container, the caller's token checked.
+
+What Cloud Run does with a request is written in its documentation ("Use HTTP/2 for services", "Authenticating
+service-to-service", "Request timeout", "Concurrency"); each rule here follows it and each limit can be set.
+Every stream is one request and may go to any instance; here there is one container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import HboneError, UpstreamError
+from shared.identity.jwt_check import TokenChecker, TokenRejected
+from shared.identity.tokens import shown_claim
+from shared.net.address import Address
+from shared.net.answers import answer
+from shared.net.connection import Connection
+from shared.net.dial import Origin
+from shared.net.legs import Leg
+from shared.net.listen import bound_address, listen
+from shared.net.pool import Pool
+from shared.net.relay import Relay
+from shared.net.stream import Stream, header_value, status_of
+from shared.net.tls import server_context
+from shared.tasks import spawn
+from shared.wire.events import Headers
+from shared.wire.session import SessionLimits
+
+log = logging.getLogger("hbone.cloudrun")
+
+CONTAINER_STREAMS = 1000
+"""Streams on one connection to the container: the most requests that an instance may be given at once."""
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEndLimits:
+    """Cloud Run's limits."""
+
+    request_timeout_s: float = 300.0
+    """From a request's headers to the end of its response; 504, or a reset once the response has begun."""
+
+    streams_per_connection: int = 100
+    """What Google's front ends announce as MAX_CONCURRENT_STREAMS."""
+
+    header_bytes: int = 60 << 10
+    """URL and headers together; 431 beyond."""
+
+    concurrency: int = 80
+    """Requests that the one instance is given at once; 429 beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    audience: str = ""
+    expires: int = 0
+    email: str = ""
+
+
+class FrontEnd:
+    """Serves one service. `checker` None lets everybody in, as "allow unauthenticated" does."""
+
+    def __init__(self, container: Address, checker: TokenChecker | None, limits: FrontEndLimits) -> None:
+        self._origin = Origin("http", container.host, container)
+        self._checker = checker
+        self._limits = limits
+        self._pool = Pool(connect_timeout_s=CONNECT_TIMEOUT_S, streams_per_connection=CONTAINER_STREAMS)
+        self._connections: set[Connection] = set()
+        self._open_requests = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: Address, certificate: Path, key: Path) -> Address:
+        """Listens on `address` and returns where it really does.
+
+        Raises:
+            UnavailableError: the address or the certificate cannot be had.
+        """
+        context = server_context(certificate, key)
+        self._server = await listen(address, self._accept, purpose="cloudrun", tls=context)
+        return bound_address(self._server)
+
+    def close(self) -> None:
+        """Stops listening and drops all connections."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.close()
+        self._pool.close()
+
+    def _accept(self) -> Connection:
+        session_limits = SessionLimits(
+            max_streams=self._limits.streams_per_connection,
+            # A little above ours, so that we can answer 431 instead of ending the connection.
+            max_header_list_bytes=self._limits.header_bytes * 2 + (16 << 10),
+        )
+        connection = Connection(
+            client=False, limits=session_limits, on_request=self._take, on_lost=self._connections.discard
+        )
+        self._connections.add(connection)
+        return connection
+
+    def _take(self, stream: Stream) -> None:
+        size = sum(len(name) + len(value) for name, value in stream.headers)
+        if size > self._limits.header_bytes:
+            self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
+            return
+        try:
+            caller = self._check(stream.headers)
+        except TokenRejected as error:
+            self._refuse(stream, error.status, error.reason)
+            return
+        if self._open_requests >= self._limits.concurrency:
+            self._refuse(stream, 429, "no instance is free: concurrency is used up")
+            return
+        spawn(self._forward(stream, caller), name=f"request on stream {stream.id}")
+
+    def _check(self, headers: Headers) -> _Caller:
+        if self._checker is None:
+            return _Caller()
+        value = header_value(headers, b"x-serverless-authorization")
+        value = value or header_value(headers, b"authorization")
+        claims = self._checker.check(value.decode("latin-1") or None)
+        email = shown_claim(claims.get("email", ""))
+        return _Caller(shown_claim(claims.get("aud")), int(claims.get("exp", 0)), email)
+
+    async def _forward(self, stream: Stream, caller: _Caller) -> None:
+        self._open_requests += 1
+        try:
+            upstream = await self._pool.of(self._origin).open(_to_container(stream), CONNECT_TIMEOUT_S)
+        except UpstreamError as error:
+            self._open_requests -= 1
+            self._refuse(stream, 503, f"the container is not there: {error}")
+            return
+        upstream.on_response = lambda headers: stream.respond(_to_client(headers))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        relay: _Exchange
+
+        def finished(ended: Relay) -> None:
+            timer.cancel()
+            self._open_requests -= 1
+            _log_request(stream, upstream, caller, ended, loop.time() - started)
+
+        def overdue() -> None:
+            if not upstream.headers:
+                relay.give_up()
+                self._refuse(stream, 504, f"no answer within {self._limits.request_timeout_s:g} s")
+            else:
+                relay.abort(UpstreamError(f"request timeout of {self._limits.request_timeout_s:g} s"))
+
+        timer = loop.call_later(self._limits.request_timeout_s, overdue)
+        relay = _Exchange(stream, upstream, finished)
+        relay.start()
+
+    def _refuse(self, stream: Stream, status: int, reason: str) -> None:
+        log.warning(
+            "refused", extra={"stream": stream.id, "path": _path(stream), "status": status, "reason": reason}
+        )
+        answer(stream, status, reason)
+
+
+class _Exchange(Relay):
+    """A request and its response: a relay that carries trailers too."""
+
+    __slots__ = ()
+
+    def ended(self, leg: Leg) -> None:
+        other = self.upstream if leg is self.downstream else self.downstream
+        if isinstance(leg, Stream) and isinstance(other, Stream) and leg.trailers is not None:
+            other.end_with_trailers(leg.trailers)
+        super().ended(leg)
+
+    def failed(self, leg: Leg, error: HboneError) -> None:
+        upstream = self.upstream
+        if leg is upstream and isinstance(upstream, Stream) and not upstream.headers and not self.over:
+            self.give_up()
+            if isinstance(self.downstream, Stream):
+                answer(self.downstream, 503, f"the container broke off: {error}")
+            return
+        super().failed(leg, error)
+
+    def give_up(self) -> None:
+        """Ends the exchange with the container; the client is still to be answered."""
+        self.upstream.abort()
+        self._finish()
+
+
+def _to_container(stream: Stream) -> Headers:
+    """The request as the container gets it: the token's signature taken out, the client's address added."""
+    checked = b"authorization"
+    if header_value(stream.headers, b"x-serverless-authorization"):
+        checked = b"x-serverless-authorization"
+    headers = [
+        (name, _without_signature(value) if name == checked else value) for name, value in stream.headers
+    ]
+    client = stream.connection.peer_name.rpartition(":")[0].strip("[]").encode()
+    headers.append((b"x-forwarded-for", client))
+    headers.append((b"x-forwarded-proto", b"https"))
+    return headers
+
+
+def _without_signature(value: bytes) -> bytes:
+    signed, dot, _ = value.rpartition(b".")
+    return signed + dot + b"SIGNATURE_REMOVED_BY_GOOGLE" if signed.count(b".") == 1 else value
+
+
+def _to_client(headers: Headers) -> Headers:
+    return [*headers, (b"server", b"hbone cloudrun")]
+
+
+def _path(stream: Stream) -> str:
+    return header_value(stream.headers, b":path").decode("latin-1")
+
+
+def _log_request(stream: Stream, upstream: Stream, caller: _Caller, relay: Relay, duration_s: float) -> None:
+    log.info(
+        "request",
+        extra={
+            "stream": stream.id,
+            "path": _path(stream),
+            "status": status_of(upstream.headers),
+            "token_audience": caller.audience,
+            "token_expires": caller.expires,
+            "caller": caller.email,
+            "bytes_sent": relay.sent_bytes,
+            "bytes_recv": relay.received_bytes,
+            "duration_ms": round(duration_s * 1000, 1),
+            "error": str(relay.error) if relay.error else None,
+        },
+    )

@@ -1,0 +1,79 @@
+"""What people write to say where a tunnel goes, as a URL.
+
+`https://HOST[:PORT]/PATH` is taken as it is. `HOST:PORT` means `/_hbone/PORT` on HOST's port 443, as in the
+original; `HOST:443/_hbone/NAME`, which the original misread, means what it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import UsageError
+from shared.net.address import Address
+from shared.ports import HTTPS
+from shared.wire.tunnel_request import TUNNEL_PREFIX
+
+_DEFAULT_PORTS = {"https": HTTPS, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class TunnelTarget:
+    """A tunnel URL, taken apart."""
+
+    scheme: str
+    address: Address
+    path: str
+
+    @property
+    def authority(self) -> str:
+        """HOST, with the port where it is not the scheme's own."""
+        if self.address.port == _DEFAULT_PORTS[self.scheme]:
+            host = self.address.host
+            return f"[{host}]" if ":" in host else host
+        return str(self.address)
+
+    @property
+    def audience(self) -> str:
+        """What Cloud Run wants in the token: scheme and host, no path."""
+        return f"{self.scheme}://{self.address.host}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+def parse(text: str) -> TunnelTarget:
+    """Reads a URL or HOST:PORT.
+
+    Raises:
+        UsageError: it is neither; the text says what is wrong and what would be right.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _without_scheme(text)
+    if scheme not in _DEFAULT_PORTS:
+        raise UsageError(f"{text}: the scheme is https or http, not {scheme}")
+    host, slash, path = rest.partition("/")
+    if not slash or not path:
+        raise UsageError(f"{text}: no path, for ssh it is {scheme}://{host}{TUNNEL_PREFIX}22")
+    return TunnelTarget(scheme, _address(text, host, _DEFAULT_PORTS[scheme]), f"/{path}")
+
+
+def _without_scheme(text: str) -> TunnelTarget:
+    host, slash, path = text.partition("/")
+    if slash:
+        return TunnelTarget("https", _address(text, host, HTTPS), f"/{path}")
+    address = _address(text, host, None)
+    return TunnelTarget("https", Address(address.host, HTTPS), f"{TUNNEL_PREFIX}{address.port}")
+
+
+def _address(text: str, host: str, default_port: int | None) -> Address:
+    bracketed = host.startswith("[")
+    has_port = ":" in host.rpartition("]")[2] if bracketed else ":" in host
+    if not has_port:
+        if default_port is None:
+            raise UsageError(f"{text}: write HOST:PORT or a URL such as https://HOST{TUNNEL_PREFIX}22")
+        host = f"{host}:{default_port}"
+    try:
+        return Address.parse(host)
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from error

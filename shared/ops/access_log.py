@@ -1,0 +1,327 @@
+"""The access log: one line per finished tunnel or refused connection, on standard output.
+
+Owned here: the keys and their order, and writing that neither blocks nor ends the process. Keys and messages
+follow ztunnel's access log. Its counterpart is `log.py`, whose formats it shares; who calls it decides what a
+line says.
+
+The rules of writing:
+
+1. Lines are collected, and written as one batch at the end of the event loop's turn.
+2. A write never waits. What the reader leaves standing is tried again a little later.
+3. At most MAX_LINES lines and MAX_BYTES bytes wait. Further lines are dropped and counted in `dropped`, and
+   so is what waits when the output breaks.
+4. Only `close` waits, for a reader that is merely slow, and not longer than CLOSE_WAIT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import stat
+import time
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii
+from typing import Final, Protocol, TypedDict, Unpack
+
+from shared.ops.log import MAX_SCAN_CHARS, Format, Redactor, choose_format, cut, text_value, timestamp
+
+MAX_LINES = 10_000
+"""Lines that may wait for the output: a second of a busy gateway."""
+
+MAX_BYTES = 8 * 1024 * 1024
+"""Bytes that may wait: MAX_LINES lines of some 400 bytes twice over."""
+
+BATCH_LINES = 256
+"""Lines in one write: more than a turn of the loop brings, and some 100 KiB when there is a backlog."""
+
+RETRY_S = 0.02
+"""Pause before a full output is tried again: a pipe of 64 KiB then still takes 8000 lines a second."""
+
+CLOSE_WAIT_S = 0.5
+"""Longest wait of `close`, in which a living reader empties many pipes."""
+
+LOGGER = "hbone.access"
+"""Stands where other lines name their logger."""
+
+# Severity and message of the three kinds of line.
+_COMPLETE: Final = ("INFO", "connection complete")
+_FAILED: Final = ("ERROR", "connection complete")
+_REFUSED: Final = ("WARNING", "connection refused")
+
+
+class HasFileno(Protocol):
+    """A file, as far as it matters here."""
+
+    def fileno(self) -> int:
+        """The file descriptor."""
+
+
+class Fields(TypedDict, total=False):
+    """What a line can tell; a field that is absent or None is left out."""
+
+    src_addr: str | None
+    """The client, HOST:PORT."""
+    sni: str | None
+    """The server name that the client asked for."""
+    route: str | None
+    """The host glob of the route that took it."""
+    origin: str | None
+    """The service that ends the tunnel's HTTP/2."""
+    dst_addr: str | None
+    """Where the bytes went, HOST:PORT."""
+    tunnel_target: str | None
+    """What the tunnel request asked for."""
+    stream: int | None
+    """Number of the HTTP/2 stream on its connection."""
+    status: int | None
+    """HTTP status of the tunnel request."""
+    identity: str | None
+    """The SPIFFE name that the peer proved."""
+    bytes_sent: int | None
+    """Towards the service."""
+    bytes_recv: int | None
+    """From the service."""
+    setup_s: float | None
+    """Seconds from accept to the open tunnel; written likewise."""
+    duration_s: float | None
+    """Seconds from accept to end; written in milliseconds (`13ms`, `0.4ms`)."""
+    flags: str | None
+    """The response flag of shared/errors.py."""
+    error: str | None
+    """Why it failed."""
+
+
+# Field and key in the order of a line.
+_KEYS: Final = (
+    ("src_addr", "src.addr"),
+    ("sni", "sni"),
+    ("route", "route"),
+    ("origin", "origin"),
+    ("dst_addr", "dst.addr"),
+    ("tunnel_target", "tunnel.target"),
+    ("stream", "stream"),
+    ("status", "status"),
+    ("identity", "identity"),
+    ("bytes_sent", "bytes_sent"),
+    ("bytes_recv", "bytes_recv"),
+    ("setup_s", "setup"),
+    ("duration_s", "duration"),
+    ("flags", "flags"),
+    ("error", "error"),
+)
+
+
+class AccessLog:
+    """Writes access-log lines to a file or file descriptor, which stays the caller's to close.
+
+    All calls are made on the event loop's thread.
+    """
+
+    def __init__(self, output: int | HasFileno, format: Format | None, component: str) -> None:
+        """`format` None means text on a terminal, else JSON. `component` goes into every JSON line.
+
+        Raises OSError if `output` is not open.
+        """
+        fd = output if isinstance(output, int) else output.fileno()
+        self._style = _json(component) if choose_format(format, os.isatty(fd)) == "json" else _text()
+        self._output = _Output(fd)
+        self._redactor = Redactor()
+        self._lines: list[str] = []
+        self._batch = b""
+        self._batch_lines = 0
+        self._batch_is_torn = False  # its beginning, a part of a line, is written already
+        self._waiting_bytes = 0
+        self._flush_handle: asyncio.Handle | None = None
+        self._closed = False
+        self.dropped = 0
+        """Lines lost so far."""
+
+    @property
+    def waiting(self) -> int:
+        """Lines that are not written yet."""
+        return len(self._lines) + self._batch_lines
+
+    def tunnel(self, **fields: Unpack[Fields]) -> None:
+        """A tunnel has ended."""
+        self._add(_FAILED if fields.get("error") else _COMPLETE, fields)
+
+    def refused(self, **fields: Unpack[Fields]) -> None:
+        """A connection was turned away before it had a tunnel."""
+        self._add(_REFUSED, fields)
+
+    def flush(self) -> None:
+        """Writes what waits, as far as the output takes it now."""
+        if self._closed:
+            return
+        self._cancel_flush()
+        if not self._write():
+            self._flush_handle = asyncio.get_running_loop().call_later(RETRY_S, self.flush)
+
+    def close(self) -> None:
+        """Writes what waits, for at most CLOSE_WAIT_S; the rest is dropped, as are lines that still come."""
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel_flush()
+        give_up = time.monotonic() + CLOSE_WAIT_S
+        while not self._write():
+            if not self._output.wait(give_up - time.monotonic()):
+                self._drop_all()
+                break
+        self._output.close()
+
+    def _add(self, kind: tuple[str, str], fields: Fields) -> None:
+        if self._closed or self._waiting_bytes >= MAX_BYTES or self.waiting >= MAX_LINES:
+            self.dropped += 1
+            return
+        error = fields.get("error")
+        if error is not None:
+            fields["error"] = self._redactor.redact(error[:MAX_SCAN_CHARS])
+        line = self._style.line(kind, fields)
+        self._lines.append(line)
+        self._waiting_bytes += len(line)
+        if self._flush_handle is None:
+            self._flush_handle = asyncio.get_running_loop().call_soon(self.flush)
+
+    def _write(self) -> bool:
+        """Writes as much as the output takes without waiting; True if nothing is left."""
+        while self._batch or self._lines:
+            if not self._batch:
+                self._batch = "".join(self._lines[:BATCH_LINES]).encode("ascii")
+                del self._lines[:BATCH_LINES]
+                self._batch_lines = self._batch.count(b"\n")
+            try:
+                count = self._output.write(self._batch)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._drop_all()
+                return True
+            self._batch_is_torn = not self._batch.endswith(b"\n", 0, count)
+            self._batch = self._batch[count:]
+            self._batch_lines = self._batch.count(b"\n")
+            self._waiting_bytes -= count
+        return True
+
+    def _drop_all(self) -> None:
+        """Forgets what waits; after half a line the next begins afresh, if a full disk has room again."""
+        self.dropped += self.waiting
+        self._lines.clear()
+        self._batch = b"\n" if self._batch_is_torn else b""
+        self._batch_lines = 0
+        self._waiting_bytes = len(self._batch)
+
+    def _cancel_flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+
+
+class _Style:
+    """How a line is spelt: what stands around its timestamp, before each field, and at its end."""
+
+    def __init__(
+        self,
+        around: dict[tuple[str, str], tuple[str, str]],
+        key: str,
+        quote: Callable[[str], str],
+        end: str,
+    ) -> None:
+        self._around = around
+        self._keys = tuple((name, key.format(public)) for name, public in _KEYS)
+        self._quote = quote
+        self._end = end
+
+    def line(self, kind: tuple[str, str], fields: Fields) -> str:
+        """One line, in ASCII and with its line end."""
+        before, after = self._around[kind]
+        parts = [before, timestamp(time.time()), after]
+        quote = self._quote
+        for name, key in self._keys:
+            value = fields.get(name)
+            if isinstance(value, str):
+                parts.append(key + quote(value))
+            elif value is None:
+                continue
+            elif name.endswith("_s") and isinstance(value, int | float):
+                parts.append(key + quote(f"{round(value * 1000, 1):g}ms"))
+            else:
+                parts.append(f"{key}{value}")
+        parts.append(self._end)
+        return "".join(parts)
+
+
+def _json(component: str) -> _Style:
+    after = f'","logger":"{LOGGER}","component":{encode_basestring_ascii(component)}'
+    around = {
+        (severity, message): (f'{{"severity":"{severity}","message":"{message}","timestamp":"', after)
+        for severity, message in (_COMPLETE, _FAILED, _REFUSED)
+    }
+    return _Style(around, ',"{}":', lambda value: encode_basestring_ascii(cut(value)), "}\n")
+
+
+def _text() -> _Style:
+    around = {
+        (severity, message): ("", f" {severity} {LOGGER}: {message}")
+        for severity, message in (_COMPLETE, _FAILED, _REFUSED)
+    }
+    return _Style(around, " {}=", text_value, "\n")
+
+
+class _Output:
+    """A descriptor of our own onto somebody's standard output, written without ever waiting.
+
+    O_NONBLOCK belongs to the open file and so to everyone who shares it, the shell and our children among
+    them; it is never set there. A pipe or terminal is opened once more instead, a socket is told with every
+    send, and a regular file does not wait for a reader.
+    """
+
+    def __init__(self, fd: int) -> None:
+        mode = os.fstat(fd).st_mode
+        self._socket: socket.socket | None = None
+        self._must_ask = False
+        if stat.S_ISSOCK(mode):
+            self._fd = os.dup(fd)
+            self._socket = socket.socket(fileno=self._fd)
+            return
+        if not stat.S_ISREG(mode):
+            try:
+                self._fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                return
+            except OSError:
+                # Another user's pipe, no /proc, or no reader any more: ask before each write.
+                self._must_ask = True
+        self._fd = os.dup(fd)
+
+    def write(self, data: bytes) -> int:
+        """How many bytes of `data` were taken.
+
+        Raises:
+            BlockingIOError: none, for the reader has left too much standing.
+            OSError: the output is broken, or the disk is full.
+        """
+        if self._socket is not None:
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        if self._must_ask:
+            if not self.wait(0):
+                raise BlockingIOError
+            # A pipe that is ready takes this much without waiting (POSIX write(), PIPE_BUF).
+            data = data[: select.PIPE_BUF]
+        return os.write(self._fd, data)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a write can make progress, or fail, within `seconds`."""
+        if seconds < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Lets go of our descriptor."""
+        if self._socket is not None:
+            self._socket.close()
+        else:
+            os.close(self._fd)

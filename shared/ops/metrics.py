@@ -1,0 +1,256 @@
+"""Counts of tunnels and connections, as Prometheus metrics.
+
+Owned here: the metrics' names and labels, the bounds on label values, and the text that a scrape gets. Not
+owned: the port they are served on (`http_server.py`). It imports prometheus_client, so import it only where
+metrics are counted or served.
+
+What is counted per tunnel is kept in plain integers, one object per route and origin, fetched once and held
+by the tunnel: an addition costs tens of nanoseconds, one to a prometheus_client counter 0.23 microseconds
+and a look-up of its labels as much again. A scrape turns them into metrics. What follows from other numbers
+(tunnels open, Istio's names) is computed there and so cannot disagree with them.
+
+`sent` means towards the service and `received` from it, as in the access log. Istio's names mean the
+opposite: there the bytes of the response are the sent ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from shared.errors import HboneError
+
+MAX_LABELS = 1000
+"""Distinct routes, and distinct origins, that are counted apart; later ones are counted as OTHER."""
+
+OTHER = "other"
+UNKNOWN = "unknown"
+"""What Istio calls a label value that is not known."""
+
+NO_FLAG = "-"
+"""The response flag of a tunnel that ended well."""
+
+SETUP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""From a stream on a pooled connection (1 ms) to a cold start of the service (seconds)."""
+
+_OPENMETRICS = "application/openmetrics-text"
+
+_REPORTERS = {"gateway": "source", "agent": "destination"}
+"""Istio's word for the end of the tunnel that a component stands at."""
+
+
+def response_flags() -> frozenset[str]:
+    """Every flag of shared/errors.py, and NO_FLAG: the closed set of values of the label `flags`."""
+    flags = {NO_FLAG}
+    classes: list[type[HboneError]] = [HboneError]
+    while classes:
+        one = classes.pop()
+        flags.add(one.flag)
+        classes.extend(one.__subclasses__())
+    return frozenset(flags)
+
+
+class RouteCounts:
+    """What happened to one route's tunnels since the start. The relay adds bytes as they pass."""
+
+    __slots__ = ("_flags", "closed_by_flag", "opened_total", "received_bytes", "sent_bytes")
+
+    def __init__(self, flags: frozenset[str]) -> None:
+        self._flags = flags
+        self.closed_by_flag: dict[str, int] = {NO_FLAG: 0}
+        self.opened_total = 0
+        self.sent_bytes = 0
+        """Bytes towards the service."""
+        self.received_bytes = 0
+        """Bytes from the service."""
+
+    @property
+    def open(self) -> int:
+        """Tunnels that are open now."""
+        return self.opened_total - sum(self.closed_by_flag.values())
+
+    def opened(self) -> None:
+        """A tunnel has opened; `closed` follows exactly once."""
+        self.opened_total += 1
+
+    def closed(self, flag: str = NO_FLAG) -> None:
+        """A tunnel has ended; `flag` says how, as in the access log."""
+        flag = flag if flag in self._flags else UNKNOWN
+        self.closed_by_flag[flag] = self.closed_by_flag.get(flag, 0) + 1
+
+
+class OriginCounts:
+    """The connections to one origin since the start."""
+
+    __slots__ = ("closed_total", "opened_total")
+
+    def __init__(self) -> None:
+        self.opened_total = 0
+        self.closed_total = 0
+
+    @property
+    def open(self) -> int:
+        """Connections that are open now."""
+        return self.opened_total - self.closed_total
+
+    def opened(self) -> None:
+        """A connection has opened; `closed` follows exactly once."""
+        self.opened_total += 1
+
+    def closed(self) -> None:
+        """A connection has ended."""
+        self.closed_total += 1
+
+
+class TunnelMetrics:
+    """All metrics of one process, in a registry of its own. All calls are made on the event loop's thread."""
+
+    def __init__(self, component: str, *, more_flags: Iterable[str] = ()) -> None:
+        """`component` is gateway or agent; `more_flags` are flags beside those of shared/errors.py."""
+        self.flags = response_flags() | frozenset(more_flags)
+        self._component = component
+        self._reporter = _REPORTERS.get(component, UNKNOWN)
+        self._tag = _tag()
+        self._routes: dict[str, RouteCounts] = {}
+        self._origins: dict[str, OriginCounts] = {}
+        self._refused = dict.fromkeys(sorted(self.flags - {NO_FLAG}), 0)
+        self._registry = prometheus_client.CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self._registry)
+        self._setup = prometheus_client.Histogram(
+            "hbone_tunnel_setup_seconds",
+            "From the client's first byte to the open tunnel.",
+            buckets=SETUP_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._registry.register(_Scrape(self._families))
+
+    def route(self, host: str) -> RouteCounts:
+        """The counts of the route with the host glob `host`; hold on to them."""
+        key = _bounded(host, self._routes)
+        counts = self._routes.get(key)
+        if counts is None:
+            counts = self._routes[key] = RouteCounts(self.flags)
+        return counts
+
+    def origin(self, name: str) -> OriginCounts:
+        """The counts of the origin `name`; hold on to them."""
+        key = _bounded(name, self._origins)
+        counts = self._origins.get(key)
+        if counts is None:
+            counts = self._origins[key] = OriginCounts()
+        return counts
+
+    def refused(self, flag: str) -> None:
+        """A connection was turned away before it had a tunnel; `flag` says why."""
+        flag = flag if flag in self._refused else UNKNOWN
+        self._refused[flag] = self._refused.get(flag, 0) + 1
+
+    def tunnel_setup(self, seconds: float) -> None:
+        """A tunnel took `seconds` to open."""
+        self._setup.observe(seconds)
+
+    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
+        """Adds the gauge `name`; every scrape calls `read`. For bounds, and for what came up against them."""
+        gauge = prometheus_client.Gauge(name, documentation, registry=self._registry)
+        gauge.set_function(read)
+
+    def render(self, accept: str) -> tuple[str, bytes]:
+        """The content type and body of a scrape: OpenMetrics if `accept` (a request's header) names it."""
+        # The library is told what we chose, not the header: it would answer with the version it finds there.
+        encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+        return content_type, encoder(self._registry)
+
+    def _families(self) -> Iterator[Metric]:
+        routes, origins = self._routes.items(), self._origins.items()
+        by_route, by_origin = ("route",), ("origin",)
+        yield _counter("hbone_tunnels_opened", by_route, ((route, c.opened_total) for route, c in routes))
+        yield _counter(
+            "hbone_tunnels_closed",
+            ("route", "flags"),
+            ((route, flag, n) for route, c in routes for flag, n in c.closed_by_flag.items()),
+        )
+        yield _gauge("hbone_tunnels_open", by_route, ((route, c.open) for route, c in routes))
+        yield _counter("hbone_sent_bytes", by_route, ((route, c.sent_bytes) for route, c in routes))
+        yield _counter("hbone_received_bytes", by_route, ((route, c.received_bytes) for route, c in routes))
+        yield _counter("hbone_connections_refused", ("flags",), self._refused.items())
+        yield _gauge("hbone_upstream_connections", by_origin, ((name, c.open) for name, c in origins))
+        yield _counter(
+            "hbone_upstream_connections_opened", by_origin, ((name, c.opened_total) for name, c in origins)
+        )
+        yield from self._istio_families()
+
+    def _istio_families(self) -> Iterator[Metric]:
+        labels = ("reporter", "response_flags")
+        routes = self._routes.values()
+        opened = sum(c.opened_total for c in routes)
+        closed = Counter({NO_FLAG: 0})
+        for counts in routes:
+            closed.update(counts.closed_by_flag)
+        to_client = sum(c.received_bytes for c in routes)
+        from_client = sum(c.sent_bytes for c in routes)
+        me = self._reporter
+        yield _counter("istio_tcp_connections_opened", labels, [(me, NO_FLAG, opened)])
+        yield _counter("istio_tcp_connections_closed", labels, ((me, flag, n) for flag, n in closed.items()))
+        yield _counter("istio_tcp_sent_bytes", labels, [(me, NO_FLAG, to_client)])
+        yield _counter("istio_tcp_received_bytes", labels, [(me, NO_FLAG, from_client)])
+        yield _gauge("istio_build", ("component", "tag"), [(self._component, self._tag, 1)])
+
+
+class _Scrape(Collector):
+    """Lets the registry ask for the metrics that are made from plain integers."""
+
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families()
+
+
+# What the metrics made from plain integers mean; `_total` is added to counters.
+_DOCUMENTATION = {
+    "hbone_tunnels_opened": "Tunnels opened.",
+    "hbone_tunnels_closed": "Tunnels ended, by response flag.",
+    "hbone_tunnels_open": "Tunnels that are open now.",
+    "hbone_sent_bytes": "Bytes carried towards the service.",
+    "hbone_received_bytes": "Bytes carried from the service.",
+    "hbone_connections_refused": "Connections turned away before they had a tunnel, by response flag.",
+    "hbone_upstream_connections": "HTTP/2 connections that are open now.",
+    "hbone_upstream_connections_opened": "HTTP/2 connections opened.",
+    "istio_tcp_connections_opened": "Tunnels opened, as Istio counts connections.",
+    "istio_tcp_connections_closed": "Tunnels ended, as Istio counts connections.",
+    "istio_tcp_sent_bytes": "Bytes of responses: carried towards the client.",
+    "istio_tcp_received_bytes": "Bytes of requests: carried from the client.",
+    "istio_build": "Component and version; always 1.",
+}
+
+
+def _counter(name: str, labels: tuple[str, ...], rows: Iterable[tuple[str | int, ...]]) -> Metric:
+    return _filled(CounterMetricFamily(name, _DOCUMENTATION[name], labels=labels), rows)
+
+
+def _gauge(name: str, labels: tuple[str, ...], rows: Iterable[tuple[str | int, ...]]) -> Metric:
+    return _filled(GaugeMetricFamily(name, _DOCUMENTATION[name], labels=labels), rows)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, rows: Iterable[tuple[str | int, ...]]) -> Metric:
+    """`family` with a sample for each row, its label values before its number."""
+    for *values, number in rows:
+        family.add_metric([str(value) for value in values], float(number))
+    return family
+
+
+def _bounded(name: str, table: Mapping[str, object]) -> str:
+    return name if name in table or len(table) < MAX_LABELS else OTHER
+
+
+def _tag() -> str:
+    try:
+        return version("hbone")
+    except PackageNotFoundError:
+        return UNKNOWN

@@ -1,0 +1,359 @@
+"""What deploy/ promises, held against the code: ports, names of settings, deadlines, versions, file names.
+
+Nothing here needs a cluster, a registry or a network. Whether Kubernetes and Cloud Run take the manifests is
+for them to say.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.settings import CERTIFICATES_FILE, ENVIRONMENT, PRIVATE_KEY_FILE, ROOTS_FILE, from_env
+from gateway.config import GatewayConfig, parse
+from gateway.routes import RouteTable
+from shared import ports
+from shared.wire import istio_sni
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+K8S = DEPLOY / "k8s"
+MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
+CLOUD_RUN = sorted((DEPLOY / "cloudrun").glob("*.yaml"))
+DOCKERFILES = sorted(DEPLOY.rglob("Dockerfile"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+GATEWAY_PORTS = {
+    "tls-istio": ports.SNI_ISTIO,
+    "tls-sni": ports.SNI,
+    "http-metrics": ports.METRICS,
+    "http-health": ports.HEALTH,
+}
+
+every_manifest = pytest.mark.parametrize(
+    "path", MANIFESTS, ids=lambda path: path.relative_to(DEPLOY).as_posix()
+)
+every_cloud_run = pytest.mark.parametrize("path", CLOUD_RUN, ids=lambda path: path.name)
+every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+
+
+def k8s(name: str) -> Any:
+    return yaml.safe_load((K8S / name).read_text())
+
+
+def gateway_pod() -> Any:
+    return k8s("deployment.yaml")["spec"]["template"]["spec"]
+
+
+def gateway_config() -> GatewayConfig:
+    path = K8S / "hgate.yaml"
+    return parse(path.read_text(), str(path))
+
+
+def readme_yaml() -> dict[str, Any]:
+    """The documents of the README's YAML example, by kind."""
+    (example,) = re.findall(
+        r"^```yaml\n(.*?)^```$", (DEPLOY / "README.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return {document["kind"]: document for document in yaml.safe_load_all(example)}
+
+
+def ingress_container(service: Any) -> Any:
+    """The one container that Cloud Run sends requests to: only it may have a port."""
+    (container,) = [c for c in service["spec"]["template"]["spec"]["containers"] if "ports" in c]
+    return container
+
+
+def values_of(key: str, node: Any) -> Iterator[Any]:
+    """All values that stand under `key`, at any depth."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from values_of(key, value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from values_of(key, item)
+
+
+def instructions(dockerfile: Path) -> list[list[str]]:
+    """The instructions of a Dockerfile as words, continued lines joined, comments left out."""
+    lines = [line for line in dockerfile.read_text().splitlines() if not line.startswith("#")]
+    return [line.split() for line in "\n".join(lines).replace("\\\n", " ").splitlines() if line.strip()]
+
+
+# All files.
+
+
+@every_manifest
+def test_what_a_user_has_to_replace_has_a_comment_above(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        if re.search(r"\b(PROJECT|PROJECT_NUMBER|REGION)\b", line) and not line.lstrip().startswith("#"):
+            assert above.lstrip().startswith("#"), f"{path.name}: {line.strip()}"
+
+
+@every_manifest
+def test_images_have_a_fixed_version_and_ours_is_the_project_s(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    for image in values_of("image", document):
+        name, _, tag = image.rpartition(":")
+        assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", tag), image
+        if "/hbone/" in name:
+            assert tag == PROJECT["version"], image
+    for version in values_of("app.kubernetes.io/version", document):
+        assert version == PROJECT["version"]
+
+
+def test_versions_in_the_texts_are_the_project_s() -> None:
+    named = [
+        (path.name, version)
+        for path in (DEPLOY / "README.md", *DOCKERFILES, *MANIFESTS)
+        for version in re.findall(r"\b(?:hgate|krun):([0-9][0-9.]*[0-9])", path.read_text())
+    ]
+    assert named
+    assert {version for _, version in named} == {PROJECT["version"]}, named
+
+
+# The gateway on Kubernetes.
+
+
+def test_kustomization_takes_every_file() -> None:
+    kustomization = k8s("kustomization.yaml")
+    (config_map,) = kustomization["configMapGenerator"]
+    taken = ["kustomization.yaml", *kustomization["resources"], *config_map["files"]]
+    assert sorted(taken) == sorted(path.name for path in K8S.iterdir())
+
+
+def test_selectors_find_the_pods() -> None:
+    labels = k8s("deployment.yaml")["spec"]["template"]["metadata"]["labels"].items()
+    selectors = [
+        k8s("deployment.yaml")["spec"]["selector"]["matchLabels"],
+        k8s("service.yaml")["spec"]["selector"],
+        k8s("pdb.yaml")["spec"]["selector"]["matchLabels"],
+        k8s("networkpolicy.yaml")["spec"]["podSelector"]["matchLabels"],
+        *(rule["labelSelector"]["matchLabels"] for rule in gateway_pod()["topologySpreadConstraints"]),
+    ]
+    assert all(selector and selector.items() <= labels for selector in selectors)
+
+
+def test_names_hold_together() -> None:
+    pod = gateway_pod()
+    (config_map,) = k8s("kustomization.yaml")["configMapGenerator"]
+    assert pod["serviceAccountName"] == k8s("serviceaccount.yaml")["metadata"]["name"]
+    assert pod["volumes"] == [{"name": "config", "configMap": {"name": config_map["name"]}}]
+
+
+def test_the_pod_starts_with_the_file_of_the_config_map() -> None:
+    (container,) = gateway_pod()["containers"]
+    (mount,) = container["volumeMounts"]
+    (file,) = k8s("kustomization.yaml")["configMapGenerator"][0]["files"]
+    assert container["args"] == ["--config", f"{mount['mountPath']}/{file}"]
+
+
+def test_the_pod_declares_the_ports_that_the_gateway_listens_on() -> None:
+    (container,) = gateway_pod()["containers"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == GATEWAY_PORTS
+    config = gateway_config()
+    assert [address.port for address in config.listen] == [ports.SNI_ISTIO, ports.SNI]
+    assert config.metrics is not None and config.metrics.port == ports.METRICS
+    assert config.health is not None and config.health.port == ports.HEALTH
+
+
+def test_admin_stays_on_loopback() -> None:
+    admin = gateway_config().admin
+    assert admin is not None
+    assert (admin.host, admin.port) == ("127.0.0.1", ports.ADMIN)
+
+
+def test_service_and_policy_open_the_tls_ports() -> None:
+    tls_ports = {name: port for name, port in GATEWAY_PORTS.items() if name.startswith("tls-")}
+    service = k8s("service.yaml")["spec"]["ports"]
+    assert {port["targetPort"]: port["port"] for port in service} == tls_ports
+    clients, scrapers = k8s("networkpolicy.yaml")["spec"]["ingress"]
+    assert sorted(port["port"] for port in clients["ports"]) == sorted(tls_ports.values())
+    assert [port["port"] for port in scrapers["ports"]] == [ports.METRICS]
+    # A rule without `from` would let everybody in.
+    assert clients["from"] and scrapers["from"]
+
+
+def test_probes_ask_a_declared_port() -> None:
+    (container,) = gateway_pod()["containers"]
+    probes = {
+        name: container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    declared = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert {declared[probe["port"]] for probe in probes.values()} == {ports.HEALTH}
+    assert probes["readinessProbe"]["path"] == "/healthz/ready"
+    assert probes["livenessProbe"]["path"] == probes["startupProbe"]["path"] == "/healthz/live"
+
+
+def test_the_drain_ends_before_the_pod_is_killed() -> None:
+    assert gateway_config().limits.drain_timeout_s < gateway_pod()["terminationGracePeriodSeconds"]
+
+
+def test_the_pod_has_no_rights_it_does_not_need() -> None:
+    pod = gateway_pod()
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+# The way of a mesh Service through the gateway to Cloud Run.
+
+
+def test_the_example_service_is_routed_to_the_example_on_cloud_run() -> None:
+    objects = readme_yaml()
+    named = objects["Service"]["metadata"]
+    (port,) = objects["Service"]["spec"]["ports"]
+    host = objects["DestinationRule"]["spec"]["host"]
+    destination = istio_sni.parse(f"outbound_.{port['port']}_._.{host}")
+    target = RouteTable(gateway_config().routes).match(destination)
+    service = yaml.safe_load((DEPLOY / "cloudrun" / "service.yaml").read_text())
+    assert host.startswith(f"{named['name']}.{named['namespace']}.")
+    assert target.host.startswith(f"{service['metadata']['name']}-")
+    assert target.path == f"/_hbone/{ports.INBOUND_MTLS}"
+    assert (target.method, target.token.kind) == ("POST", "audience")
+    assert target.token.value.lower() == f"https://{target.host}"
+
+
+def test_the_example_entry_leads_to_the_gateway() -> None:
+    objects = readme_yaml()
+    entry = objects["WorkloadEntry"]["spec"]
+    (port,) = objects["Service"]["spec"]["ports"]
+    assert entry["ports"] == {port["name"]: ports.SNI_ISTIO}
+    assert entry["labels"] == objects["Service"]["spec"]["selector"]
+
+
+@every_cloud_run
+def test_clients_leave_before_cloud_run_ends_the_tunnel(path: Path) -> None:
+    policy = readme_yaml()["DestinationRule"]["spec"]["trafficPolicy"]
+    spec = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+    assert policy["tls"] == {"mode": "ISTIO_MUTUAL"}
+    assert (
+        int(policy["connectionPool"]["tcp"]["maxConnectionDuration"].removesuffix("s"))
+        < spec["timeoutSeconds"]
+    )
+
+
+# Cloud Run.
+
+
+@every_cloud_run
+def test_krun_takes_the_requests_as_h2c(path: Path) -> None:
+    container = ingress_container(yaml.safe_load(path.read_text()))
+    assert container["command"] == ["krun"]
+    assert container["ports"] == [{"name": "h2c", "containerPort": ports.HBONE_H2C}]
+    assert container["startupProbe"]["tcpSocket"] == {"port": ports.HBONE_H2C}
+
+
+@every_cloud_run
+def test_krun_understands_its_environment(path: Path) -> None:
+    container = ingress_container(yaml.safe_load(path.read_text()))
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
+    for name in environment:
+        assert any(fnmatch(name, known) for known in ENVIRONMENT), name
+    settings = from_env(environment)
+    assert settings.listen.port == ports.HBONE_H2C
+    assert settings.inbound_listen.port == ports.INBOUND_MTLS
+    assert settings.xds is None
+    assert settings.allow
+    assert [str(settings.certificates)] == [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+@every_cloud_run
+def test_the_secret_has_the_files_that_krun_reads(path: Path) -> None:
+    service = yaml.safe_load(path.read_text())
+    (volume,) = service["spec"]["template"]["spec"]["volumes"]
+    files = [item["path"] for item in volume["secret"]["items"]]
+    assert files == [CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE]
+    # The README adds the secret's versions in the order in which the manifest numbers them.
+    assert re.findall(r"--data-file (\S+)", (DEPLOY / "README.md").read_text()) == files
+    assert [item["key"] for item in volume["secret"]["items"]] == ["1", "2", "3"]
+
+
+@every_cloud_run
+def test_only_invited_callers_come_in(path: Path) -> None:
+    annotations = yaml.safe_load(path.read_text())["metadata"]["annotations"]
+    assert annotations == {"run.googleapis.com/ingress": "internal"}
+
+
+@every_cloud_run
+def test_startup_probes_fit_into_cloud_run_s_four_minutes(path: Path) -> None:
+    probes = list(values_of("startupProbe", yaml.safe_load(path.read_text())))
+    assert probes
+    assert all(probe["periodSeconds"] * probe["failureThreshold"] <= 240 for probe in probes)
+
+
+def test_the_sidecar_starts_after_the_app() -> None:
+    service = yaml.safe_load((DEPLOY / "cloudrun" / "sidecar.yaml").read_text())
+    template = service["spec"]["template"]
+    krun, app = template["spec"]["containers"]
+    order = yaml.safe_load(template["metadata"]["annotations"]["run.googleapis.com/container-dependencies"])
+    assert order == {krun["name"]: [app["name"]]}
+    # Where krun looks for the app without being told, and where the probe that it waits for knocks.
+    assert app["env"] == [{"name": "PORT", "value": str(ports.APP)}]
+    assert app["startupProbe"]["tcpSocket"] == {"port": ports.APP}
+
+
+# Images.
+
+
+@every_dockerfile
+def test_the_image_starts_the_command_of_its_folder(path: Path) -> None:
+    command = path.parent.name
+    assert instructions(path)[-1] == ["ENTRYPOINT", f'["{command}"]']
+    assert command in PROJECT["scripts"]
+    assert ["USER", "65532:65532"] in instructions(path)
+
+
+@every_dockerfile
+def test_the_base_image_is_one_fixed_version(path: Path) -> None:
+    words = instructions(path)
+    (base,) = [
+        word for name, *rest in words if name == "ARG" for word in rest if word.startswith("PYTHON_IMAGE=")
+    ]
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.12\.[0-9]+-slim-[a-z]+", base)
+    assert [name for instruction, name, *_ in words if instruction == "FROM"] == ["${PYTHON_IMAGE}"] * 2
+
+
+@every_dockerfile
+def test_everything_copied_is_there_and_reaches_the_build(path: Path) -> None:
+    ignore = (ROOT / ".dockerignore").read_text().split("\n")
+    copied = [
+        source
+        for name, *arguments in instructions(path)
+        if name == "COPY" and not arguments[0].startswith("--from=")
+        for source in arguments[:-1]
+    ]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    assert [source for source in copied if f"!{source}" not in ignore] == []
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert {name.removesuffix("*") for name in packages["include"]} <= set(copied)
+    assert {"pyproject.toml", PROJECT["readme"]} <= set(copied)
+
+
+def test_envoy_is_an_extra_that_krun_s_image_can_leave_out() -> None:
+    words = instructions(DEPLOY / "krun" / "Dockerfile")
+    assert ["ARG", "ENVOY=1"] in words
+    (run,) = [" ".join(line) for line in words if line[0] == "RUN"]
+    extras = {extra for word in shlex.split(run) for extra in re.findall(r"\[(\w+)\]", word)}
+    assert extras == {"envoy"} <= set(PROJECT["optional-dependencies"])

@@ -1,0 +1,469 @@
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import MAX_ROUTES, GatewayConfig, Limits, load, parse
+from gateway.routes import Route, RouteTable, Template, TokenRule, TunnelUrl
+from gateway.yaml_nodes import MAX_FILE_BYTES
+from shared.errors import ConfigError
+from shared.net.address import Address
+
+# The example of README and of the design, with everything that a file can hold.
+EXAMPLE = """\
+listen: ["0.0.0.0:15443", "0.0.0.0:15442"]
+admin: "127.0.0.1:15000"
+metrics: "0.0.0.0:15020"
+health: "0.0.0.0:15021"
+routes:                       # first match wins; no match: the connection is refused, no token is minted
+  - host: "*.fortio.svc.cluster.local"     # glob on HOST of outbound_.PORT_.SUBSET_.HOST, or on the bare name
+    tunnel: "https://{service}.a.run.app/_hbone/15003"    # {service} {namespace} {port} {subset} {host}
+    connect: "127.0.0.1:24443"             # dial here, not the URL's host (private endpoint, tests)
+    ca: "ca.pem"                           # trust for the outer TLS, default: the system's
+    token: {audience: "https://{service}.a.run.app"}      # or {file: "token.jwt"}, or none
+    method: POST                           # or CONNECT
+  - host: "istiod.istio-system.svc"
+    forward: "istiod.istio-system.svc:15012"   # raw TCP after the peek, no tunnel: the spliced path
+"""
+TUNNEL = "  tunnel: https://a.run.app/_hbone/15003"
+
+
+@pytest.fixture(scope="session")
+def ca_pem() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test CA")])
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=365))
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, ca_pem: bytes) -> Path:
+    """A folder with files that settings may name."""
+    (tmp_path / "ca.pem").write_bytes(ca_pem)
+    (tmp_path / "two.pem").write_bytes("# Zürich\n".encode() + ca_pem + b"\n" + ca_pem)
+    (tmp_path / "empty.pem").write_bytes(b"")
+    (tmp_path / "text.pem").write_bytes(b"no certificate here\n")
+    (tmp_path / "cut.pem").write_bytes(ca_pem[: len(ca_pem) // 2])
+    (tmp_path / "folder.pem").mkdir()
+    os.mkfifo(tmp_path / "pipe.pem")
+    return tmp_path
+
+
+def one_route(config: GatewayConfig) -> Route:
+    (route,) = config.routes
+    return route
+
+
+def test_the_example(folder: Path) -> None:
+    file = folder / "hgate.yaml"
+    file.write_text(EXAMPLE)
+    assert load(file) == GatewayConfig(
+        listen=(Address("0.0.0.0", 15443), Address("0.0.0.0", 15442)),
+        admin=Address("127.0.0.1", 15000),
+        metrics=Address("0.0.0.0", 15020),
+        health=Address("0.0.0.0", 15021),
+        routes=(
+            Route(
+                host="*.fortio.svc.cluster.local",
+                tunnel=TunnelUrl.parse("https://{service}.a.run.app/_hbone/15003"),
+                connect=Address("127.0.0.1", 24443),
+                ca=folder / "ca.pem",
+                token=TokenRule(audience=Template.parse("https://{service}.a.run.app")),
+                method="POST",
+                line=6,
+            ),
+            Route(
+                host="istiod.istio-system.svc",
+                forward=Address("istiod.istio-system.svc", 15012),
+                line=12,
+            ),
+        ),
+    )
+
+
+def test_the_defaults_are_the_example_s(folder: Path) -> None:
+    full = parse(EXAMPLE, str(folder / "hgate.yaml"))
+    short = parse("routes: []", "hgate.yaml")
+    assert short.routes == ()
+    assert (short.listen, short.admin, short.metrics, short.health, short.limits) == (
+        full.listen,
+        full.admin,
+        full.metrics,
+        full.health,
+        Limits(),
+    )
+    limits = Limits()
+    assert (limits.hello_timeout_s, limits.connect_timeout_s) == (10.0, 10.0)
+    assert (limits.response_timeout_s, limits.drain_timeout_s) == (30.0, 25.0)
+    assert (limits.max_connections, limits.streams_per_connection) == (10_000, 100)
+
+
+def test_listeners() -> None:
+    config = parse(
+        'listen: ["[::]:15443", localhost:0, localhost:0]\nadmin: off\nmetrics: "off"\n'
+        "health: 127.0.0.1:0\nroutes: []",
+        "f.yaml",
+    )
+    assert config.listen == (Address("::", 15443), Address("localhost", 0), Address("localhost", 0))
+    assert (config.admin, config.metrics, config.health) == (None, None, Address("127.0.0.1", 0))
+
+
+def test_limits() -> None:
+    config = parse(
+        "routes: []\nlimits: {hello_timeout: 500ms, connect_timeout: 3, response_timeout: 5m,"
+        " drain_timeout: 0, max_connections: 5, streams_per_connection: 7}",
+        "f.yaml",
+    )
+    assert config.limits == Limits(0.5, 3.0, 300.0, 0.0, 5, 7)
+    assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ("tunnel: 'https://{service}.a.run.app/p'", "https://{service}.a.run.app"),
+        ("tunnel: 'https://a.run.app:8443/p'", "https://a.run.app"),
+        ("tunnel: 'https://[::1]:8443/p'", "https://[::1]"),
+        ("tunnel: 'http://a.run.app/p'", None),
+        ("tunnel: 'https://a.run.app/p'\n  token: none", None),
+        ("tunnel: 'https://a.run.app/p'\n  token: {audience: any free text}", "any free text"),
+        ("tunnel: 'http://a.run.app/p'\n  token: {audience: '{host}'}", "{host}"),
+    ],
+)
+def test_the_audience(fields: str, token: str | None) -> None:
+    rule = one_route(parse(f"routes:\n- host: a\n  {fields}", "f.yaml")).token
+    assert rule == TokenRule(audience=None if token is None else Template.parse(token))
+
+
+def test_files_are_relative_to_the_file_that_names_them(folder: Path) -> None:
+    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: two.pem\n  token: {{file: run/token.jwt}}"
+    route = one_route(parse(text, str(folder / "hgate.yaml")))
+    assert route.ca == folder / "two.pem"
+    # A token file may be written later.
+    assert route.token == TokenRule(file=folder / "run" / "token.jwt")
+    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: {folder}/ca.pem\n  token: {{file: /run/token.jwt}}"
+    route = one_route(parse(text, "f.yaml"))
+    assert (route.ca, route.token.file) == (folder / "ca.pem", Path("/run/token.jwt"))
+
+
+def test_paths_do_not_depend_on_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    route = one_route(parse(f"routes:\n- host: a\n{TUNNEL}\n  ca: ca.pem", "hgate.yaml"))
+    assert route.ca == folder / "ca.pem"
+
+
+def test_methods_and_case() -> None:
+    route = one_route(parse(f"routes:\n- host: '*.Demo.SVC'\n{TUNNEL}\n  method: CONNECT", "f.yaml"))
+    assert (route.host, route.method, route.line) == ("*.demo.svc", "CONNECT", 2)
+
+
+def test_as_many_routes_as_allowed() -> None:
+    routes = "".join(f"- host: a{index}\n  forward: b:1\n" for index in range(MAX_ROUTES))
+    assert len(RouteTable(parse("routes:\n" + routes, "f.yaml").routes).routes) == MAX_ROUTES
+
+
+HOST_ONLY = "routes:\n- host: a\n"
+
+
+def route_with(*fields: str) -> str:
+    """A file with one route to a.run.app, which begins in line 2, and these fields from line 4 on."""
+    return "".join([HOST_ONLY, TUNNEL, *(f"\n  {field}" for field in fields)])
+
+
+def tunnel_to(url: str) -> str:
+    """A file with one route to this URL, which stands in line 3."""
+    return f"{HOST_ONLY}  tunnel: '{url}'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # The file as a whole.
+        ("", "F: is empty"),
+        ("- a", "F:1: must be a mapping of fields, not a list"),
+        ("listen: []\nroutes: []", "F:1: listen: needs at least one address"),
+        ("admin: off", "F:1: routes: missing, write routes: [] to refuse every name"),
+        ("routes:", "F:1: routes: must be a list, not nothing"),
+        ("routes: {}", "F:1: routes: must be a list, not a mapping"),
+        ("routes: []\nroute: []", "F:2: route: unknown field, did you mean routes?"),
+        ("routes: []\n\nroutes: []", "F:3: routes: given twice, the first time in line 1"),
+        # Listeners.
+        ("routes: []\nlisten: 0.0.0.0:1", "F:2: listen: must be a list, not a text"),
+        ("routes: []\nlisten:\n- a:1\n- a", "F:4: listen[1]: no port: write HOST:PORT"),
+        ("routes: []\nlisten:\n- a:1\n- a:1", "F:4: listen[1]: a:1 stands in the list twice"),
+        ("routes: []\nlisten: [" + "'a:0'," * 17 + "]", "F:2: listen: has 17 entries, more than 16"),
+        ("routes: []\nadmin: on", "F:2: admin: no port: write HOST:PORT"),
+        ("routes: []\nadmin:", "F:2: admin: has no value"),
+        ("routes: []\nmetrics: ::1:80", "F:2: metrics: an IPv6 address needs brackets: write [IPV6]:PORT"),
+        ("routes: []\nhealth: a:65536", "F:2: health: port '65536' is not in 0..65535"),
+        (
+            "routes: []\nmetrics: 127.0.0.1:15000",
+            "F:2: metrics: 127.0.0.1:15000 is the address of both admin and metrics",
+        ),
+        (
+            "routes: []\nlisten: ['0.0.0.0:15021']",
+            "F:2: listen: 0.0.0.0:15021 is the address of both listen and health",
+        ),
+        # Limits.
+        ("routes: []\nlimits: 5", "F:2: limits: must be a mapping of fields, not a number"),
+        (
+            "routes: []\nlimits:\n  helo_timeout: 1s",
+            "F:3: limits.helo_timeout: unknown field, did you mean hello_timeout?",
+        ),
+        (
+            "routes: []\nlimits:\n  hello_timeout: 0",
+            "F:3: limits.hello_timeout: must be between 0.001s and 3600s, not 0",
+        ),
+        (
+            "routes: []\nlimits:\n  drain_timeout: 2h",
+            "F:3: limits.drain_timeout: must be between 0s and 3600s, not 2h",
+        ),
+        (
+            "routes: []\nlimits:\n  connect_timeout: soon",
+            "F:3: limits.connect_timeout: must be a duration such as 10s, 500ms or 5m, not 'soon'",
+        ),
+        (
+            "routes: []\nlimits:\n  max_connections: 0",
+            "F:3: limits.max_connections: must be in 1..1000000, not 0",
+        ),
+        (
+            "routes: []\nlimits:\n  streams_per_connection: many",
+            "F:3: limits.streams_per_connection: must be a whole number, not 'many'",
+        ),
+        # Routes.
+        ("routes:\n- a", "F:2: routes[0]: must be a mapping of fields, not a text"),
+        ("routes:\n- tunnel: https://a/b", "F:2: routes[0].host: missing"),
+        (HOST_ONLY, "F:2: routes[0]: needs tunnel or forward"),
+        (
+            route_with("forward: b:1"),
+            "F:4: routes[0].forward: cannot stand beside tunnel, take one of them",
+        ),
+        (
+            route_with("tunel: x"),
+            "F:4: routes[0].tunel: unknown field, did you mean tunnel?",
+        ),
+        (
+            f"{HOST_ONLY}  forward: b:1\n  token: none",
+            "F:4: routes[0].token: has no meaning beside forward, only beside tunnel",
+        ),
+        (
+            f"{HOST_ONLY}  method: POST\n  forward: b:1",
+            "F:3: routes[0].method: has no meaning beside forward, only beside tunnel",
+        ),
+        (f"{HOST_ONLY}  forward: b", "F:3: routes[0].forward: no port: write HOST:PORT"),
+        (f"{HOST_ONLY}  forward: b:0", "F:3: routes[0].forward: port 0 cannot be dialled"),
+        (
+            f"{HOST_ONLY}  forward: b:1\n- host: A\n  forward: b:2",
+            "F:4: routes[1]: is never reached: routes[0] has the same host",
+        ),
+        (
+            "routes:\n" + "- {}\n" * (MAX_ROUTES + 1),
+            "F:2: routes: has 1001 entries, more than 1000",
+        ),
+        # Hosts.
+        (
+            "routes:\n- host: outbound_.8080_._.a.b\n  forward: b:1",
+            "F:2: routes[0].host: only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out",
+        ),
+        (
+            "routes:\n- host: a:8080\n  forward: b:1",
+            "F:2: routes[0].host: a host has only letters, digits, dots, hyphens, underscores and *",
+        ),
+        (
+            "routes:\n- host: a..b\n  forward: b:1",
+            "F:2: routes[0].host: has an empty label: two dots in a row, or one at an end",
+        ),
+        (
+            "routes:\n- host: '" + "*a" * 9 + "'\n  forward: b:1",
+            "F:2: routes[0].host: has 9 stars, more than 8",
+        ),
+        (
+            "routes:\n- host: 8080\n  forward: b:1",
+            "F:2: routes[0].host: must be a text, not a number: put it in quotes",
+        ),
+        # Tunnel URLs.
+        (tunnel_to("a.run.app/b"), "F:3: routes[0].tunnel: must begin with https:// or http://"),
+        (tunnel_to("ftp://a/b"), "F:3: routes[0].tunnel: must begin with https:// or http://"),
+        (
+            tunnel_to("https://{service}.a.run.app"),
+            "F:3: routes[0].tunnel: has no path: did you mean /_hbone/15003 at its end?",
+        ),
+        (tunnel_to("https://a/b?c"), "F:3: routes[0].tunnel: must have no query (?)"),
+        (tunnel_to("https://a/b#c"), "F:3: routes[0].tunnel: must have no fragment (#)"),
+        (tunnel_to("https://u:secret@a/b"), "F:3: routes[0].tunnel: must have no user information (@)"),
+        (tunnel_to("https:///b"), "F:3: routes[0].tunnel: the host name is empty"),
+        (tunnel_to("https://a:0/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://a:/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://a:8{port}/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://[::1]8/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://[::1/b"), "F:3: routes[0].tunnel: the bracket of the IPv6 address is not closed"),
+        (tunnel_to("https://[{host}]/b"), "F:3: routes[0].tunnel: '{host}' is no IPv6 address"),
+        (
+            tunnel_to("https://a b/c"),
+            "F:3: routes[0].tunnel: 'a b' is no host name: 'a b' has a character out of place",
+        ),
+        (
+            tunnel_to("https://10.0.0.256/c"),
+            "F:3: routes[0].tunnel: '10.0.0.256' is no host name: it reads as an IPv4 address",
+        ),
+        (
+            tunnel_to("https://{servce}.a/b"),
+            "F:3: routes[0].tunnel: unknown placeholder {servce}, did you mean {service}?",
+        ),
+        (
+            tunnel_to("https://a/{}"),
+            "F:3: routes[0].tunnel: unknown placeholder {},"
+            " known are {service} {namespace} {port} {subset} {host}",
+        ),
+        (
+            tunnel_to("https://{service.a/b"),
+            "F:3: routes[0].tunnel: a brace has no partner: placeholders look like {service}",
+        ),
+        (
+            tunnel_to("https://a/{{port}}"),
+            "F:3: routes[0].tunnel: a brace has no partner: placeholders look like {service}",
+        ),
+        (
+            tunnel_to("https://a/b c"),
+            "F:3: routes[0].tunnel: the path has a character that needs %XX, or a % without two hex digits",
+        ),
+        (
+            tunnel_to("https://a/%{port}"),
+            "F:3: routes[0].tunnel: the path has a character that needs %XX, or a % without two hex digits",
+        ),
+        (tunnel_to("https://a/b/../c"), "F:3: routes[0].tunnel: the path must have no . or .. segments"),
+        # The rest of a tunnel.
+        (route_with("connect: b:0"), "F:4: routes[0].connect: port 0 cannot be dialled"),
+        (route_with("method: GET"), "F:4: routes[0].method: must be POST or CONNECT, not 'GET'"),
+        # What may be a token is not repeated.
+        (
+            route_with("token: eyJhbGciOi"),
+            "F:4: routes[0].token: must be none, {audience: TEMPLATE} or {file: PATH}",
+        ),
+        (route_with("token:"), "F:4: routes[0].token: has no value"),
+        (route_with("token: {}"), "F:4: routes[0].token: needs audience or file"),
+        (
+            route_with("token:", "  audience: a", "  file: b"),
+            "F:6: routes[0].token.file: cannot stand beside audience, take one of them",
+        ),
+        (
+            route_with("token: {aud: a}"),
+            "F:4: routes[0].token.aud: unknown field, known here: audience, file",
+        ),
+        (route_with("token: {audience: ''}"), "F:4: routes[0].token.audience: must not be empty"),
+        (
+            route_with("token: {audience: '{pot}'}"),
+            "F:4: routes[0].token.audience: unknown placeholder {pot}, did you mean {port}?",
+        ),
+        (route_with("token: {file: }"), "F:4: routes[0].token.file: has no value"),
+        # Certificates.
+        (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem is no file"),
+        (route_with("ca: folder.pem"), "F:4: routes[0].ca: D/folder.pem is no file"),
+        (route_with("ca: pipe.pem"), "F:4: routes[0].ca: D/pipe.pem is no file"),
+        (
+            route_with("ca: empty.pem"),
+            "F:4: routes[0].ca: D/empty.pem holds no PEM certificates that can be read",
+        ),
+        (
+            route_with("ca: text.pem"),
+            "F:4: routes[0].ca: D/text.pem holds no PEM certificates that can be read",
+        ),
+        (
+            route_with("ca: cut.pem"),
+            "F:4: routes[0].ca: D/cut.pem holds no PEM certificates that can be read",
+        ),
+        (
+            route_with(f"ca: {'a' * 300}"),
+            f"F:4: routes[0].ca: D/{'a' * 300} cannot be read: File name too long",
+        ),
+        (
+            f"{HOST_ONLY}  tunnel: http://a/b\n  ca: ca.pem",
+            "F:4: routes[0].ca: has no meaning for an http tunnel, which has no TLS",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(text: str, message: str, folder: Path) -> None:
+    file = folder / "hgate.yaml"
+    with pytest.raises(ConfigError) as caught:
+        parse(text, str(file))
+    assert str(caught.value).replace(str(file), "F").replace(str(folder), "D") == message
+
+
+def test_a_file_that_cannot_be_read(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(folder / "none.yaml")
+    assert str(caught.value) == f"{folder}/none.yaml: cannot be read: No such file or directory"
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(folder)
+
+
+def test_a_file_that_is_too_large(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is over 1048576 bytes"):
+        load(Path("/dev/zero"))
+    file = folder / "large.yaml"
+    file.write_bytes(b"routes: []\n".ljust(MAX_FILE_BYTES, b"#"))
+    assert load(file).routes == ()
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_any_content_is_taken_or_refused(content: str | bytes) -> None:
+    check(content)
+
+
+@given(st.data())
+def test_a_damaged_file_is_taken_or_refused(data: st.DataObject) -> None:
+    text = EXAMPLE
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(start + 8, len(text))))
+        piece = data.draw(
+            st.text(max_size=4) | st.sampled_from(list(":{}[]&*!|>'\"%#,\n\t -\0\x85") + PIECES)
+        )
+        text = text[:start] + piece + text[end:]
+    check(text)
+
+
+PIECES = [
+    "{port}",
+    "{",
+    "..",
+    "//",
+    "off",
+    "null",
+    "~",
+    "1e9",
+    "\n  - ",
+    ": ",
+    "routes:",
+    "- host: a\n",
+    "🎈",
+]
+
+
+def check(content: str | bytes) -> None:
+    """A configuration comes out, and a table that can be asked, or a ConfigError of one line."""
+    try:
+        config = parse(content, "none/hgate.yaml")
+    except ConfigError as error:
+        assert str(error).isprintable()
+        assert len(str(error)) < 500
+    else:
+        RouteTable(config.routes).explain("outbound_.8080_._.hello.fortio.svc.cluster.local")

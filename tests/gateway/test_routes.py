@@ -1,0 +1,447 @@
+from __future__ import annotations
+
+import fnmatch
+import string
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.routes import (
+    MAX_CACHED_TARGETS,
+    Route,
+    RouteTable,
+    Target,
+    Template,
+    Token,
+    TokenRule,
+    TunnelUrl,
+    compile_glob,
+)
+from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
+from shared.net.address import Address
+from shared.wire import istio_sni
+from shared.wire.istio_sni import Destination
+
+HELLO = Destination("hello.demo.svc.cluster.local", 8080, "v1", "outbound")
+BARE = Destination("hello.demo.svc.cluster.local", None, "", "")
+
+
+def tunnel(host: str, url: str, audience: str = "", connect: Address | None = None) -> Route:
+    token = TokenRule(audience=Template.parse(audience)) if audience else TokenRule()
+    return Route(host, tunnel=TunnelUrl.parse(url), token=token, connect=connect)
+
+
+def forward(host: str, line: int | None = None) -> Route:
+    return Route(host, forward=Address("b", 1), line=line)
+
+
+def refusal(table: RouteTable, destination: Destination) -> str:
+    with pytest.raises(NoRouteError) as caught:
+        table.match(destination)
+    assert caught.value.alert == ALERT_UNRECOGNIZED_NAME
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 600
+    return str(caught.value)
+
+
+def test_a_tunnel_s_target() -> None:
+    route = Route(
+        host="*.demo.svc.cluster.local",
+        tunnel=TunnelUrl.parse("https://{service}.{namespace}.a.run.app/_hbone/{port}/{subset}/{host}"),
+        connect=Address("127.0.0.1", 24443),
+        ca=Path("/etc/ca.pem"),
+        token=TokenRule(audience=Template.parse("https://{service}.a.run.app")),
+        method="CONNECT",
+        line=7,
+    )
+    target = RouteTable([forward("other"), route]).match(HELLO)
+    assert target == Target(
+        kind="tunnel",
+        route=1,
+        line=7,
+        dial=Address("127.0.0.1", 24443),
+        scheme="https",
+        host="hello.demo.a.run.app",
+        port=443,
+        path="/_hbone/8080/v1/hello.demo.svc.cluster.local",
+        authority="hello.demo.a.run.app",
+        ca=Path("/etc/ca.pem"),
+        token=Token("audience", "https://hello.a.run.app"),
+        method="CONNECT",
+    )
+    assert target.url == "https://hello.demo.a.run.app/_hbone/8080/v1/hello.demo.svc.cluster.local"
+
+
+def test_a_forward_s_target() -> None:
+    target = RouteTable([forward("*", line=3)]).match(HELLO)
+    assert target == Target("forward", route=0, line=3, dial=Address("b", 1))
+
+
+@pytest.mark.parametrize(
+    ("url", "authority", "dial"),
+    [
+        ("https://a.run.app/p", "a.run.app", Address("a.run.app", 443)),
+        ("https://a.run.app:443/p", "a.run.app", Address("a.run.app", 443)),
+        ("https://a.run.app:8443/p", "a.run.app:8443", Address("a.run.app", 8443)),
+        ("https://a.run.app:{port}/p", "a.run.app:8080", Address("a.run.app", 8080)),
+        ("http://A.run.app/p", "a.run.app", Address("a.run.app", 80)),
+        ("http://a.run.app:443/p", "a.run.app:443", Address("a.run.app", 443)),
+        ("https://127.0.0.1:8443/p", "127.0.0.1:8443", Address("127.0.0.1", 8443)),
+        ("https://[::1]/p", "[::1]", Address("::1", 443)),
+        ("https://[::1]:8443/p", "[::1]:8443", Address("::1", 8443)),
+        ("https://{subset}---{service}.a.run.app/p", "v1---hello.a.run.app", None),
+        ("http://{host}:{port}/p", "hello.demo.svc.cluster.local:8080", None),
+    ],
+)
+def test_where_a_url_leads(url: str, authority: str, dial: Address | None) -> None:
+    target = RouteTable([tunnel("*", url)]).match(HELLO)
+    assert target.authority == authority
+    assert target.dial == (dial or Address(target.host, target.port))
+    assert target.url == f"{target.scheme}://{authority}/p"
+
+
+def test_tokens() -> None:
+    table = RouteTable(
+        [
+            Route("a", tunnel=TunnelUrl.parse("https://b/p")),
+            Route(
+                "b", tunnel=TunnelUrl.parse("https://b/p"), token=TokenRule(file=Path("/run/{service}.jwt"))
+            ),
+            tunnel("c", "https://b/p", audience="{host}:{port}"),
+        ]
+    )
+    assert table.match(Destination("a", None, "", "")).token == Token("none")
+    assert table.match(Destination("b", None, "", "")).token == Token("file", "/run/{service}.jwt")
+    assert table.match(Destination("c", 80, "", "outbound")).token == Token("audience", "c:80")
+
+
+def test_the_first_match_decides_even_if_it_refuses() -> None:
+    table = RouteTable(
+        [
+            tunnel("hello.*", "https://a.run.app:{port}/p"),
+            forward("*.demo.svc.cluster.local", line=9),
+        ]
+    )
+    assert table.match(HELLO).route == 0
+    assert table.match(Destination("other.demo.svc.cluster.local", None, "", "")).route == 1
+    assert refusal(table, BARE) == (
+        "routes[0] cannot take hello.demo.svc.cluster.local: the name has no port, which {port} needs"
+    )
+
+
+def test_no_route() -> None:
+    assert refusal(RouteTable([]), BARE) == (
+        "no route for hello.demo.svc.cluster.local: none of 0 takes its host"
+    )
+    assert refusal(RouteTable([forward("a"), forward("b")]), HELLO) == (
+        "no route for outbound_.8080_.v1_.hello.demo.svc.cluster.local: none of 2 takes its host"
+    )
+
+
+def test_a_name_is_repeated_only_in_part_and_visibly() -> None:
+    text = refusal(RouteTable([]), Destination("é\x1b[2J\n" + "a" * 5000, None, "", ""))
+    assert text.startswith(f"no route for ??[2J?{'a' * 91}...: ")
+
+
+@pytest.mark.parametrize(
+    "missing", ["{namespace}", "{subset}", "{port}"], ids=["namespace", "subset", "port"]
+)
+def test_a_value_that_a_name_does_not_have(missing: str) -> None:
+    name = missing.strip("{}")
+    destination = Destination("hello", None, "", "")
+    for route in (
+        tunnel("*", f"https://{missing}.a.run.app/p"),
+        tunnel("*", f"https://a.run.app/p/{missing}"),
+        tunnel("*", "https://a.run.app/p", audience=f"https://{missing}.a.run.app"),
+    ):
+        assert f"the name has no {name}, which " in refusal(RouteTable([route]), destination)
+
+
+# What a client might try in order to lead a token elsewhere, or to reach another path.
+INJECTIONS = [
+    "evil.com/",
+    "evil.com#",
+    "evil.com?",
+    "evil.com:443/",
+    "a@evil.com",
+    "a%2fb",
+    "a\\b",
+    "a b",
+    "a\r\nhost: evil.com",
+    "a\0",
+    "{port}",
+    "..",
+    "../..",
+    "\u212a",  # the Kelvin sign, "k" in lower case
+    "evil\u3002com",  # an ideographic full stop, "." to IDNA
+    "[::1]",
+    "-a",
+]
+EVERYWHERE = RouteTable(
+    [
+        tunnel(
+            "*",
+            "https://{service}.{subset}.{namespace}.run.app:{port}/_hbone/{subset}/{host}",
+            audience="https://{service}.{subset}.run.app",
+        )
+    ]
+)
+
+
+@pytest.mark.parametrize("text", INJECTIONS, ids=ascii)
+def test_a_name_cannot_change_a_url(text: str) -> None:
+    refusal(EVERYWHERE, Destination(f"{text}.demo.local", 80, "v1", "outbound"))
+    refusal(EVERYWHERE, Destination(f"hello.{text}.local", 80, "v1", "outbound"))
+    refusal(EVERYWHERE, Destination(f"hello.demo.{text}", 80, "v1", "outbound"))
+    refusal(EVERYWHERE, Destination("hello.demo.local", 80, text, "outbound"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "169.254.169.254", "hello.1", "0x7f000001", "2130706433", ""])
+def test_a_name_cannot_be_an_ip_address(host: str) -> None:
+    refusal(RouteTable([tunnel("*", "http://{host}/p")]), Destination(host, None, "", ""))
+
+
+def test_labels_that_only_together_make_an_ip_address() -> None:
+    table = RouteTable([tunnel("*", "http://10.0.{namespace}.{service}/p")])
+    assert "its tunnel URL has no valid host: '10.0.2.1'" in refusal(
+        table, Destination("1.2.a", None, "", "")
+    )
+
+
+def test_a_subset_is_one_label() -> None:
+    assert "its subset evil.com is no DNS label" in refusal(
+        EVERYWHERE, Destination("hello.demo.local", 80, "evil.com", "outbound")
+    )
+
+
+def test_an_expanded_host_may_be_too_long() -> None:
+    table = RouteTable([tunnel("*", "https://{service}x.run.app/p"), tunnel("b", "https://{host}.{host}/p")])
+    assert table.match(Destination("a" * 62, None, "", "")).host == "a" * 62 + "x.run.app"
+    assert "a label has 64 characters" in refusal(table, Destination("a" * 63, None, "", ""))
+    table = RouteTable([tunnel("*", "https://{host}.{host}/p")])
+    long = ".".join(["a" * 50] * 3)
+    assert "the host name has 305 characters" in refusal(table, Destination(long, None, "", ""))
+
+
+def test_a_port_is_in_range() -> None:
+    table = RouteTable([tunnel("*", "https://a.run.app:{port}/p")])
+    for port in (0, 65536, -1):
+        assert f"its port {port} is not in 1..65535" in refusal(table, Destination("a", port, "", "outbound"))
+
+
+LABEL_TEXT = st.text(string.ascii_letters + string.digits, max_size=70) | st.text(
+    "aZ09-_./:@%{}\\ é\u212a\n", max_size=8
+)
+
+
+@given(LABEL_TEXT, LABEL_TEXT, LABEL_TEXT, st.none() | st.integers(-1, 70_000))
+def test_every_url_has_the_template_s_structure(
+    service: str, namespace: str, subset: str, port: int | None
+) -> None:
+    destination = Destination(f"{service}.{namespace}.local", port, subset, "outbound")
+    try:
+        target = EVERYWHERE.match(destination)
+    except NoRouteError as error:
+        assert str(error).isprintable()
+        return
+    service, namespace = destination.service, destination.namespace
+    assert target.host == f"{service}.{subset}.{namespace}.run.app".lower()
+    assert target.host.count(".") == 4
+    assert target.path == f"/_hbone/{subset}/{destination.host}".lower()
+    assert target.path.count("/") == 3
+    assert set(target.url) <= set(string.ascii_lowercase + string.digits + "-_./:")
+    assert target.token == Token("audience", f"https://{service}.{subset}.run.app".lower())
+
+
+@given(st.text(max_size=300))
+def test_any_server_name_is_routed_or_refused(name: str) -> None:
+    assert EVERYWHERE.explain(name).isascii()
+    try:
+        EVERYWHERE.match(istio_sni.parse(name))
+    except NoRouteError as error:
+        assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("glob", "host", "takes"),
+    [
+        ("*", "a", True),
+        ("*", "a.b.c", True),
+        ("*.demo.svc", "hello.demo.svc", True),
+        ("*.demo.svc", "a.b.demo.svc", True),
+        ("*.demo.svc", "demo.svc", False),
+        ("*.demo.svc", ".demo.svc", False),
+        ("*.demo.svc", "hello.demo.svc.evil.com", False),
+        ("*.demo.svc", "hello.demo-svc", False),
+        ("hello.*", "hello.a.b", True),
+        ("hello.*", "hello.", False),
+        ("Hello.Demo", "hello.demo", True),
+        ("hello.demo", "hello.demo\n", False),
+        ("hello", "hello2", False),
+        ("a*b*c", "a1b2c", True),
+        ("a*b*c", "abbbbc", True),
+        ("a*b*c", "abc", False),
+        ("a*b*c", "abbc", False),
+        ("a*a", "aa", False),
+        ("**", "a", False),
+        ("**", "ab", True),
+        ("*.*", "a.b", True),
+        ("*.*.*", "a.b", False),
+    ],
+)
+def test_globs(glob: str, host: str, takes: bool) -> None:
+    assert (compile_glob(glob).fullmatch(host) is not None) == takes
+
+
+@pytest.mark.parametrize(
+    ("glob", "reason"),
+    [
+        ("", "a host has only"),
+        ("a?", "a host has only"),
+        ("[ab]", "a host has only"),
+        ("a/b", "a host has only"),
+        ("{service}.a", "a host has only"),
+        ("\u212a", "a host has only"),
+        ("a\n", "a host has only"),
+        (".a", "has an empty label"),
+        ("a.", "has an empty label"),
+        ("Outbound_.80_._.a", "only HOST of"),
+        ("*" * 9, "has 9 stars, more than 8"),
+    ],
+)
+def test_globs_that_are_refused(glob: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        compile_glob(glob)
+    with pytest.raises(ValueError, match=reason):
+        RouteTable([forward(glob)])
+
+
+@given(
+    st.text("ab*", min_size=1, max_size=12).filter(lambda glob: glob.count("*") <= 8),
+    st.text("ab", max_size=16),
+)
+def test_globs_do_what_fnmatch_does(glob: str, host: str) -> None:
+    # fnmatch's star also takes nothing: "?*" takes at least one character.
+    expected = fnmatch.fnmatchcase(host, glob.replace("*", "?*"))
+    assert (compile_glob(glob).fullmatch(host) is not None) == expected
+
+
+def test_no_name_makes_a_glob_slow() -> None:
+    glob = compile_glob("*a" * 8 + ".b")
+    start = time.process_time()
+    for host in ("a" * 253, "a." * 126, "ab" * 126):
+        assert not glob.fullmatch(host)
+    # With backtracking over eight stars this takes years; 20 µs is what it does take.
+    assert time.process_time() - start < 1.0
+
+
+def test_targets_are_kept_up_to_a_bound() -> None:
+    table = RouteTable([tunnel("*", "https://{service}.a.run.app/p")])
+    first = table.match(Destination("s0", None, "", ""))
+    assert table.match(Destination("s0", None, "", "")) is first
+    for index in range(1, MAX_CACHED_TARGETS):
+        table.match(Destination(f"s{index}", None, "", ""))
+    assert table.match(Destination("s0", None, "", "")) is first
+    table.match(Destination("one-more", None, "", ""))
+    again = table.match(Destination("s0", None, "", ""))
+    assert again == first
+    assert again is not first
+
+
+def test_refused_names_do_not_push_targets_out() -> None:
+    table = RouteTable([tunnel("hello", "https://a.run.app/p")])
+    target = table.match(Destination("hello", None, "", ""))
+    for index in range(MAX_CACHED_TARGETS + 1):
+        with pytest.raises(NoRouteError):
+            table.match(Destination(f"s{index}", None, "", ""))
+    assert table.match(Destination("hello", None, "", "")) is target
+
+
+EXPLAINED = RouteTable(
+    [
+        forward("istiod.istio-system.svc", line=6),
+        Route(
+            "*.demo.svc.cluster.local",
+            tunnel=TunnelUrl.parse("https://{service}.a.run.app/_hbone/{port}"),
+            token=TokenRule(audience=Template.parse("https://{service}.a.run.app")),
+            line=8,
+        ),
+        Route("plain", tunnel=TunnelUrl.parse("http://127.0.0.1:15009/_hbone/15003")),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "outbound_.8080_._.hello.demo.svc.cluster.local",
+            [
+                "name       outbound_.8080_._.hello.demo.svc.cluster.local",
+                "parsed     host hello.demo.svc.cluster.local, port 8080, subset none, service hello,"
+                " namespace demo",
+                "routes[0] (line 6): istiod.istio-system.svc: no",
+                "routes[1] (line 8): *.demo.svc.cluster.local: takes it",
+                "goes to    POST https://hello.a.run.app/_hbone/8080",
+                "dials      hello.a.run.app:443",
+                "trusts     the system certificates",
+                "token      audience https://hello.a.run.app",
+            ],
+        ),
+        (
+            "plain",
+            [
+                "name       plain",
+                "parsed     host plain, port none, subset none, service plain, namespace none",
+                "routes[0] (line 6): istiod.istio-system.svc: no",
+                "routes[1] (line 8): *.demo.svc.cluster.local: no",
+                "routes[2]: plain: takes it",
+                "goes to    POST http://127.0.0.1:15009/_hbone/15003",
+                "dials      127.0.0.1:15009",
+                "token      none",
+            ],
+        ),
+        (
+            "istiod.istio-system.svc",
+            [
+                "name       istiod.istio-system.svc",
+                "parsed     host istiod.istio-system.svc, port none, subset none, service istiod,"
+                " namespace istio-system",
+                "routes[0] (line 6): istiod.istio-system.svc: takes it",
+                "goes to    b:1, as it is, without a tunnel",
+            ],
+        ),
+        (
+            "other",
+            [
+                "name       other",
+                "parsed     host other, port none, subset none, service other, namespace none",
+                "routes[0] (line 6): istiod.istio-system.svc: no",
+                "routes[1] (line 8): *.demo.svc.cluster.local: no",
+                "routes[2]: plain: no",
+                "refused    no route for other: none of 3 takes its host",
+            ],
+        ),
+        (
+            "hello.demo.svc.cluster.local",
+            [
+                "name       hello.demo.svc.cluster.local",
+                "parsed     host hello.demo.svc.cluster.local, port none, subset none, service hello,"
+                " namespace demo",
+                "routes[0] (line 6): istiod.istio-system.svc: no",
+                "routes[1] (line 8): *.demo.svc.cluster.local: takes it",
+                "refused    routes[1] (line 8) cannot take hello.demo.svc.cluster.local:"
+                " the name has no port, which /_hbone/{port} needs",
+            ],
+        ),
+        (
+            "a b\n",
+            ["name       a b?", "refused    server name 'a b\\n': host 'a b\\n' is no DNS name"],
+        ),
+    ],
+)
+def test_explanations(name: str, lines: list[str]) -> None:
+    assert EXPLAINED.explain(name).splitlines() == lines

@@ -1,0 +1,878 @@
+"""The TLS leg against real TLS clients: OpenSSL 4 through pyOpenSSL, OpenSSL 3 as the `openssl` command."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from OpenSSL import SSL
+
+from shared.errors import (
+    ClientHelloError,
+    ConfigError,
+    DeniedError,
+    DialError,
+    HboneError,
+    NoRouteError,
+    RefusedError,
+    StreamResetError,
+    UnavailableError,
+)
+from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
+from shared.identity.spiffe import SpiffeId
+from shared.net.legs import Buffer, Leg
+from shared.net.read_buffer import READ_BYTES
+from shared.net.tcp import reset
+from shared.net.tls_leg import RECORD_BYTES, TlsServerLeg, server_context
+from shared.wire import alerts
+
+T = TypeVar("T")
+
+PATIENCE_S = 20
+"""Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
+
+MIB = 1 << 20
+TRUST_DOMAIN = "demo.local"
+SERVER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
+CLIENT = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
+
+VERSIONS = [pytest.param(SSL.TLS1_2_VERSION, id="tls12"), pytest.param(SSL.TLS1_3_VERSION, id="tls13")]
+SUITES_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+
+
+# The client.
+
+
+def client_context(
+    authority: Authority,
+    certificate: KeyPair | None,
+    *,
+    version: int = SSL.TLS1_3_VERSION,
+    suites: str = "",
+    alpn: tuple[bytes, ...] = (),
+) -> SSL.Context:
+    """For a client that shows `certificate` and trusts `authority`."""
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_min_proto_version(version)
+    context.set_max_proto_version(version)
+    if suites:
+        context.set_tls13_ciphersuites(suites.encode())
+    if alpn:
+        context.set_alpn_protos(list(alpn))
+    if certificate is not None:
+        key = serialization.load_pem_private_key(certificate.key_pem, None)
+        context.use_certificate(x509.load_pem_x509_certificate(certificate.certificate_pem))
+        context.use_privatekey(key)  # type: ignore[arg-type]  # an EC key, as the authority makes them
+    store = context.get_cert_store()
+    assert store is not None
+    store.add_cert(authority.root)  # type: ignore[arg-type]  # takes both kinds of certificate
+    context.set_verify(SSL.VERIFY_PEER)
+    return context
+
+
+class Client:
+    """A TLS client over asyncio's streams that can end one direction, cut off and send nonsense."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: SSL.Context
+    ) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.tls = SSL.Connection(context, None)
+        self.tls.set_connect_state()
+        self._stuck = asyncio.Event()
+
+    async def shake(self) -> None:
+        """Completes the handshake, as far as the client can tell."""
+        await self._until_done(self.tls.do_handshake)
+
+    def send(self, data: bytes) -> None:
+        self.tls.sendall(data)
+        self._flush()
+
+    async def send_all(self, data: bytes) -> None:
+        for start in range(0, len(data), READ_BYTES):
+            self.send(data[start : start + READ_BYTES])
+            if self.writer.transport.get_write_buffer_size():
+                self._stuck.set()
+            await self.writer.drain()
+
+    async def until_stuck(self) -> None:
+        """Waits until `send_all` finds the kernel's buffers full."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._stuck.wait()
+
+    async def receive(self) -> bytes:
+        """Some plaintext; b"" is close_notify. Raises EOFError for FIN alone, SSL.Error for an alert."""
+        try:
+            return await self._until_done(lambda: self.tls.recv(READ_BYTES))
+        except SSL.ZeroReturnError:
+            return b""
+
+    async def receive_all(self) -> bytes:
+        """All plaintext up to close_notify."""
+        data = bytearray()
+        while piece := await self.receive():
+            data += piece
+        return bytes(data)
+
+    def end(self) -> None:
+        """Sends close_notify, without FIN."""
+        self.tls.shutdown()
+        self._flush()
+
+    def cut(self) -> None:
+        """Sends FIN, without close_notify."""
+        self.writer.write_eof()
+
+    def reset(self) -> None:
+        """Sends RST."""
+        assert isinstance(self.writer.transport, asyncio.Transport)
+        reset(self.writer.transport)
+
+    async def _until_done(self, step: Callable[[], T]) -> T:
+        while True:
+            try:
+                result = step()
+            except SSL.WantReadError:
+                self._flush()
+                async with asyncio.timeout(PATIENCE_S):
+                    data = await self.reader.read(READ_BYTES)
+                if not data:
+                    raise EOFError("FIN without close_notify") from None
+                self.tls.bio_write(data)
+            else:
+                self._flush()
+                return result
+
+    def _flush(self) -> None:
+        try:
+            while True:
+                self.writer.write(self.tls.bio_read(READ_BYTES))
+        except SSL.WantReadError:
+            pass
+
+
+def reason(error: SSL.Error) -> str:
+    return str(error.args[0][0][-1])
+
+
+# The server.
+
+
+class Tunnel:
+    """The relay's end of one leg: keeps what the leg pushes, in order."""
+
+    def __init__(self, leg: TlsServerLeg) -> None:
+        self.leg = leg
+        self.data = bytearray()
+        self.end: asyncio.Future[HboneError | None] = asyncio.get_running_loop().create_future()
+        self.is_full = asyncio.Event()
+        self.has_room = asyncio.Event()
+        self.on_data: Callable[[], None] = lambda: None
+        self._news = asyncio.Condition()
+
+    def received(self, leg: Leg, data: Buffer) -> None:
+        assert leg is self.leg
+        assert not self.end.done(), "data after the end"
+        self.data += data
+        self.on_data()
+
+    def ended(self, leg: Leg) -> None:
+        self.end.set_result(None)
+
+    def failed(self, leg: Leg, error: HboneError) -> None:
+        if not self.end.done():
+            self.end.set_result(error)
+
+    def full(self, leg: Leg) -> None:
+        self.is_full.set()
+
+    def drained(self, leg: Leg) -> None:
+        self.has_room.set()
+
+    async def over(self) -> HboneError | None:
+        """Waits for `ended` (None) or `failed` (the error)."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.end
+
+
+class Bench:
+    """A listener whose legs a test joins or refuses; `async with bench(context):`."""
+
+    def __init__(self, context: SSL.Context, *, handshake_timeout_s: float = PATIENCE_S) -> None:
+        self._context = context
+        self._handshake_timeout_s = handshake_timeout_s
+        self._legs: asyncio.Queue[TlsServerLeg] = asyncio.Queue()
+        self._refusals: asyncio.Queue[HboneError] = asyncio.Queue()
+        self._open: set[TlsServerLeg] = set()
+        self._all_closed = asyncio.Event()
+        self._clients: list[Client] = []
+        self.port = 0
+
+    async def __aenter__(self) -> Bench:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        for client in self._clients:
+            client.writer.close()
+        for leg in list(self._open):
+            leg.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            while self._open:
+                self._all_closed.clear()
+                await self._all_closed.wait()
+
+    def _accept(self) -> TlsServerLeg:
+        leg = TlsServerLeg(self._context, self, handshake_timeout_s=self._handshake_timeout_s)
+        self._open.add(leg)
+        return leg
+
+    # Owner.
+
+    def established(self, leg: TlsServerLeg) -> None:
+        self._legs.put_nowait(leg)
+
+    def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
+        self._refusals.put_nowait(error)
+
+    def closed(self, leg: TlsServerLeg) -> None:
+        self._open.remove(leg)
+        self._all_closed.set()
+
+    # What tests do.
+
+    async def tcp(self, context: SSL.Context) -> Client:
+        """A client that has connected and said nothing yet."""
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port), context)
+        self._clients.append(client)
+        return client
+
+    async def connect(self, context: SSL.Context) -> tuple[Client, TlsServerLeg]:
+        """Both ends of a connection: the client's handshake done, the leg held."""
+        client = await self.tcp(context)
+        shaking = asyncio.ensure_future(client.shake())  # noqa: TID251  # in TLS 1.2 it ends with `join`
+        try:
+            leg = await self.leg()
+            if client.tls.get_protocol_version() == SSL.TLS1_3_VERSION:
+                await shaking
+            self._shaking = shaking
+        except TimeoutError:
+            shaking.cancel()
+            raise
+        return client, leg
+
+    async def tunnel(self, context: SSL.Context) -> tuple[Client, Tunnel]:
+        """Both ends of a joined connection."""
+        client, leg = await self.connect(context)
+        tunnel = Tunnel(leg)
+        leg.join(tunnel)
+        await self._shaking
+        return client, tunnel
+
+    async def leg(self) -> TlsServerLeg:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._legs.get()
+
+    async def refusal(self) -> HboneError:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self._refusals.get()
+
+    async def alert(self, context: SSL.Context) -> str:
+        """What a client is told that connects and waits for data."""
+        client = await self.tcp(context)
+        with pytest.raises(SSL.Error) as caught:
+            await client.shake()
+            await client.receive()
+        return reason(caught.value)
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority.create(TRUST_DOMAIN)
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> KeyPair:
+    return authority.issue(CLIENT)
+
+
+@pytest.fixture
+def files(authority: Authority, tmp_path: Path) -> Path:
+    authority.write(tmp_path, authority.issue(SERVER))
+    return tmp_path
+
+
+def anybody(certificate_der: bytes) -> None:
+    """A rule that lets every verified certificate in."""
+
+
+def nobody(certificate_der: bytes) -> None:
+    raise DeniedError("peer denied: no rule allows it")
+
+
+def context_of(files: Path, verify: Callable[[bytes], None] = anybody) -> SSL.Context:
+    return server_context(files / CERTIFICATES_FILE, files / PRIVATE_KEY_FILE, files / ROOTS_FILE, verify)
+
+
+@pytest.fixture
+async def bench(files: Path) -> AsyncIterator[Bench]:
+    async with Bench(context_of(files)) as started:
+        yield started
+
+
+@pytest.fixture
+async def strict(files: Path) -> AsyncIterator[Bench]:
+    async with Bench(context_of(files, nobody)) as started:
+        yield started
+
+
+# Handshake.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_owner_sees_who_the_client_is(
+    bench: Bench, authority: Authority, certificate: KeyPair, version: int
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate, version=version))
+    shown = x509.load_der_x509_certificate(tunnel.leg.certificate)
+    assert shown.public_bytes(serialization.Encoding.PEM) == certificate.certificate_pem
+    assert tunnel.leg.alpn == ""
+    name = client.writer.get_extra_info("sockname")
+    assert tunnel.leg.peer_name == f"127.0.0.1:{name[1]}"
+
+
+@pytest.mark.parametrize(
+    ("version", "alert"),
+    [
+        pytest.param(SSL.TLS1_2_VERSION, "handshake failure", id="tls12"),
+        pytest.param(SSL.TLS1_3_VERSION, "certificate required", id="tls13"),
+    ],
+)
+async def test_a_client_without_certificate_is_told_so(
+    bench: Bench, authority: Authority, version: int, alert: str
+) -> None:
+    assert alert in await bench.alert(client_context(authority, None, version=version))
+    refusal = await bench.refusal()
+    assert isinstance(refusal, RefusedError)
+    assert str(refusal) == "tls handshake: peer did not return a certificate"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_certificate_of_another_authority_is_refused(
+    bench: Bench, authority: Authority, version: int
+) -> None:
+    stranger = Authority.create(TRUST_DOMAIN).issue(CLIENT)
+    assert "unknown ca" in await bench.alert(client_context(authority, stranger, version=version))
+    assert "client certificate refused: unable to get issuer cert locally" in str(await bench.refusal())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_expired_certificate_is_refused(bench: Bench, authority: Authority, version: int) -> None:
+    old = authority.issue(CLIENT, lifetime_s=-60)
+    assert "certificate expired" in await bench.alert(client_context(authority, old, version=version))
+    assert (
+        str(await bench.refusal()) == "tls handshake: client certificate refused: cert has expired (depth 0)"
+    )
+
+
+async def test_a_certificate_for_servers_only_is_refused(bench: Bench, authority: Authority) -> None:
+    wrong = authority.issue(CLIENT, client=False)
+    assert "alert" in await bench.alert(client_context(authority, wrong))
+    assert "client certificate refused: invalid purpose" in str(await bench.refusal())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_peer_that_the_rule_denies_gets_access_denied(
+    strict: Bench,
+    authority: Authority,
+    certificate: KeyPair,
+    version: int,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert "access denied" in await strict.alert(client_context(authority, certificate, version=version))
+    refusal = await strict.refusal()
+    assert isinstance(refusal, DeniedError)
+    assert str(refusal) == "peer denied: no rule allows it"
+    assert capfd.readouterr().err == ""  # where a callback's traceback would go
+
+
+@pytest.mark.parametrize("suite", ["", *SUITES_13])
+async def test_the_owner_can_refuse_with_an_alert_of_its_choice(
+    bench: Bench, authority: Authority, certificate: KeyPair, suite: str
+) -> None:
+    version = SSL.TLS1_3_VERSION if suite else SSL.TLS1_2_VERSION
+    context = client_context(authority, certificate, version=version, suites=suite)
+    errors = (
+        (DialError("connect to the app: connection refused"), "internal error"),
+        (NoRouteError("no route"), "unrecognized name"),
+        (DeniedError("not you"), "access denied"),
+    )
+    for error, alert in errors:
+        told = asyncio.ensure_future(bench.alert(context))  # noqa: TID251  # awaited three lines below
+        (await bench.leg()).refuse(error)
+        assert alert in await told
+
+
+async def test_an_alert_reaches_a_client_that_is_sending(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, leg = await bench.connect(client_context(authority, certificate))
+    client.send(bytes(MIB))
+    leg.refuse(DialError("connect to the app: connection refused"))
+    with pytest.raises(SSL.Error) as caught:
+        await client.receive()
+    assert "internal error" in reason(caught.value)
+
+
+@pytest.mark.parametrize(
+    "first_bytes",
+    [b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n", bytes(100), b"\xff" * 100, b"SSH-2.0-OpenSSH_9.6\r\n"],
+)
+async def test_what_is_no_tls_is_refused_with_a_plaintext_alert(
+    bench: Bench, authority: Authority, first_bytes: bytes
+) -> None:
+    client = await bench.tcp(client_context(authority, None))
+    client.writer.write(first_bytes)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await client.reader.read()  # up to FIN, so no RST
+    assert answer[:3] == alerts.fatal(0)[:3]
+    assert len(answer) == len(alerts.fatal(0))
+    assert isinstance(await bench.refusal(), ClientHelloError)
+
+
+async def test_a_malformed_hello_is_refused(bench: Bench, authority: Authority) -> None:
+    client = await bench.tcp(client_context(authority, None))
+    client.writer.write(b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await client.reader.read())[:1] == alerts.fatal(0)[:1]
+    assert isinstance(await bench.refusal(), RefusedError)
+
+
+async def test_tls_1_1_is_refused(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
+    context = client_context(authority, certificate, version=SSL.TLS1_1_VERSION)
+    context.set_cipher_list(b"ALL:@SECLEVEL=0")
+    assert "protocol version" in await bench.alert(context)
+
+
+async def test_a_client_that_leaves_during_the_handshake_is_reported(
+    bench: Bench, authority: Authority
+) -> None:
+    silent = await bench.tcp(client_context(authority, None))
+    silent.cut()
+    assert str(await bench.refusal()) == "tls handshake: the client closed the connection"
+
+    rude = await bench.tcp(client_context(authority, None))
+    rude.writer.write(b"\x16\x03\x01")
+    rude.reset()
+    assert "tls handshake:" in str(await bench.refusal())
+
+
+async def test_a_client_that_does_not_trust_the_server_is_reported(
+    bench: Bench, certificate: KeyPair
+) -> None:
+    client = await bench.tcp(client_context(Authority.create(TRUST_DOMAIN), certificate))
+    with pytest.raises(SSL.Error):
+        await client.shake()
+    client._flush()
+    refusal = await bench.refusal()
+    assert isinstance(refusal, StreamResetError)
+    assert "the client gave up" in str(refusal)
+    assert "unknown ca" in str(refusal)
+
+
+async def test_a_slow_handshake_is_ended(files: Path, authority: Authority) -> None:
+    async with Bench(context_of(files), handshake_timeout_s=0.05) as bench:
+        client = await bench.tcp(client_context(authority, None))
+        client.writer.write(b"\x16\x03\x01")
+        assert str(await bench.refusal()) == "tls handshake: not complete within 0.05 s"
+        async with asyncio.timeout(PATIENCE_S):
+            assert await client.reader.read() == alerts.fatal(RefusedError.alert or 0)
+
+
+async def test_a_handshake_in_single_bytes_succeeds(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client = await bench.tcp(client_context(authority, certificate))
+    client.writer.get_extra_info("socket").setsockopt(6, 1, 1)  # TCP_NODELAY
+    whole = client.writer.write
+
+    def piecemeal(data: bytes) -> None:
+        for byte in data:
+            whole(bytes((byte,)))
+
+    client.writer.write = piecemeal  # type: ignore[method-assign,assignment]  # this very client's wire
+    await client.shake()
+    assert (await bench.leg()).certificate
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        ((b"istio-peer-exchange", b"istio"), "istio"),
+        ((b"istio-http/1.1", b"istio", b"http/1.1"), "istio-http/1.1"),
+        ((b"istio-h2", b"istio", b"h2"), "istio"),
+        ((b"h2", b"http/1.1"), "http/1.1"),
+        ((b"http/1.0",), "http/1.0"),
+        ((b"h2", b"istio-h2", b"istio-peer-exchange"), ""),
+        ((), ""),
+    ],
+)
+async def test_alpn(
+    bench: Bench, authority: Authority, certificate: KeyPair, offered: tuple[bytes, ...], chosen: str
+) -> None:
+    client, leg = await bench.connect(client_context(authority, certificate, alpn=offered))
+    assert client.tls.get_alpn_proto_negotiated() == chosen.encode()
+    assert leg.alpn == chosen
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_no_session_is_resumed(
+    files: Path, authority: Authority, certificate: KeyPair, version: int
+) -> None:
+    verified: list[bytes] = []
+    async with Bench(context_of(files, verified.append)) as bench:
+        context = client_context(authority, certificate, version=version)
+        context.set_session_cache_mode(SSL.SESS_CACHE_CLIENT)
+        first, tunnel = await bench.tunnel(context)
+        tunnel.leg.write(b"after the tickets, if there are any")
+        assert await first.receive()
+        session = first.tls.get_session()
+        assert session is not None
+
+        second = await bench.tcp(context)
+        second.tls.set_session(session)
+        shaking = asyncio.ensure_future(second.shake())  # noqa: TID251  # awaited below
+        again = await bench.leg()
+        again.join(Tunnel(again))
+        await shaking
+    assert len(verified) == 2
+    assert verified[0] == verified[1]
+
+
+# Data.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_data_goes_both_ways_unchanged(
+    bench: Bench, authority: Authority, certificate: KeyPair, version: int
+) -> None:
+    upload, download = _pattern(3 * MIB + 7, 1), _pattern(5 * MIB + 11, 2)
+    client, tunnel = await bench.tunnel(client_context(authority, certificate, version=version))
+    for start in range(0, len(download), 100_000):  # over several records, not in whole ones
+        tunnel.leg.write(memoryview(download)[start : start + 100_000])
+    tunnel.leg.write(b"")
+    tunnel.leg.write_eof()
+    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited two lines below
+    assert await client.receive_all() == download
+    await sending
+    client.end()
+    assert await tunnel.over() is None
+    assert tunnel.data == upload
+
+
+async def test_what_comes_before_join_is_kept_and_bounded(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    upload = _pattern(16 * MIB, 3)
+    client, leg = await bench.connect(client_context(authority, certificate))
+    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited below
+    await client.until_stuck()
+
+    tunnel = Tunnel(leg)
+    leg.join(tunnel)
+    assert len(tunnel.data) <= READ_BYTES  # the kernels have the rest, not we
+
+    await sending
+    client.end()
+    assert await tunnel.over() is None
+    assert tunnel.data == upload
+
+
+async def test_a_paused_leg_pushes_nothing(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
+    upload = _pattern(16 * MIB, 4)
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.on_data = tunnel.leg.pause_reading
+    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited below
+    await client.until_stuck()
+    assert len(tunnel.data) <= RECORD_BYTES
+
+    tunnel.on_data = lambda: None
+    tunnel.leg.resume_reading()
+    assert len(tunnel.data) <= READ_BYTES
+    await sending
+    client.end()
+    assert await tunnel.over() is None
+    assert tunnel.data == upload
+
+
+async def test_a_client_that_does_not_read_makes_the_leg_full(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    piece = _pattern(READ_BYTES, 5)
+    written = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while not tunnel.is_full.is_set():
+            tunnel.leg.write(piece)
+            written += len(piece)
+            await asyncio.sleep(0)  # lets the loop hand it to the kernel
+    assert not tunnel.has_room.is_set()
+
+    tunnel.leg.write_eof()
+    assert await client.receive_all() == piece * (written // len(piece))
+    assert tunnel.has_room.is_set()
+
+
+@needs_openssl
+async def test_a_key_update_is_answered(
+    bench: Bench, authority: Authority, certificate: KeyPair, tmp_path: Path
+) -> None:
+    process = await _s_client(bench.port, authority, certificate, tmp_path)
+    tunnel = await _joined(bench)
+    assert process.stdin and process.stderr and process.stdout
+    process.stdin.write(b"K\n")  # the command for a key update that asks for ours
+    async with asyncio.timeout(PATIENCE_S):
+        await process.stderr.readuntil(b"KEYUPDATE\n")
+    process.stdin.write(b"hello\n")
+    while not tunnel.data.endswith(b"hello\n"):
+        await _news(tunnel)
+    tunnel.leg.write(b"good morning\n")
+    tunnel.leg.write_eof()
+    async with asyncio.timeout(PATIENCE_S):
+        assert b"good morning\n" in await process.stdout.read()
+        await process.wait()
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_client_ends_first_and_still_gets_its_answer(
+    bench: Bench, authority: Authority, certificate: KeyPair, version: int
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate, version=version))
+    client.send(b"question")
+    client.end()
+    assert await tunnel.over() is None
+    assert tunnel.data == b"question"
+    tunnel.leg.write(b"answer")
+    tunnel.leg.close()
+    assert await client.receive_all() == b"answer"
+    async with asyncio.timeout(PATIENCE_S):
+        assert await client.reader.read() == b""  # FIN
+
+
+async def test_fin_after_close_notify_leaves_the_answer_alone(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    client.send(b"question")
+    client.end()
+    client.cut()
+    assert await tunnel.over() is None
+    tunnel.leg.pause_reading()
+    tunnel.leg.resume_reading()
+    tunnel.leg.write(b"answer")
+    tunnel.leg.close()
+    assert await client.receive_all() == b"answer"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_server_ends_first_and_the_connection_stays_open(
+    bench: Bench, authority: Authority, certificate: KeyPair, version: int
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate, version=version))
+    tunnel.leg.write(b"greeting")
+    tunnel.leg.write_eof()
+    tunnel.leg.write_eof()
+    assert await client.receive_all() == b"greeting"
+    client.send(b"still here")
+    while tunnel.data != b"still here":
+        await _news(tunnel)
+    assert not client.reader.at_eof()  # FIN would have come with close_notify
+    client.end()
+    assert await tunnel.over() is None
+    tunnel.leg.close()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await client.reader.read() == b""
+
+
+async def test_fin_without_close_notify_is_truncation(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    client.send(b"all of i")
+    client.cut()
+    error = await tunnel.over()
+    assert isinstance(error, StreamResetError)
+    assert str(error) == "connection truncated: FIN without close_notify"
+    assert tunnel.data == b"all of i"
+    with pytest.raises(ConnectionResetError):
+        await client.receive()
+
+
+async def test_truncation_of_a_paused_leg_comes_after_the_data(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.on_data = tunnel.leg.pause_reading
+    client.send(b"one")
+    while not tunnel.data:
+        await _news(tunnel)
+    client.send(b"two")
+    client.cut()
+    tunnel.on_data = lambda: None
+    tunnel.leg.resume_reading()
+    assert isinstance(await tunnel.over(), StreamResetError)
+    assert tunnel.data == b"onetwo"
+
+
+async def test_a_reset_by_the_client_breaks_the_leg(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    client.reset()
+    error = await tunnel.over()
+    assert isinstance(error, StreamResetError)
+    assert "connection reset" in str(error)
+    tunnel.leg.write(b"to nobody")  # none of these raises on a leg that is gone
+    tunnel.leg.write_eof()
+    tunnel.leg.pause_reading()
+    tunnel.leg.resume_reading()
+    tunnel.leg.close()
+    tunnel.leg.abort()
+
+
+async def test_abort_resets_the_client(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.leg.abort()
+    with pytest.raises(ConnectionResetError):
+        await client.receive()
+    assert not tunnel.end.done()
+
+
+async def test_a_leg_that_was_lost_before_join_says_so(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    _, leg = await bench.connect(client_context(authority, certificate))
+    leg.abort()
+    tunnel = Tunnel(leg)
+    leg.join(tunnel)
+    assert isinstance(await tunnel.over(), StreamResetError)
+
+
+async def test_a_forged_record_breaks_the_leg_and_is_answered(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    client.send(b"genuine")
+    client.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+    error = await tunnel.over()
+    assert isinstance(error, StreamResetError)
+    assert tunnel.data == b"genuine"
+    with pytest.raises(SSL.Error) as caught:
+        await client.receive()
+    assert "bad record mac" in reason(caught.value)
+
+
+# The openssl command.
+
+
+@needs_openssl
+async def test_s_client_is_told_the_reason(
+    strict: Bench, authority: Authority, certificate: KeyPair, tmp_path: Path
+) -> None:
+    process = await _s_client(strict.port, authority, certificate, tmp_path)
+    async with asyncio.timeout(PATIENCE_S):
+        _, errors = await process.communicate()
+    assert b"alert access denied" in errors
+    assert b"SSL alert number 49" in errors
+
+
+# Files.
+
+
+def test_a_missing_file_is_named(files: Path) -> None:
+    (files / ROOTS_FILE).unlink()
+    with pytest.raises(UnavailableError, match=r"root certificates: .*ca_certificates.pem: No such file"):
+        context_of(files)
+
+
+@pytest.mark.parametrize("name", [CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE])
+@pytest.mark.parametrize("content", [b"", b"no PEM", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_a_file_without_what_it_should_have_is_named(files: Path, name: str, content: bytes) -> None:
+    (files / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        context_of(files)
+    assert caught.value.file == str(files / name)
+
+
+def test_the_key_of_another_certificate_is_refused(files: Path, authority: Authority) -> None:
+    (files / PRIVATE_KEY_FILE).write_bytes(authority.issue(SERVER).key_pem)
+    with pytest.raises(ConfigError, match=r"no usable private key of the certificate: .*mismatch"):
+        context_of(files)
+
+
+def test_an_encrypted_key_is_refused_without_asking(files: Path) -> None:
+    key = serialization.load_pem_private_key((files / PRIVATE_KEY_FILE).read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (files / PRIVATE_KEY_FILE).write_bytes(encrypted)
+    with pytest.raises(ConfigError, match="the private key is encrypted"):
+        context_of(files)
+
+
+# Waiting.
+
+
+async def _news(tunnel: Tunnel) -> None:
+    """Waits for the next data."""
+    arrived = asyncio.Event()
+    tunnel.on_data = arrived.set
+    async with asyncio.timeout(PATIENCE_S):
+        await arrived.wait()
+
+
+async def _joined(bench: Bench) -> Tunnel:
+    leg = await bench.leg()
+    tunnel = Tunnel(leg)
+    leg.join(tunnel)
+    return tunnel
+
+
+async def _s_client(
+    port: int, authority: Authority, certificate: KeyPair, folder: Path
+) -> asyncio.subprocess.Process:
+    """The openssl command as a client that shows `certificate`."""
+    mine = folder / "s_client"
+    authority.write(mine, certificate)
+    return await asyncio.create_subprocess_exec(
+        *("openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-CAfile", mine / ROOTS_FILE),
+        *("-cert", mine / CERTIFICATES_FILE, "-key", mine / PRIVATE_KEY_FILE, "-verify_return_error"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+def _pattern(size: int, seed: int) -> bytes:
+    """`size` bytes in which every shift and swap shows."""
+    step = 251 + 2 * seed
+    block = bytes((i * step + seed) & 0xFF for i in range(65_521))
+    return (block * (size // len(block) + 1))[:size]

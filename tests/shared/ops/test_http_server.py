@@ -1,0 +1,498 @@
+"""The admin server against curl, and against raw sockets that do what curl would not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.errors import UnavailableError, UpstreamError
+from shared.net.address import Address
+from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
+
+ANY_PORT = Address("127.0.0.1", 0)
+PATIENCE_S = 10.0
+QUICK = Limits(request_s=0.5, idle_s=0.2)
+LARGE = b"x" * (16 << 20)  # more than the kernel keeps between two sockets
+
+
+def ready(_: Request) -> Response:
+    return Response.text(200, "ready")
+
+
+async def echo(request: Request) -> Response:
+    query = ",".join(f"{key}={value}" for key, value in request.query.items())
+    return Response.text(200, f"{request.method} {request.path} {query} {request.body.decode()}")
+
+
+def fail(_: Request) -> Response:
+    raise ZeroDivisionError("a secret detail")
+
+
+async def fail_foreseeably(_: Request) -> Response:
+    raise UpstreamError("hello.a.run.app: connection lost")
+
+
+async def never(_: Request) -> Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+ROUTES: dict[tuple[str, str], Handler] = {
+    ("GET", "/healthz/ready"): ready,
+    ("GET", "/echo"): echo,
+    ("POST", "/echo"): echo,
+    ("POST", "/quitquitquit"): ready,
+    ("GET", "/fail"): fail,
+    ("GET", "/fail/foreseeably"): fail_foreseeably,
+    ("GET", "/never"): never,
+    ("GET", "/large"): lambda _: Response(200, "application/octet-stream", LARGE),
+}
+
+
+@asynccontextmanager
+async def serving(
+    routes: Mapping[tuple[str, str], Handler] = ROUTES, limits: Limits | None = None
+) -> AsyncIterator[Address]:
+    server = HttpServer(routes, name="admin", limits=limits or Limits())
+    address = await server.start(ANY_PORT)
+    try:
+        yield address
+    finally:
+        async with asyncio.timeout(PATIENCE_S):
+            await server.close()
+
+
+async def curl(address: Address, path: str, *options: str) -> str:
+    """What curl prints: with -i the head of the response too."""
+    process = await asyncio.create_subprocess_exec(
+        *("curl", "-s", "--noproxy", "*", "--max-time", str(PATIENCE_S), *options, f"http://{address}{path}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    return output.decode().replace("\r\n", "\n")
+
+
+class Client:
+    """A raw socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def response(self) -> tuple[int, bytes]:
+        """Status and body of the next response."""
+        async with asyncio.timeout(PATIENCE_S):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            status = int(head.split()[1])
+            length = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            return status, await self.reader.readexactly(length)
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()
+
+
+@asynccontextmanager
+async def client(address: Address) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(address.host, address.port, limit=1 << 20)
+    try:
+        yield Client(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+async def ask(address: Address) -> tuple[int, bytes]:
+    """One request on a connection of its own."""
+    async with client(address) as one:
+        one.send(GET_READY)
+        return await one.response()
+
+
+GET_READY = b"GET /healthz/ready HTTP/1.1\r\nhost: x\r\n\r\n"
+READY = (200, b"ready\n")
+
+
+# With curl.
+
+
+async def test_get() -> None:
+    async with serving() as address:
+        head, _, body = (await curl(address, "/healthz/ready", "-i")).partition("\n\n")
+    assert body == "ready\n"
+    status, *headers = head.splitlines()
+    assert status.startswith("HTTP/1.1 200")
+    assert {"content-type: text/plain; charset=utf-8", "content-length: 6"} <= set(headers)
+    assert [h for h in headers if h.startswith("date: ") and h.endswith(" GMT")]
+
+
+async def test_get_answers_head_too() -> None:
+    async with serving() as address:
+        output = await curl(address, "/healthz/ready", "--head")
+        missing = await curl(address, "/missing", "--head")
+    assert output.startswith("HTTP/1.1 200") and "content-length: 6\n" in output
+    assert output.endswith("\n\n")
+    assert missing.startswith("HTTP/1.1 404")
+
+
+async def test_query_and_body_reach_the_handler() -> None:
+    async with serving() as address:
+        asked = await curl(address, "/echo?level=mod:debug&reset&a=%41+b&a=2")
+        posted = await curl(address, "/echo?x", "--data", "hello")
+    assert asked == "GET /echo level=mod:debug,reset=,a=2 \n"
+    assert posted == "POST /echo x= hello\n"
+
+
+async def test_unknown_path_lists_the_known() -> None:
+    async with serving({("POST", "/b"): ready, ("GET", "/b"): ready, ("GET", "/a"): ready}) as address:
+        output = await curl(address, "/nothing", "-i")
+    assert output.startswith("HTTP/1.1 404")
+    assert output.endswith("\n\nno such path; known paths:\nGET /a\nGET /b\nPOST /b\n")
+
+
+async def test_wrong_method_says_which_are_right() -> None:
+    async with serving() as address:
+        posted = await curl(address, "/healthz/ready", "-i", "-X", "POST")
+        gotten = await curl(address, "/quitquitquit", "-i")
+        headed = await curl(address, "/quitquitquit", "--head")
+    assert posted.startswith("HTTP/1.1 405") and "\nallow: GET, HEAD\n" in posted
+    assert gotten.startswith("HTTP/1.1 405") and "\nallow: POST\n" in gotten
+    assert headed.startswith("HTTP/1.1 405") and "\nallow: POST\n" in headed
+
+
+async def test_a_failing_handler_is_one_line_here_and_more_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as address:
+        output = await curl(address, "/fail", "-i")
+        foreseen = await curl(address, "/fail/foreseeably", "-i")
+        after = await curl(address, "/healthz/ready")
+    assert output.startswith("HTTP/1.1 500")
+    assert output.endswith("\n\ninternal error: the log says more\n")
+    assert foreseen.startswith("HTTP/1.1 500")
+    assert foreseen.endswith("\n\nhello.a.run.app: connection lost\n")
+    assert after == "ready\n"
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
+        "task admin GET /fail failed: ZeroDivisionError: a secret detail",
+        "admin GET /fail/foreseeably failed: hello.a.run.app: connection lost",
+    ]
+
+
+async def test_large_response() -> None:
+    async with serving() as address:
+        output = await curl(address, "/large")
+    assert len(output) == len(LARGE)
+
+
+async def test_body_within_and_beyond_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "within").write_bytes(b"x" * 65536)
+    (tmp_path / "beyond").write_bytes(b"x" * 65537)
+    async with serving() as address:
+        within = await curl(address, "/echo", "-i", "--data-binary", f"@{tmp_path / 'within'}")
+        beyond = await curl(address, "/echo", "-i", "--data-binary", f"@{tmp_path / 'beyond'}")
+        chunked = await curl(
+            address,
+            "/echo",
+            "-i",
+            "--data-binary",
+            f"@{tmp_path / 'beyond'}",
+            "-H",
+            "Transfer-Encoding: chunked",
+        )
+    assert " 200 " in within and within.endswith("x" * 65536 + "\n")
+    assert " 413 " in beyond and beyond.endswith("bad request: request body too long\n")
+    assert " 413 " in chunked
+
+
+async def test_expect_100_continue() -> None:
+    async with serving() as address:
+        output = await curl(address, "/echo", "-i", "-H", "Expect: 100-continue", "--data", "hello")
+    first, _, second = output.partition("\n\n")
+    assert first.startswith("HTTP/1.1 100")
+    assert second.startswith("HTTP/1.1 200")
+
+
+async def test_curl_keeps_its_connection() -> None:
+    async with serving() as address:
+        again = f"http://{address}/echo"
+        output = await curl(address, "/healthz/ready", again, "-w", "%{num_connects} new\n")
+    assert output == "GET /echo  \n1 new\nready\n0 new\n"
+
+
+async def test_http_1_0_and_a_proxys_way_of_asking() -> None:
+    async with serving() as address:
+        old = await curl(address, "/healthz/ready", "--http1.0")
+        absolute = await curl(address, "/healthz/ready", "--proxy", f"http://{address}", "--noproxy", "")
+    assert (old, absolute) == ("ready\n", "ready\n")
+
+
+# Ports.
+
+
+async def test_a_port_in_use_is_named_with_what_it_was_for() -> None:
+    async with serving() as address:
+        other = HttpServer(ROUTES, name="metrics")
+        with pytest.raises(UnavailableError, match=rf"^metrics: .*127\.0\.0\.1:{address.port}.* in use"):
+            await other.start(address)
+        await other.close()
+
+
+async def test_several_addresses_and_a_port_free_again() -> None:
+    server = HttpServer(ROUTES)
+    first, second = await server.start(ANY_PORT), await server.start(Address("::1", 0))
+    assert await curl(first, "/healthz/ready") == await curl(second, "/healthz/ready") == "ready\n"
+    await server.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(first.host, first.port)
+    again = HttpServer(ROUTES)
+    assert await again.start(first) == first
+    await again.close()
+
+
+# With raw sockets: requests.
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with serving() as address, client(address) as one:
+        paths = (b"/echo?1", b"/missing", b"/echo?2")
+        one.send(b"".join(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n" for path in paths))
+        assert await one.response() == (200, b"GET /echo 1= \n")
+        assert (await one.response())[0] == 404
+        assert await one.response() == (200, b"GET /echo 2= \n")
+
+
+async def test_pipelined_flood_is_taken_bit_by_bit() -> None:
+    async with serving() as address, client(address) as one:
+        one.send(GET_READY * 3000)
+        for _ in range(3000):
+            assert await one.response() == READY
+
+
+async def test_a_request_byte_by_byte() -> None:
+    async with serving() as address, client(address) as one:
+        sock = one.writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in GET_READY:
+            one.send(bytes([byte]))
+            await one.writer.drain()
+            await asyncio.sleep(0)
+        assert await one.response() == READY
+
+
+async def test_a_half_closed_client_gets_its_answers() -> None:
+    async with serving() as address, client(address) as one:
+        one.send(GET_READY * 2)
+        one.writer.write_eof()
+        assert await one.response() == READY
+        assert await one.response() == READY
+        assert await one.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # no host
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",  # HTTP/2 without TLS
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a ClientHello
+        b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"CONNECT 10.0.0.1:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /echo?" + b"&".join([b"a"] * 101) + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
+    ],
+)
+async def test_bad_requests_are_answered_and_closed(data: bytes) -> None:
+    async with serving() as address, client(address) as one:
+        one.send(data)
+        status, body = await one.response()
+        assert status == 400
+        assert body.startswith(b"bad request: ") and body.count(b"\n") == 1
+        assert await one.rest() == b""
+
+
+@pytest.mark.parametrize("line_end", [b"\r\n\r\n", b""])
+@pytest.mark.parametrize("size", [17_000, 3_000_000])
+async def test_giant_header(size: int, line_end: bytes) -> None:
+    async with serving() as address, client(address) as one:
+        one.send(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"x" * size + line_end)
+        status, _ = await one.response()
+        assert status == 431
+        assert await one.rest() == b""
+
+
+async def test_header_at_the_limit() -> None:
+    async with serving() as address, client(address) as one:
+        one.send(b"GET /healthz/ready HTTP/1.1\r\nhost: x\r\nx: " + b"x" * 16_000 + b"\r\n\r\n")
+        assert await one.response() == READY
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_no_bytes_upset_the_server(data: bytes, after_a_start: bool) -> None:
+    async def send() -> None:
+        async with serving() as address:
+            async with client(address) as one:
+                one.send(b"POST /echo HTTP/1.1\r\n" * after_a_start + data)
+                one.writer.write_eof()
+                await one.rest()
+            async with client(address) as one:
+                one.send(GET_READY)
+                assert await one.response() == READY
+
+    asyncio.run(send())
+
+
+# Deadlines.
+
+
+async def test_slow_header() -> None:
+    async with serving(limits=QUICK) as address, client(address) as one:
+        one.send(b"GET /healthz/ready HTTP/1.1\r\nhost")
+        assert await one.response() == (408, b"request not complete within 0.5 seconds\n")
+        assert await one.rest() == b""
+
+
+async def test_slow_body() -> None:
+    async with serving(limits=QUICK) as address, client(address) as one:
+        one.send(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell")
+        assert (await one.response())[0] == 408
+        assert await one.rest() == b""
+
+
+async def test_silent_and_idle_connections_are_closed() -> None:
+    async with serving(limits=QUICK) as address, client(address) as silent, client(address) as idle:
+        idle.send(GET_READY)
+        assert await idle.response() == READY
+        assert await silent.rest() == b""
+        assert await idle.rest() == b""
+
+
+async def test_slow_handler() -> None:
+    async with serving(limits=QUICK) as address, client(address) as one:
+        one.send(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await one.response() == (503, b"no answer within 0.5 seconds\n")
+        assert await one.rest() == b""
+
+
+async def test_a_client_that_does_not_take_its_response_is_cut_off() -> None:
+    limits = Limits(connections=1, request_s=0.5)
+    async with serving(limits=limits) as address, client(address) as stuck:
+        stuck.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        begun = await stuck.reader.readexactly(1)
+        refusals = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while await ask(address) != READY:
+                refusals += 1
+        assert refusals
+        assert len(begun + await stuck.rest()) < len(LARGE)
+
+
+def reset(one: Client) -> None:
+    sock = one.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.writer.transport.abort()
+
+
+async def test_a_client_that_resets_upsets_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as address:
+        for data in (b"", b"GET /never", b"bad\r\n\r\n", b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n"):
+            async with client(address) as one:
+                one.send(data)
+                reset(one)
+            assert await curl(address, "/healthz/ready") == "ready\n"
+    assert not caplog.records
+
+
+async def test_a_client_that_resets_before_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Request) -> Response:
+        begun.set()
+        await may_end.wait()
+        return Response(200, "application/octet-stream", LARGE)
+
+    async with serving({("GET", "/slow"): slow}) as address, client(address) as one:
+        one.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await begun.wait()
+        reset(one)
+        may_end.set()
+    assert not caplog.records
+
+
+# Many connections.
+
+
+async def test_an_idle_connection_makes_room() -> None:
+    limits = Limits(connections=2)
+    async with serving(limits=limits) as address, client(address) as idle, client(address) as busy:
+        idle.send(GET_READY)
+        assert await idle.response() == READY
+        busy.send(b"GET /ne")
+        assert await curl(address, "/healthz/ready") == "ready\n"
+        assert await idle.rest() == b""
+
+
+async def test_without_an_idle_one_there_is_no_room() -> None:
+    limits = Limits(connections=2)
+    async with serving(limits=limits) as address, client(address) as one, client(address) as other:
+        one.send(b"GET /ne")
+        other.send(b"GET /ne")
+        assert await ask(address) == (503, b"no room for another connection\n")
+        # As many again are told; the rest are not.
+        async with client(address) as third, client(address) as fourth, client(address) as fifth:
+            assert (await third.response())[0] == (await fourth.response())[0] == 503
+            assert await fifth.rest() == b""
+
+
+# The end.
+
+
+async def test_close_lets_a_running_request_end() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Request) -> Response:
+        begun.set()
+        await may_end.wait()
+        return Response.text(200, "done")
+
+    server = HttpServer({("GET", "/slow"): slow, ("GET", "/healthz/ready"): ready})
+    address = await server.start(ANY_PORT)
+    async with client(address) as running, client(address) as idle, client(address) as silent:
+        idle.send(GET_READY)
+        assert await idle.response() == READY
+        running.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        await begun.wait()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.close())
+            assert await idle.rest() == b""
+            assert await silent.rest() == b""
+            may_end.set()
+            head = await running.reader.readuntil(b"\r\n\r\n")
+            assert b"connection: close\r\n" in head.lower()
+            assert await running.rest() == b"done\n"
+            running.writer.close()
+
+
+async def test_close_does_not_wait_for_ever() -> None:
+    server = HttpServer({("GET", "/never"): never}, limits=Limits(request_s=0.2))
+    address = await server.start(ANY_PORT)
+    async with client(address) as one:
+        one.send(b"GET /nev")
+        async with asyncio.timeout(PATIENCE_S):
+            await server.close()
