@@ -36,11 +36,11 @@ Json = dict[str, Any]
 
 log = logging.getLogger("hbone.envoy")
 
-ALPN = ("istio-http/1.1", "istio-http/1.0", "istio", "http/1.1", "http/1.0")
-"""What a client may be told it speaks, first match in this order. All mean bytes that an HTTP/1.1 app takes.
-Istio's client offers `istio` beside each of its other names, whatever the protocol. Missing on purpose:
-`istio-peer-exchange`, for whoever agrees to it is sent a binary header before the data (Istio's
-metadata_exchange filter), and `h2`, `istio-h2`. A client that offers nothing of this gets no ALPN (Envoy)."""
+ALPN = ("istio", "istio-http/1.1", "istio-http/1.0", "http/1.1", "http/1.0")
+"""What a client may be told it speaks, the first that it offers; the same as at the built-in end. Istio's
+client offers `istio` beside each of its other names. Missing on purpose: `istio-peer-exchange`, for whoever
+agrees to it is sent a binary header before the data (Istio's metadata_exchange filter), and `h2` and
+`istio-h2`, which an app that speaks HTTP/1.1 has not promised. Nothing in common: no ALPN (Envoy)."""
 
 BUFFER_BYTES = 128 * 1024
 """Of each connection on each side. Envoy's default of 1 MiB could take 2 GiB at Cloud Run's 1000 tunnels."""
@@ -172,6 +172,10 @@ def _listener(listen: Address, tls: Json) -> Json:
         "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "inbound",
         "cluster": "app",
+        # A peer that is refused must not reach the app, not even with an empty connection. Before Envoy 1.38
+        # the second setting was optional; what comes before the app has accepted waits within it.
+        "upstream_connect_mode": "ON_DOWNSTREAM_TLS_HANDSHAKE",
+        "max_early_data_bytes": BUFFER_BYTES,
         # The tunnel's own limits end it; an hour of silence is no reason to.
         "idle_timeout": "0s",
     }
@@ -202,6 +206,9 @@ def _downstream_tls(allow: AllowList, secrets_folder: Path) -> Json:
     return {
         "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
         "require_client_certificate": True,
+        # Every connection proves its certificate anew, as at the built-in end.
+        "disable_stateless_session_resumption": True,
+        "disable_stateful_session_resumption": True,
         "common_tls_context": {
             "tls_params": {
                 "tls_minimum_protocol_version": "TLSv1_2",
@@ -248,14 +255,16 @@ def _is_ip(host: str) -> bool:
 class EnvoyProcess:
     """A running Envoy, made by `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path, certificates: Path) -> None:
         assert process.stderr is not None  # `start` asked for it
         self._child = Child("envoy", process)
+        self.pid = self._child.pid
         self.exited = self._child.exited
         """Its exit code, once it has ended, wanted or not."""
         self.inbound: Address | None = None
         """Where it takes connections, once it is ready."""
         self._folder = folder
+        self._certificates = certificates
         self._last_words = ""
         self._stopping = False
         self._log = spawn(self._forward_log(process.stderr), name="envoy's log")
@@ -265,20 +274,21 @@ class EnvoyProcess:
         cls,
         binary: Path,
         configuration: Json,
-        secret_files: Mapping[str, Json],
-        folder: Path,
         *,
+        certificates: Path,
+        folder: Path,
         workers: int = WORKERS,
     ) -> EnvoyProcess:
-        """Starts `binary` with `configuration` (see `bootstrap`) and `secret_files` (see `secrets`), which
-        are written into `folder` first; nobody else may be able to write there.
+        """Starts `binary` with `configuration` (see `bootstrap`) and the certificates in the folder
+        `certificates`. `folder` takes its files, is the `secrets_folder` of the configuration, and belongs to
+        this Envoy alone.
 
-        Its own session, so that no terminal's signal reaches it: tunnels are to drain before it ends. Raises
-        UnavailableError when it cannot be started.
+        It gets a session of its own, so that no terminal's signal reaches it: tunnels are to drain before it
+        ends. Raises UnavailableError when it cannot be started.
         """
         level = "info" if log.isEnabledFor(logging.DEBUG) else "warning"
         try:
-            _write(folder, {BOOTSTRAP_FILE: configuration, **secret_files})
+            _write(folder, {BOOTSTRAP_FILE: configuration, **secrets(certificates)})
             process = await asyncio.create_subprocess_exec(
                 str(binary),
                 *("-c", str(folder / BOOTSTRAP_FILE)),
@@ -294,7 +304,7 @@ class EnvoyProcess:
             )
         except OSError as error:
             raise UnavailableError(f"cannot start envoy: {error}") from error
-        return cls(process, folder)
+        return cls(process, folder, certificates)
 
     async def ready(self, timeout_s: float) -> None:
         """Waits until Envoy takes connections and has certificates to answer them with.
@@ -312,7 +322,7 @@ class EnvoyProcess:
             await asyncio.wait({self.exited}, timeout=POLL_S)
         certificates = await self._ask("/certs")
         if not any(entry.get("cert_chain") for entry in certificates["certificates"]):
-            raise await self._failure("envoy has no certificates")
+            raise await self._failure(f"envoy has no certificates from {self._certificates}")
         listeners = await self._ask("/listeners?format=json")
         bound = listeners["listener_statuses"][0]["local_address"]["socket_address"]
         self.inbound = Address(bound["address"], bound["port_value"])

@@ -7,7 +7,9 @@ cannot watch (files) is always ready. Nothing but the tunnel's bytes ever goes t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import stat
 
 from shared.errors import StreamResetError
@@ -33,7 +35,7 @@ class StdioLeg:
         self._input_ended = False
         self._end_pending = False
         self._full = False
-        self._gone = False
+        self._output_over = False
         self._writing = False
         self._in_is_file = _is_file(input_fd)
         # A write that does not fit must not stop the loop. What is shared with a terminal or a shell stays
@@ -49,7 +51,7 @@ class StdioLeg:
         self._read_more()
 
     def write(self, data: Buffer) -> None:
-        if self._gone:
+        if self._output_over:
             return
         self._waiting += data
         if not self._writing:
@@ -78,13 +80,14 @@ class StdioLeg:
 
     def abort(self) -> None:
         self._stop_reading()
+        self._input_ended = True
         self._waiting.clear()
         self._let_go()
 
     # Input.
 
     def _read_more(self) -> None:
-        if self._paused or self._input_ended or self._reading or self._gone or self._relay is None:
+        if self._paused or self._input_ended or self._reading or self._relay is None:
             return
         self._reading = True
         if self._in_is_file:
@@ -145,14 +148,18 @@ class StdioLeg:
     def _end_output(self) -> None:
         self._let_go()
         # ssh waits for the end of what it reads, and we may live on to read what it still sends.
+        if stat.S_ISSOCK(os.fstat(self._out).st_mode):
+            with socket.socket(fileno=os.dup(self._out)) as sock, contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+            return
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._out)
         os.close(null)
 
     def _let_go(self) -> None:
-        if self._gone:
+        if self._output_over:
             return
-        self._gone = True
+        self._output_over = True
         if self._writing:
             self._loop.remove_writer(self._out)
             self._writing = False

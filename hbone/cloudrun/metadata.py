@@ -58,6 +58,10 @@ def _asked_properly(request: Request) -> bool:
 
 def _fixed(text: str) -> Handler:
     def handler(request: Request) -> Response:
-        return Response(200, "application/text", text.encode(), _FLAVOR) if _asked_properly(request) else _REFUSED
+        return (
+            Response(200, "application/text", text.encode(), _FLAVOR)
+            if _asked_properly(request)
+            else _REFUSED
+        )
 
     return handler

@@ -39,6 +39,9 @@ BATCH_LINES = 256
 RETRY_S = 0.02
 """Pause before a full output is tried again: a pipe of 64 KiB then still takes 8000 lines a second."""
 
+TENTHS_BELOW_MS = 10
+"""Durations below it are written with a tenth: on one machine a tunnel can take less than a millisecond."""
+
 CLOSE_WAIT_S = 0.5
 """Longest wait of `close`, in which a living reader empties many pipes."""
 
@@ -246,7 +249,10 @@ class _Style:
             elif value is None:
                 continue
             elif name.endswith("_s") and isinstance(value, int | float):
-                parts.append(key + quote(f"{round(value * 1000, 1):g}ms"))
+                millis = value * 1000
+                parts.append(
+                    key + quote(f"{millis:.1f}ms" if millis < TENTHS_BELOW_MS else f"{millis:.0f}ms")
+                )
             else:
                 parts.append(f"{key}{value}")
         parts.append(self._end)

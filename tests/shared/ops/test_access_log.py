@@ -142,6 +142,17 @@ async def test_only_what_is_given(pipe: Pipe) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0ms"), (0.00041, "0.4ms"), (0.0131, "13ms"), (2, "2000ms"), (86400.0, "86400000ms")],
+)
+async def test_duration(pipe: Pipe, seconds: float, text: str) -> None:
+    log = AccessLog(pipe.writer, "text", "gateway")
+    log.tunnel(duration_s=seconds)
+    log.close()
+    assert pipe.lines()[0].endswith(f" duration={text}")
+
+
 hostile = st.text(st.characters() | st.sampled_from('\n\r\x00\x1b\x85\u2028"\\= ')) | st.just("x" * 5000)
 
 

@@ -1,0 +1,16 @@
+"""hbone's command line."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The `hbone` command."""
+    from hbone.cli import run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What `hbone` can be asked. The parts of each command are imported when it is asked: ssh users wait."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_USAGE, HboneError, UsageError
+
+_EXIT_CODES = (
+    "Exit codes: 0 ended in order, 64 wrong flag, 69 the far side cannot be reached or broke off, "
+    "77 refused or no token, 130 interrupted."
+)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
+    commands = {"demo": _demo, "cloudrun": _cloudrun}
+    try:
+        if arguments and arguments[0] in commands:
+            return commands[arguments[0]](arguments[1:])
+        return _tunnel(arguments)
+    except SystemExit as stop:  # argparse's own code for a usage error is 2
+        return EXIT_USAGE if stop.code else EXIT_OK
+    except HboneError as error:
+        print(f"hbone: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SIGINT
+
+
+def _tunnel(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="hbone",
+        usage="hbone [flags] URL|HOST:PORT\n       hbone demo|cloudrun [--help]",
+        description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
+        "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",
+        epilog=_EXIT_CODES,
+    )
+    parser.add_argument("url", metavar="URL", help="https://HOST/_hbone/22, or HOST:22 for the same")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
+    parser.add_argument("--audience", metavar="A", help="send an ID token for A (https://HOST of the URL)")
+    parser.add_argument("--no-token", action="store_true", help="send no token")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="trust the certificates in FILE only")
+    parser.add_argument("--connect", metavar="HOST:PORT", help="dial here instead of the URL's host")
+    options = parser.parse_args(arguments)
+
+    from hbone import proxy_command, target
+    from shared import loop
+    from shared.identity.tokens import DEFAULT_METADATA_HOST
+    from shared.net.address import Address
+
+    where = target.parse(options.url)
+    try:
+        connect = Address.parse(options.connect) if options.connect else None
+    except ValueError as error:
+        raise UsageError(f"--connect {options.connect}: {error}") from error
+    token = proxy_command.token_source(
+        where,
+        token_file=options.token_file,
+        audience=options.audience,
+        none=options.no_token,
+        metadata_host=os.environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST,
+    )
+    return loop.run(proxy_command.run(proxy_command.ProxyOptions(where, token, options.ca, connect)))
+
+
+def _cloudrun(arguments: Sequence[str]) -> int:
+    from hbone.cloudrun import cli
+
+    return cli.run(arguments)
+
+
+def _demo(arguments: Sequence[str]) -> int:
+    from hbone.demo import cli
+
+    return cli.run(arguments)

