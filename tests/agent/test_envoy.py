@@ -12,9 +12,9 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
@@ -29,6 +29,8 @@ from shared.identity.authority import Authority, KeyPair
 from shared.identity.spiffe import AllowList, SpiffeId
 from shared.net import tls_leg
 from shared.net.address import Address
+
+T = TypeVar("T")
 
 PATIENCE_S = 20
 """Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
@@ -133,7 +135,6 @@ class Inbound:
     certificates: Path
     behave: App = answer_at_the_end
     connections: int = 0
-    failures: list[BaseException] = field(default_factory=list)
 
     @property
     def address(self) -> Address:
@@ -144,8 +145,6 @@ class Inbound:
         self.connections += 1
         try:
             await asyncio.wait_for(self.behave(reader, writer), PATIENCE_S)
-        except OSError as error:
-            self.failures.append(error)
         finally:
             writer.close()
 
@@ -179,7 +178,6 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inb
 def inbound(started: Inbound) -> Inbound:
     started.behave = answer_at_the_end
     started.connections = 0
-    started.failures.clear()
     return started
 
 
@@ -235,6 +233,15 @@ def exchange(inbound: Inbound, pair: KeyPair | None, request: bytes, **options: 
         return read_to_the_end(connection)
 
 
+def look(inbound: Inbound, pair: KeyPair, at: Callable[[SSL.Connection], T], **options: Any) -> T:
+    """What there is to see on a connection; the app has answered and gone when it returns."""
+    with connected(inbound, pair, **options) as connection:
+        seen = at(connection)
+        connection.shutdown()
+        read_to_the_end(connection)
+        return seen
+
+
 @running
 async def test_an_allowed_peer_reaches_the_app_and_half_close_passes(
     inbound: Inbound, caller: KeyPair
@@ -285,11 +292,10 @@ async def test_an_app_that_breaks_off_is_no_orderly_end(inbound: Inbound, caller
 @running
 @pytest.mark.parametrize("version", [SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION])
 async def test_tls_versions(inbound: Inbound, caller: KeyPair, version: int) -> None:
-    def talk() -> int:
-        with connected(inbound, caller, version=version) as connection:
-            return connection.get_protocol_version()
-
-    assert await asyncio.to_thread(talk) == version
+    seen = await asyncio.to_thread(
+        look, inbound, caller, SSL.Connection.get_protocol_version, version=version
+    )
+    assert seen == version
 
 
 @running
@@ -307,11 +313,11 @@ async def test_tls_versions(inbound: Inbound, caller: KeyPair, version: int) -> 
     ],
 )
 async def test_alpn(inbound: Inbound, caller: KeyPair, offered: list[str], agreed: str) -> None:
-    def talk() -> bytes:
-        with connected(inbound, caller, alpn=tuple(name.encode() for name in offered)) as connection:
-            return connection.get_alpn_proto_negotiated()
-
-    assert (await asyncio.to_thread(talk)).decode() == agreed
+    names = tuple(name.encode() for name in offered)
+    seen = await asyncio.to_thread(
+        look, inbound, caller, SSL.Connection.get_alpn_proto_negotiated, alpn=names
+    )
+    assert seen.decode() == agreed
 
 
 # Who does not come in. In TLS 1.3 a client learns of it only when it reads.
@@ -368,13 +374,13 @@ async def test_a_rotated_certificate_is_taken_up(inbound: Inbound, caller: KeyPa
     rotated = inbound.authority.issue(WORKLOAD)
     expected = load_pem_x509_certificate(rotated.certificate_pem).serial_number
 
-    def serial_number() -> int | None:
-        with connected(inbound, caller) as connection:
-            shown = connection.get_peer_certificate(as_cryptography=True)
-            return shown and shown.serial_number
+    def serial_number(connection: SSL.Connection) -> int:
+        shown = connection.get_peer_certificate(as_cryptography=True)
+        assert shown is not None
+        return shown.serial_number
 
     async def wait_for_it() -> None:
-        while await asyncio.to_thread(serial_number) != expected:
+        while await asyncio.to_thread(look, inbound, caller, serial_number) != expected:
             pass
 
     inbound.authority.write(inbound.certificates, rotated)
@@ -441,6 +447,19 @@ def test_a_healthy_life_leaves_no_line_in_the_log(
     with caplog.at_level(logging.INFO, "hbone"):
         runner.run(story())
     assert caplog.messages == []
+
+
+def test_what_envoy_says_goes_to_our_log_at_its_level(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        (certificates / "ca_certificates.pem").write_text("no roots\n")
+        await failure(await start(tmp_path, certificates))
+
+    runner.run(story())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("hbone.envoy", "WARNING")
+    assert record.getMessage().startswith("envoy: Filesystem config update rejected: ")
 
 
 @pytest.mark.parametrize("which", ["listen", "admin"])
@@ -513,7 +532,7 @@ def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates:
 
 def test_a_binary_that_cannot_be_run(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def story() -> None:
-        with pytest.raises(UnavailableError, match="cannot start envoy: .*No such file"):
+        with pytest.raises(UnavailableError, match=r"cannot start envoy: .*No such file"):
             await EnvoyProcess.start(tmp_path / "nothing", {}, certificates=tmp_path, folder=tmp_path)
 
     runner.run(story())

@@ -1,0 +1,74 @@
+"""The house rules that a machine can hold: each module has its test twin, documents and code agree."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.settings import ENVIRONMENT
+from shared import errors, ports
+from shared.ops.access_log import _KEYS
+from shared.ops.metrics import TunnelMetrics
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("gateway", "agent", "shared", "hbone")
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+README = (ROOT / "README.md").read_text()
+
+WITHOUT_TWIN = {
+    "__init__.py",  # empty
+    "__main__.py",  # three lines that call cli.run
+    "loop.py",  # one call to uvloop
+    "ports.py",  # constants, compared with ARCHITECTURE.md below
+    "events.py",  # dataclasses that test_session.py reads
+    "legs.py",  # protocols, no code
+    "read_buffer.py",  # one constant
+}
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_has_a_test_twin(source: Path) -> None:
+    if source.name in WITHOUT_TWIN:
+        return
+    relative = source.relative_to(ROOT)
+    twin = ROOT / "tests" / relative.parent / f"test_{relative.name}"
+    assert twin.exists(), f"{relative} has no {twin.relative_to(ROOT)}"
+
+
+def test_init_files_are_empty() -> None:
+    assert [path for path in sources() if path.name == "__init__.py" and path.read_text().strip()] == []
+
+
+def test_architecture_lists_every_port() -> None:
+    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", ARCHITECTURE, re.MULTILINE)}
+    assert listed == {value for name, value in vars(ports).items() if name.isupper()}
+
+
+def test_readme_lists_every_environment_variable_of_krun() -> None:
+    listed = set(re.findall(r"^\| `([A-Z_]+\*?)` \|", README, re.MULTILINE))
+    assert listed == set(ENVIRONMENT)
+
+
+def test_architecture_lists_every_metric() -> None:
+    _, body = TunnelMetrics("gateway").render("")
+    served = set(re.findall(r"^# TYPE (\S+)", body.decode(), re.MULTILINE))
+    own = {name for name in served if name.startswith(("hbone_", "istio_"))}
+    listed = set(re.findall(r"`((?:hbone|istio)_[a-z_]+)", ARCHITECTURE))
+    assert own <= listed
+
+
+def test_architecture_lists_every_access_log_key() -> None:
+    listed = set(re.findall(r"`([a-z_.]+)`", ARCHITECTURE.partition("## Access log")[2]))
+    assert {key for _, key in _KEYS} <= listed
+
+
+def test_readme_lists_every_exit_code() -> None:
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert codes <= listed
