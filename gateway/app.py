@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from gateway.config import load
 from gateway.hello import EmptyConnectionError, HelloPeek
-from gateway.routes import RouteTable, Template
+from gateway.routes import RouteTable
+from gateway.templates import Template
 from gateway.tunnel import DOWNSTREAM_RESET, TokenSources, Tunnels
 from shared.errors import EXIT_OK, ClientHelloError, ConfigError, StreamResetError
 from shared.identity.tokens import DEFAULT_METADATA_HOST

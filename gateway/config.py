@@ -12,7 +12,8 @@ import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gateway.routes import Route, Template, TokenRule, TunnelUrl, compile_glob
+from gateway.routes import Route, TokenRule, compile_glob
+from gateway.templates import Template, TunnelUrl
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
 from shared import ports
 from shared.errors import ConfigError

@@ -11,21 +11,17 @@ DNS labels, `{port}` is a number, `{host}` a host name and no IP address, and an
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, is_port, shown
 from shared.errors import NoRouteError
-from shared.net.address import MAX_PORT, Address, check_host_name, is_ipv4, read_ipv6
-from shared.ports import HTTPS
+from shared.net.address import MAX_PORT, Address, check_host_name
 from shared.wire import istio_sni
 from shared.wire.istio_sni import Destination
-
-PLACEHOLDERS = ("service", "namespace", "port", "subset", "host")
-"""What a template may take from a destination."""
 
 MAX_STARS = 8
 """Stars in one host glob; names have few more labels than that."""
@@ -37,96 +33,9 @@ push them out; when the table is full it starts anew."""
 Method = Literal["POST", "CONNECT"]
 TokenKind = Literal["none", "audience", "file"]
 
-_DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 # All checks come before lower(), which turns some other letters into ASCII ones.
 _GLOB = re.compile(r"[A-Za-z0-9_.*-]+")
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
-# The path of RFC 3986 section 3.3: pchar and "/".
-_PATH = re.compile(r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
-# What of a client's name an error repeats.
-_SHOWN_CHARS = 100
-# Stands for any placeholder while a template's surroundings are checked; "x" is allowed wherever they are.
-_STAND_IN = dict.fromkeys(PLACEHOLDERS, "x")
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A text with placeholders, such as `{service}.a.run.app`."""
-
-    text: str
-    """The text as it was written."""
-
-    pieces: tuple[str, ...]
-    """Literal text at even places, names of placeholders at odd ones."""
-
-    @classmethod
-    def parse(cls, text: str) -> Template:
-        """Reads a template. Raises ValueError for unknown placeholders and lone braces."""
-        pieces = tuple(re.split(r"\{([^{}]*)\}", text))
-        for literal in pieces[::2]:
-            if "{" in literal or "}" in literal:
-                raise ValueError("a brace has no partner: placeholders look like {service}")
-        for name in pieces[1::2]:
-            if name not in PLACEHOLDERS:
-                close = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
-                known = " ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-                hint = f"did you mean {{{close[0]}}}?" if close else f"known are {known}"
-                raise ValueError(f"unknown placeholder {{{_shown(name)}}}, {hint}")
-        return cls(text, pieces)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether nothing in it comes from the destination."""
-        return len(self.pieces) == 1
-
-    def expand(self, values: Mapping[str, str]) -> str:
-        """The text with the placeholders' values. Raises NoRouteError for an empty one."""
-        parts = list(self.pieces)
-        for place in range(1, len(parts), 2):
-            value = values[parts[place]]
-            if not value:
-                raise NoRouteError(f"the name has no {parts[place]}, which {_shown(self.text)} needs")
-            parts[place] = value
-        return "".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class TunnelUrl:
-    """The URL of a tunnel request: every part a template, the structure fixed."""
-
-    scheme: str
-    """`https`, or `http` for HTTP/2 without TLS (h2c)."""
-
-    host: Template
-    """A host name, or an IP address without brackets."""
-
-    port: Template
-    """A number or `{port}`; the scheme's port if the URL has none."""
-
-    path: Template
-    """Begins with a slash."""
-
-    @classmethod
-    def parse(cls, text: str) -> TunnelUrl:
-        """Reads a URL template. Raises ValueError with the reason, which never repeats user information."""
-        scheme, separator, rest = text.partition("://")
-        if not separator or scheme not in _DEFAULT_PORTS:
-            raise ValueError("must begin with https:// or http://")
-        for sign, part in (("?", "query"), ("#", "fragment")):
-            if sign in rest:
-                raise ValueError(f"must have no {part} ({sign})")
-        authority, slash, path = rest.partition("/")
-        if "@" in authority:
-            raise ValueError("must have no user information (@)")
-        if not slash:
-            raise ValueError("has no path: did you mean /_hbone/15003 at its end?")
-        host, port = _read_authority(authority, _DEFAULT_PORTS[scheme])
-        return cls(scheme, host, port, _read_path(slash + path))
-
-    def origin(self) -> Template:
-        """`scheme://host`, the audience that Cloud Run's own URLs have."""
-        host = f"[{self.host.text}]" if ":" in self.host.text else self.host.text
-        return Template.parse(f"{self.scheme}://{host}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +141,7 @@ class RouteTable:
 
     def explain(self, sni: str) -> str:
         """Lines for people: what `sni` says, which routes were tried, and where it goes or why not."""
-        lines = [f"name       {_shown(sni)}"]
+        lines = [f"name       {shown(sni)}"]
         try:
             destination = istio_sni.parse(sni)
             lines.append(f"parsed     {_described(destination)}")
@@ -284,41 +193,6 @@ def compile_glob(glob: str) -> re.Pattern[str]:
     return re.compile(f"{re.escape(first)}{middle}.+{re.escape(rest[-1])}", re.DOTALL)
 
 
-def _read_authority(authority: str, default_port: int) -> tuple[Template, Template]:
-    if authority.startswith("["):
-        literal, bracket, rest = authority[1:].partition("]")
-        if not bracket:
-            raise ValueError("the bracket of the IPv6 address is not closed")
-        host = Template(read_ipv6(literal), (read_ipv6(literal),))
-    else:
-        name, colon, rest = authority.partition(":")
-        rest = colon + rest
-        check = Template.parse(name).expand(_STAND_IN)
-        if not is_ipv4(name):
-            check_host_name(check)
-        host = Template.parse(name.lower())
-    if not rest:
-        return host, Template.parse(str(default_port))
-    port = rest.removeprefix(":")
-    if port == rest or (port != "{port}" and not _is_port(port)):
-        raise ValueError(f"the port must be 1..{MAX_PORT} or {{port}}")
-    return host, Template.parse(port)
-
-
-def _read_path(text: str) -> Template:
-    path = Template.parse(text)
-    example = path.expand(_STAND_IN)
-    if not _PATH.fullmatch(example):
-        raise ValueError("the path has a character that needs %XX, or a % without two hex digits")
-    if any(segment in (".", "..") for segment in example.split("/")):
-        raise ValueError("the path must have no . or .. segments")
-    return path
-
-
-def _is_port(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
-
-
 def _values(destination: Destination) -> dict[str, str]:
     """The placeholders' values, each checked for what it may consist of."""
     values = {
@@ -328,9 +202,9 @@ def _values(destination: Destination) -> dict[str, str]:
     }
     for name, value in values.items():
         if value and not _LABEL.fullmatch(value):
-            raise NoRouteError(f"its {name} {_shown(value)} is no DNS label")
+            raise NoRouteError(f"its {name} {shown(value)} is no DNS label")
     port = "" if destination.port is None else str(destination.port)
-    if port and not _is_port(port):
+    if port and not is_port(port):
         raise NoRouteError(f"its port {port} is not in 1..{MAX_PORT}")
     values |= {"port": port, "host": destination.host}
     return {name: value.lower() for name, value in values.items()}
@@ -360,7 +234,7 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         host=host,
         port=address.port,
         path=url.path.expand(values),
-        authority=bracketed if address.port == _DEFAULT_PORTS[url.scheme] else str(address),
+        authority=bracketed if address.port == DEFAULT_PORTS[url.scheme] else str(address),
         ca=route.ca,
         token=_token(route.token, values),
         method=route.method,
@@ -403,11 +277,5 @@ def _place(index: int, line: int | None) -> str:
 def _name(destination: Destination) -> str:
     """The server name that says this destination, for errors."""
     if destination.port is None:
-        return _shown(destination.host)
-    return _shown(f"{destination.direction}_.{destination.port}_.{destination.subset}_.{destination.host}")
-
-
-def _shown(text: str) -> str:
-    """At most _SHOWN_CHARS characters of `text`, only visible ASCII ones."""
-    cut = text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
-    return "".join(letter if letter.isascii() and letter.isprintable() else "?" for letter in cut)
+        return shown(destination.host)
+    return shown(f"{destination.direction}_.{destination.port}_.{destination.subset}_.{destination.host}")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import MAX_ROUTES, GatewayConfig, Limits, load, parse
-from gateway.routes import Route, RouteTable, Template, TokenRule, TunnelUrl
+from gateway.routes import Route, RouteTable, TokenRule
+from gateway.templates import Template, TunnelUrl
 from gateway.yaml_nodes import MAX_FILE_BYTES
 from shared.errors import ConfigError
 from shared.net.address import Address

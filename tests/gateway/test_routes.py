@@ -14,12 +14,11 @@ from gateway.routes import (
     Route,
     RouteTable,
     Target,
-    Template,
     Token,
     TokenRule,
-    TunnelUrl,
     compile_glob,
 )
+from gateway.templates import Template, TunnelUrl
 from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
 from shared.net.address import Address
 from shared.wire import istio_sni
