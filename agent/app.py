@@ -28,7 +28,8 @@ from shared.tasks import spawn
 
 if TYPE_CHECKING:
     from agent.envoy import EnvoyProcess
-    from agent.inbound import Inbound, InboundRecord
+    from agent.inbound import Inbound
+    from agent.inbound_record import InboundRecord
     from agent.launcher import App
     from shared.identity.spiffe import AllowList
 
@@ -100,7 +101,8 @@ class Agent:
         log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self._settings.inbound_listen)
 
     async def _start_envoy(self, binary: Path) -> None:
-        from agent.envoy import EnvoyProcess, bootstrap, secrets
+        from agent.envoy import EnvoyProcess
+        from agent.envoy_bootstrap import bootstrap, secrets
 
         settings = self._settings
         self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
@@ -113,7 +115,11 @@ class Agent:
             connect_timeout_s=settings.dial_timeout_s,
         )
         self._envoy = await EnvoyProcess.start(
-            binary, configuration, secrets(settings.certificates), self._folder
+            binary,
+            configuration,
+            secrets(settings.certificates),
+            self._folder,
+            finished=self._inbound_over,
         )
         await self._envoy.ready(ENVOY_START_TIMEOUT_S)
         if self._envoy.inbound is not None:

@@ -21,9 +21,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from OpenSSL import SSL
 
+from agent.inbound_record import InboundRecord
 from shared.errors import ConfigError, DialError, HboneError, RefusedError, StreamResetError, UnavailableError
 from shared.identity.spiffe import AllowList, peer_id
 from shared.net.address import Address
@@ -66,32 +68,6 @@ class InboundSettings:
     look_every_s: float = 1.0
     """How often the files are looked at, three stat calls, when connections come; a renewed certificate is
     valid long before the old one ends, so nobody waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class InboundRecord:
-    """What there is to say of one connection when it is over."""
-
-    client: str
-    """HOST:PORT of the TCP peer, the tunnel's end in this container."""
-
-    app: str
-    """HOST:PORT of the app."""
-
-    identity: str
-    """The SPIFFE name that the client proved and that was allowed; empty if it came to none."""
-
-    sent_bytes: int
-    """Plaintext, client to app."""
-
-    received_bytes: int
-    """Plaintext, app to client."""
-
-    duration_s: float
-    """From accept to the end."""
-
-    error: HboneError | None
-    """Why it was refused or broke; None after an orderly end."""
 
 
 class Inbound:
@@ -244,9 +220,8 @@ class _Surplus(asyncio.Protocol):
         self._turned_away = turned_away
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         client = address_text(transport.get_extra_info("peername"))
-        reset(transport)
+        reset(cast(asyncio.Transport, transport))  # uvloop's is none by name
         self._turned_away(client)
 
 

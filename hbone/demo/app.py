@@ -14,6 +14,7 @@ class Hello(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds for a client to send the next request
+    disable_nagle_algorithm = True  # the header and the body are two writes
 
     def do_GET(self) -> None:
         self._answer(f"hello from the app, you asked for {self.path}\n".encode(), "text/plain")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
 import struct
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +21,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL import SSL
 
-from agent.envoy import ALPN, BOOTSTRAP_FILE, EnvoyProcess, Json, bootstrap, find_binary, secrets
+from agent.envoy import EnvoyProcess, find_binary
+from agent.envoy_bootstrap import Json, bootstrap, secrets
+from agent.inbound_record import InboundRecord
 from shared.errors import UnavailableError
 from shared.identity.authority import Authority, KeyPair
 from shared.identity.spiffe import AllowList, SpiffeId
-from shared.net import tls_leg
 from shared.net.address import Address
 
 T = TypeVar("T")
@@ -88,32 +87,6 @@ def test_a_script_on_the_path_is_passed_over_for_the_packages_binary(tmp_path: P
     assert find_binary("", str(tmp_path)) == BINARY
 
 
-# Telling it what to do.
-
-
-def test_an_empty_allow_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty allow list"):
-        configuration(tmp_path, allow=AllowList([]))
-
-
-def test_alpn_is_that_of_the_built_in_end() -> None:
-    assert [name.encode() for name in ALPN] == list(tls_leg.ALPN)
-
-
-@pytest.mark.parametrize(
-    ("app", "kind"),
-    [("127.0.0.1:8080", "STATIC"), ("[::1]:8080", "STATIC"), ("localhost:8080", "STRICT_DNS")],
-)
-def test_envoy_accepts_the_configuration(tmp_path: Path, app: str, kind: str) -> None:
-    told = configuration(tmp_path, app=Address.parse(app))
-    assert told["static_resources"]["clusters"][0]["type"] == kind
-    for name, content in {BOOTSTRAP_FILE: told, **secrets(tmp_path)}.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    command: list[str | Path] = [BINARY, "--mode", "validate", "-l", "error", "-c", tmp_path / BOOTSTRAP_FILE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-
-
 # A running one: an app behind it that does as the test says, and a client of pyOpenSSL's, for Python's own
 # ssl module cannot end one direction of a connection.
 
@@ -133,6 +106,7 @@ class Inbound:
     envoy: EnvoyProcess
     authority: Authority
     certificates: Path
+    records: asyncio.Queue[InboundRecord]
     behave: App = answer_at_the_end
     connections: int = 0
 
@@ -162,10 +136,11 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inb
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     app = Address(*server.sockets[0].getsockname())
+    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
     envoy = await EnvoyProcess.start(
-        BINARY, configuration(folder, app=app), certificates=certificates, folder=folder
+        BINARY, configuration(folder, app=app), secrets(certificates), folder, finished=records.put_nowait
     )
-    inbound = Inbound(envoy, authority, certificates)
+    inbound = Inbound(envoy, authority, certificates, records)
     try:
         await envoy.ready(PATIENCE_S)
         yield inbound
@@ -179,6 +154,14 @@ def inbound(started: Inbound) -> Inbound:
     started.behave = answer_at_the_end
     started.connections = 0
     return started
+
+
+async def record_of(inbound: Inbound, wanted: Callable[[InboundRecord], bool]) -> InboundRecord:
+    """The next record that is `wanted`; those of earlier tests' connections are passed over."""
+    while True:
+        record = await asyncio.wait_for(inbound.records.get(), PATIENCE_S)
+        if wanted(record):
+            return record
 
 
 @pytest.fixture
@@ -248,6 +231,21 @@ async def test_an_allowed_peer_reaches_the_app_and_half_close_passes(
 ) -> None:
     assert await asyncio.to_thread(exchange, inbound, caller, b"hello") == b"got hello"
     assert inbound.connections == 1
+
+
+@running
+async def test_each_connection_has_its_record_with_the_peer_s_identity(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    question = os.urandom(12_345)
+    await asyncio.to_thread(exchange, inbound, caller, question)
+    record = await record_of(inbound, lambda record: record.sent_bytes == len(question))
+    assert (record.identity, record.received_bytes, record.error) == (str(CALLER), len(question) + 4, None)
+    stranger = SpiffeId("demo.local", "/ns/stranger/sa/client")
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(stranger))
+    record = await record_of(inbound, lambda record: record.error is not None)
+    assert (record.identity, record.sent_bytes) == ("", 0)
+    assert str(record.error).startswith(f"TLS handshake of {stranger} refused: ")
 
 
 @running
@@ -409,7 +407,7 @@ async def start(folder: Path, certificates: Path, **changed: Address) -> EnvoyPr
     addresses = {"admin": told["admin"], "listen": told["static_resources"]["listeners"][0]}
     for name, address in changed.items():
         addresses[name]["address"]["socket_address"]["port_value"] = address.port
-    return await EnvoyProcess.start(BINARY, told, certificates=certificates, folder=folder)
+    return await EnvoyProcess.start(BINARY, told, secrets(certificates), folder)
 
 
 async def failure(envoy: EnvoyProcess) -> str:
@@ -480,7 +478,7 @@ def test_a_configuration_that_envoy_refuses(
 ) -> None:
     async def story() -> None:
         told: Json = configuration(tmp_path) | {"surprise": True}
-        envoy = await EnvoyProcess.start(BINARY, told, certificates=certificates, folder=tmp_path)
+        envoy = await EnvoyProcess.start(BINARY, told, secrets(certificates), tmp_path)
         text = await failure(envoy)
         assert text.startswith("envoy ended with exit code 1: ")
         assert "surprise" in text
@@ -499,7 +497,7 @@ def test_certificates_that_are_missing_or_broken(
         chain = certificates / "certificates.pem"
         chain.unlink() if content is None else chain.write_text(content)
         text = await failure(await start(tmp_path, certificates))
-        assert text.startswith(f"envoy has no certificates from {certificates}: ")
+        assert text.startswith("envoy cannot use the certificates (HBONE_CERTS): ")
         assert reason in text
 
     runner.run(story())
@@ -522,7 +520,7 @@ def test_an_end_that_nobody_asked_for_is_noticed(
 def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
     async def story() -> None:
         silent = executable(tmp_path / "silent", b"#!/bin/sh\nexec sleep 60\n")
-        envoy = await EnvoyProcess.start(silent, {}, certificates=tmp_path, folder=tmp_path)
+        envoy = await EnvoyProcess.start(silent, {}, {}, tmp_path)
         with pytest.raises(UnavailableError, match=r"envoy is not ready after 0\.05 s"):
             await envoy.ready(0.05)
         await envoy.stop(PATIENCE_S)
@@ -533,7 +531,7 @@ def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates:
 def test_a_binary_that_cannot_be_run(runner: asyncio.Runner, tmp_path: Path) -> None:
     async def story() -> None:
         with pytest.raises(UnavailableError, match=r"cannot start envoy: .*No such file"):
-            await EnvoyProcess.start(tmp_path / "nothing", {}, certificates=tmp_path, folder=tmp_path)
+            await EnvoyProcess.start(tmp_path / "nothing", {}, {}, tmp_path)
 
     runner.run(story())
 

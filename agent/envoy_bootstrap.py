@@ -1,0 +1,237 @@
+"""What Envoy is told as the mTLS end on port 15003: its bootstrap, its secrets' files, its access log.
+
+Pure functions; the process that reads it is `envoy.py`'s, who may come in is `shared.identity.spiffe`'s.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+from typing import Any
+
+from agent.inbound_record import InboundRecord
+from agent.settings import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
+from shared.errors import DeniedError, HboneError, StreamResetError
+from shared.identity.spiffe import AllowList
+from shared.net.address import Address
+from shared.wire.frames import CANCEL
+
+Json = dict[str, Any]
+
+ALPN = ("istio", "istio-http/1.1", "istio-http/1.0", "http/1.1", "http/1.0")
+"""What a client may be told it speaks, the first that it offers; the same as at the built-in end. Istio's
+client offers `istio` beside each of its other names. Missing on purpose: `istio-peer-exchange`, for whoever
+agrees to it is sent a binary header before the data (Istio's metadata_exchange filter), and `h2` and
+`istio-h2`, which an app that speaks HTTP/1.1 has not promised. Nothing in common: no ALPN (Envoy)."""
+
+BUFFER_BYTES = 128 * 1024
+"""Of each connection on each side. Envoy's default of 1 MiB could take 2 GiB at Cloud Run's 1000 tunnels."""
+
+MAX_CONNECTIONS = 2048
+"""Twice what Cloud Run gives one instance at most, for tunnels that are still closing."""
+
+HANDSHAKE_TIMEOUT_S = 10
+"""For a client's whole TLS handshake: several round trips between continents, and no more."""
+
+OWN_SECRET = "own"
+ROOTS_SECRET = "roots"
+_TYPES = "type.googleapis.com/envoy.extensions"
+
+
+def bootstrap(
+    *,
+    listen: Address,
+    app: Address,
+    admin: Address,
+    allow: AllowList,
+    secrets_folder: Path,
+    connect_timeout_s: float,
+) -> Json:
+    """Envoy's configuration: mTLS on `listen`, its bytes to `app`, the admin port on `admin`.
+
+    `listen` and `admin` have IP addresses. `connect_timeout_s` is what the app may take to accept, in
+    seconds. The files of `secrets` have to be in `secrets_folder`. Raises ValueError for an empty allow list,
+    which Envoy would take for "everybody".
+    """
+    return {
+        "node": {"id": "krun", "cluster": "krun"},  # secret discovery asks for it, nobody is told
+        "admin": {"address": _address(admin)},
+        "static_resources": {
+            "listeners": [_listener(listen, _downstream_tls(allow, secrets_folder))],
+            "clusters": [_cluster(app, connect_timeout_s)],
+        },
+        "overload_manager": {
+            "resource_monitors": [
+                {
+                    "name": "envoy.resource_monitors.global_downstream_max_connections",
+                    "typed_config": {
+                        "@type": f"{_TYPES}.resource_monitors.downstream_connections.v3"
+                        ".DownstreamConnectionsConfig",
+                        "max_active_downstream_connections": MAX_CONNECTIONS,
+                    },
+                }
+            ]
+        },
+    }
+
+
+def secrets(certificates: Path) -> dict[str, Json]:
+    """The secret discovery files by file name: they point Envoy at the files in the folder `certificates`
+    and have it watch that folder, where files are renamed into place or links are turned (Envoy, "Secret
+    discovery service", certificate rotation)."""
+    watched = {"watched_directory": {"path": str(certificates)}}
+    own = {
+        "tls_certificate": {
+            "certificate_chain": {"filename": str(certificates / CERTIFICATES_FILE)},
+            "private_key": {"filename": str(certificates / PRIVATE_KEY_FILE)},
+            **watched,
+        }
+    }
+    roots = {
+        "validation_context": {"trusted_ca": {"filename": str(certificates / ROOTS_FILE)}, **watched},
+    }
+    kind = f"{_TYPES}.transport_sockets.tls.v3.Secret"
+    return {
+        f"{name}.json": {"resources": [{"@type": kind, "name": name, **secret}]}
+        for name, secret in ((OWN_SECRET, own), (ROOTS_SECRET, roots))
+    }
+
+
+def _listener(listen: Address, tls: Json) -> Json:
+    proxy = {
+        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "inbound",
+        "cluster": "app",
+        # A peer that is refused must not reach the app, not even with an empty connection. Before Envoy 1.38
+        # the second setting was optional; what comes before the app has accepted waits within it.
+        "upstream_connect_mode": "ON_DOWNSTREAM_TLS_HANDSHAKE",
+        "max_early_data_bytes": BUFFER_BYTES,
+        # The tunnel's own limits end it; an hour of silence is no reason to.
+        "idle_timeout": "0s",
+        "access_log": _access_log(),
+    }
+    return {
+        "name": "inbound",
+        "address": _address(listen),
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "filter_chains": [
+            {
+                "filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}],
+                "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+                "transport_socket_connect_timeout": f"{HANDSHAKE_TIMEOUT_S}s",
+            }
+        ],
+    }
+
+
+def _downstream_tls(allow: AllowList, secrets_folder: Path) -> Json:
+    peers = [{"san_type": "URI", "matcher": {"safe_regex": {"regex": regex}}} for regex in allow.regexes()]
+    if not peers:
+        raise ValueError("an empty allow list would let every peer in that the roots vouch for")
+
+    def secret(name: str) -> Json:
+        path = str(secrets_folder / f"{name}.json")
+        source = {"resource_api_version": "V3", "path_config_source": {"path": path}}
+        return {"name": name, "sds_config": source}
+
+    return {
+        "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
+        "require_client_certificate": True,
+        # Every connection proves its certificate anew, as at the built-in end.
+        "disable_stateless_session_resumption": True,
+        "disable_stateful_session_resumption": True,
+        "common_tls_context": {
+            "tls_params": {
+                "tls_minimum_protocol_version": "TLSv1_2",
+                "tls_maximum_protocol_version": "TLSv1_3",
+            },
+            "alpn_protocols": list(ALPN),
+            "tls_certificate_sds_secret_configs": [secret(OWN_SECRET)],
+            "combined_validation_context": {
+                "default_validation_context": {"match_typed_subject_alt_names": peers},
+                "validation_context_sds_secret_config": secret(ROOTS_SECRET),
+            },
+        },
+    }
+
+
+def _cluster(app: Address, connect_timeout_s: float) -> Json:
+    return {
+        "name": "app",
+        "type": "STATIC" if _is_ip(app.host) else "STRICT_DNS",
+        # Of `localhost` this takes the address that apps commonly listen on.
+        "dns_lookup_family": "V4_PREFERRED",
+        "connect_timeout": f"{connect_timeout_s:.3f}s",
+        "per_connection_buffer_limit_bytes": BUFFER_BYTES,
+        "circuit_breakers": {"thresholds": [{"max_connections": MAX_CONNECTIONS}]},
+        "load_assignment": {
+            "cluster_name": "app",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(app)}}]}],
+        },
+    }
+
+
+def _address(address: Address) -> Json:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+ACCESS_LOG_KEY = "krun_connection"
+"""Marks the lines of Envoy's standard error that are connection records."""
+
+
+def access_record(line: str) -> InboundRecord | None:
+    """The record in a line that Envoy wrote when a connection ended; None if the line is none."""
+    if ACCESS_LOG_KEY not in line:
+        return None
+    try:
+        fields = json.loads(line)[ACCESS_LOG_KEY]
+        peer = str(fields["peer"] or "")
+        error = _error(str(fields["flags"] or "-"), str(fields["tls_error"] or ""), peer)
+        return InboundRecord(
+            client=str(fields["client"]),
+            app=str(fields["app"] or ""),
+            identity="" if isinstance(error, DeniedError) else peer,
+            sent_bytes=int(fields["received"]),
+            received_bytes=int(fields["sent"]),
+            duration_s=int(fields["duration_ms"]) / 1000,
+            error=error,
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _error(flags: str, tls_error: str, peer: str) -> HboneError | None:
+    """Envoy's response flags and TLS failure as one of our errors (Envoy, "Access logging")."""
+    if tls_error:
+        who = f" of {peer}" if peer else ""
+        return DeniedError(f"TLS handshake{who} refused: {tls_error}")
+    if flags == "-":
+        return None
+    return StreamResetError(f"envoy's response flags {flags}", CANCEL)
+
+
+def _access_log() -> list[Json]:
+    record = {
+        "client": "%DOWNSTREAM_REMOTE_ADDRESS%",
+        "app": "%UPSTREAM_REMOTE_ADDRESS%",
+        "peer": "%DOWNSTREAM_PEER_URI_SAN%",
+        "received": "%BYTES_RECEIVED%",
+        "sent": "%BYTES_SENT%",
+        "duration_ms": "%DURATION%",
+        "flags": "%RESPONSE_FLAGS%",
+        "tls_error": "%DOWNSTREAM_TRANSPORT_FAILURE_REASON%",
+    }
+    stderr = {
+        "@type": f"{_TYPES}.access_loggers.stream.v3.StderrAccessLog",
+        "log_format": {"json_format": {ACCESS_LOG_KEY: record}},
+    }
+    return [{"name": "envoy.access_loggers.stderr", "typed_config": stderr}]
