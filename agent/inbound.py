@@ -133,6 +133,8 @@ class Inbound:
     def closed(self, leg: TlsServerLeg) -> None:
         visit = self._visits[leg]
         visit.closed = True
+        if visit.serving is None:  # else whoever serves it finds out and says so
+            self._report(visit, StreamResetError("connection lost", CANCEL))
         self._settle(visit)
 
     # One connection.
@@ -193,7 +195,8 @@ class Inbound:
     def _settle(self, visit: _Visit) -> None:
         """Forgets a connection that is both closed and reported; either may come first."""
         if visit.closed and visit.reported:
-            del self._visits[visit.leg]
+            visit.relay = None  # ends the cycle through its callback
+            self._visits.pop(visit.leg, None)
             if not self._visits:
                 self._empty.set()
 

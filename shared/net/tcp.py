@@ -17,7 +17,8 @@ EARLY_BYTES = READ_BYTES
 """What is kept of a peer that talks before the tunnel stands; reading pauses beyond it."""
 
 CLOSE_TIMEOUT_S = 30.0
-"""How long a peer that does not read may keep a closing connection's last bytes."""
+"""How long a closing connection's last bytes wait for a peer that takes none of them; one that reads slowly
+may take longer."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on, 0 s: close() sends RST (socket(7)), so that the peer does not take it for an orderly end."""
@@ -26,16 +27,18 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 class TcpLeg(asyncio.BufferedProtocol):
     """A TCP connection, ours or accepted, as a leg."""
 
-    __slots__ = ("_early", "_early_end", "_full", "_gone", "_relay", "_transport")
+    __slots__ = ("_closing", "_early", "_ended", "_error", "_full", "_gone", "_relay", "_transport")
 
     _transport: asyncio.Transport
 
     def __init__(self) -> None:
         self._relay: RelayEnd | None = None
         self._early = bytearray()  # received before join
-        self._early_end: StreamResetError | bool = False  # True: FIN came before join; an error: it broke
+        self._ended = False  # FIN came
+        self._error: StreamResetError | None = None  # how it broke before join
         self._full = False
         self._gone = False
+        self._closing: CloseWatch | None = None
 
     @classmethod
     def over(cls, transport: asyncio.Transport, early: Buffer) -> TcpLeg:
@@ -66,10 +69,10 @@ class TcpLeg(asyncio.BufferedProtocol):
             relay.received(self, early)
         if self._full:
             relay.full(self)
-        if self._early_end is True:
+        if self._ended:
             relay.ended(self)
-        elif self._early_end:
-            relay.failed(self, self._early_end)
+        if self._error is not None:
+            relay.failed(self, self._error)
 
     def write(self, data: Buffer) -> None:
         if not self._gone:
@@ -93,10 +96,9 @@ class TcpLeg(asyncio.BufferedProtocol):
         if self._gone:
             return
         self._gone = True
-        transport = self._transport
-        if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
-        transport.close()
+        if self._transport.get_write_buffer_size():
+            self._closing = CloseWatch(self._transport)
+        self._transport.close()
 
     def abort(self) -> None:
         if self._gone:
@@ -122,21 +124,20 @@ class TcpLeg(asyncio.BufferedProtocol):
             self.pause_reading()
 
     def eof_received(self) -> bool:
+        self._ended = True
         if self._relay is not None:
             self._relay.ended(self)
-        else:
-            self._early_end = True
         return True  # keep the sending side open: FIN ends one direction only
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
         if self._gone:
             return
         self._gone = True
-        error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
+        self._error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
         if self._relay is not None:
-            self._relay.failed(self, error)
-        else:
-            self._early_end = error
+            self._relay.failed(self, self._error)
 
     def pause_writing(self) -> None:
         self._full = True
@@ -147,6 +148,31 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._full = False
         if self._relay is not None:
             self._relay.drained(self)
+
+
+class CloseWatch:
+    """Ends a closing connection with RST once its peer has taken nothing for `CLOSE_TIMEOUT_S`: FIN would
+    make what it got look like the whole. To be cancelled when the connection is gone."""
+
+    __slots__ = ("_timer", "_transport", "_unsent")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._wait()
+
+    def cancel(self) -> None:
+        """Stops watching."""
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._unsent = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._look)
+
+    def _look(self) -> None:
+        if self._transport.get_write_buffer_size() < self._unsent:
+            self._wait()
+        else:
+            reset(self._transport)
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -9,7 +9,8 @@ The rules:
 
 1. Nothing leaves for the peer after its certificate until the owner has decided. What OpenSSL writes when
    the handshake completes is held; `join` sends it, `refuse` sends a fatal alert in its place. The peer's
-   early data waits in the BIO, at most one read, with the transport paused.
+   early data waits in the BIO, at most one read, with the transport paused; a peer that leaves meanwhile is
+   noticed by `join`.
 2. close_notify ends one direction (RFC 8446 section 6.1). After ours the TCP connection stays open in both
    directions until the peer has ended too: a FIN of ours would become an END_STREAM in the tunnel, and
    HTTP/2 proxies take a complete response as leave to cut off the request (RFC 9113 section 8.1).
@@ -27,7 +28,7 @@ import enum
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -75,12 +76,13 @@ CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 """TLS 1.2: forward secrecy and AEAD only, what RFC 9325 section 4.2 recommends."""
 
 CIPHERS_13 = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
-"""TLS 1.3: all that `sealed_alert` knows. AES-128 first: the same margin for a day's key, a fifth faster."""
+"""TLS 1.3: all that `sealed_alert` can speak."""
 
-ALPN = (b"istio", b"istio-http/1.1", b"istio-http/1.0", b"http/1.1", b"http/1.0")
-"""Taken if offered, the first that is. "istio" promises nothing about the bytes within, which are the app's.
-Never istio-peer-exchange, after which Envoy puts a preamble before the data, and never an h2 or istio-h2,
-which would talk a client into HTTP/2 that the app may not speak. None in common: go on without."""
+ALPN = (b"istio-http/1.1", b"istio-http/1.0", b"istio", b"http/1.1", b"http/1.0")
+"""The first that the client offers is taken, in the order of the Envoy end, so that no client sees a
+difference. All promise an app that takes bytes or HTTP/1. Never istio-peer-exchange, after which Envoy puts
+a preamble before the data, nor h2 and istio-h2, which could talk a client into HTTP/2. None in common: no
+ALPN."""
 
 _VERDICTS = {
     getattr(SSL.X509VerificationCodes, name): name.removeprefix("ERR_").lower().replace("_", " ")
@@ -116,8 +118,8 @@ def server_context(
     context.set_options(
         SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION
     )
-    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
-    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 32 KiB less for each idle connection
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)  # the tickets that TLS 1.3 still sends resume nothing
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 15 KiB less for each idle connection
     _load(certificates, "certificate chain", context.use_certificate_chain_file)
     _load(private_key, "private key of the certificate", lambda file: context.use_privatekey(_key(file)))
     _load(roots, "root certificates", context.load_verify_locations)
@@ -144,11 +146,13 @@ class Owner(Protocol):
 
 
 class _State(enum.Enum):
+    ACCEPTED = enum.auto()  # no transport yet
     HANDSHAKE = enum.auto()  # up to the peer's last handshake byte
     HELD = enum.auto()  # the owner decides (rule 1)
     JOINED = enum.auto()  # a relay has it
     TURNED_AWAY = enum.auto()  # the alert is on its way, the rest is dropped (rule 4)
-    GONE = enum.auto()  # closed or reset by us, or lost
+    CLOSING = enum.auto()  # over in good order, its last bytes are leaving
+    GONE = enum.auto()  # reset by us, or lost
 
 
 class _Notes:
@@ -186,6 +190,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         "_timer",
         "_tls",
         "_transport",
+        "alpn",
         "certificate",
         "peer_name",
     )
@@ -199,7 +204,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._owner = owner
         self._handshake_timeout_s = handshake_timeout_s
         self._relay: RelayEnd | None = None
-        self._state = _State.HANDSHAKE
+        self._state = _State.ACCEPTED
         self._notes = _Notes()
         self._tls = SSL.Connection(context, None)
         self._tls.set_app_data(self._notes)
@@ -216,13 +221,10 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._control_bytes = 0
         self.certificate = b""
         """The client's leaf certificate in DER, verified; empty before `established`."""
+        self.alpn = ""
+        """The protocol agreed by ALPN; empty without, and before `established`."""
         self.peer_name = ""
         """The peer's address as host:port, for logs; still there when the connection is gone."""
-
-    @property
-    def alpn(self) -> str:
-        """The protocol agreed by ALPN, empty without."""
-        return self._tls.get_alpn_proto_negotiated().decode("ascii")
 
     # Leg.
 
@@ -272,18 +274,20 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def close(self) -> None:
+        if self._state in (_State.CLOSING, _State.TURNED_AWAY):
+            return
         if self._state is not _State.JOINED:
             self.abort()
             return
         self.write_eof()
         if self._state is _State.JOINED:
-            self._state = _State.GONE
+            self._state = _State.CLOSING
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
             self._transport.close()
 
     def abort(self) -> None:
-        if self._state is not _State.GONE:
-            self._state = _State.GONE
+        state, self._state = self._state, _State.GONE
+        if state not in (_State.ACCEPTED, _State.GONE):
             reset(self._transport)
 
     def refuse(self, error: HboneError) -> None:
@@ -299,7 +303,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if error.alert is not None:
             if self._tls.get_protocol_version() == SSL.TLS1_2_VERSION:
                 record = alerts.fatal(error.alert)
-            else:
+            elif self._notes.secret:
                 record = sealed_alert(error.alert, self._tls.get_cipher_name() or "", self._notes.secret)
         self._notes.secret = b""
         self._turn_away(record)
@@ -307,10 +311,13 @@ class TlsServerLeg(asyncio.BufferedProtocol):
     # asyncio.BufferedProtocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
         self.peer_name = address_text(transport.get_extra_info("peername"))
         self._timer = asyncio.get_running_loop().call_later(self._handshake_timeout_s, self._too_slow)
+        if self._state is _State.ACCEPTED:
+            self._state = _State.HANDSHAKE
+        else:
+            reset(self._transport)  # aborted before it had begun
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
@@ -336,8 +343,11 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._timer.cancel()
         state, self._state = self._state, _State.GONE
         relay, self._relay = self._relay, None
+        self._notes.secret = b""
+        del self._tls  # 40 KiB, which would wait for the garbage collector to find the relay's cycle
         if state is _State.HANDSHAKE:
-            self._owner.refused(self, StreamResetError(f"tls handshake: connection lost: {exc}", CANCEL))
+            lost = StreamResetError(f"tls handshake: connection lost: {exc or 'closed'}", CANCEL)
+            self._owner.refused(self, lost)
         elif state is _State.JOINED and relay is not None:
             relay.failed(self, StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL))
         self._owner.closed(self)
@@ -386,6 +396,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             self._owner.refused(self, error)
             return
         self.certificate = der
+        self.alpn = self._tls.get_alpn_proto_negotiated().decode("ascii")
         self._owner.established(self)
 
     def _handshake_error(self, error: SSL.Error) -> HboneError:

@@ -6,11 +6,13 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
@@ -30,12 +32,13 @@ from shared.identity.spiffe import SpiffeId
 from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import READ_BYTES
 from shared.net.tcp import reset
-from shared.net.tls_leg import RECORD_BYTES, TlsServerLeg, server_context
+from shared.net.tls_leg import CONTROL_LIMIT_BYTES, RECORD_BYTES, TlsServerLeg, server_context
+from shared.tasks import spawn
 from shared.wire import alerts
 
 T = TypeVar("T")
 
-PATIENCE_S = 5
+PATIENCE_S = 20
 """Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
 
 MIB = 1 << 20
@@ -97,7 +100,7 @@ class Client:
 
     def send(self, data: bytes) -> None:
         self.tls.sendall(data)
-        self._flush()
+        self.flush()
 
     async def send_all(self, data: bytes) -> None:
         for start in range(0, len(data), READ_BYTES):
@@ -125,10 +128,15 @@ class Client:
             data += piece
         return bytes(data)
 
+    async def fin(self) -> None:
+        """Waits for FIN. The server's end knows by then that the connection is gone."""
+        async with asyncio.timeout(PATIENCE_S):
+            assert await self.reader.read() == b""
+
     def end(self) -> None:
         """Sends close_notify, without FIN."""
         self.tls.shutdown()
-        self._flush()
+        self.flush()
 
     def cut(self) -> None:
         """Sends FIN, without close_notify."""
@@ -136,25 +144,24 @@ class Client:
 
     def reset(self) -> None:
         """Sends RST."""
-        assert isinstance(self.writer.transport, asyncio.Transport)
-        reset(self.writer.transport)
+        reset(cast(asyncio.Transport, self.writer.transport))
 
     async def _until_done(self, step: Callable[[], T]) -> T:
         while True:
             try:
                 result = step()
             except SSL.WantReadError:
-                self._flush()
+                self.flush()
                 async with asyncio.timeout(PATIENCE_S):
                     data = await self.reader.read(READ_BYTES)
                 if not data:
                     raise EOFError("FIN without close_notify") from None
                 self.tls.bio_write(data)
             else:
-                self._flush()
+                self.flush()
                 return result
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         try:
             while True:
                 self.writer.write(self.tls.bio_read(READ_BYTES))
@@ -179,7 +186,6 @@ class Tunnel:
         self.is_full = asyncio.Event()
         self.has_room = asyncio.Event()
         self.on_data: Callable[[], None] = lambda: None
-        self._news = asyncio.Condition()
 
     def received(self, leg: Leg, data: Buffer) -> None:
         assert leg is self.leg
@@ -199,6 +205,16 @@ class Tunnel:
 
     def drained(self, leg: Leg) -> None:
         self.has_room.set()
+
+    async def fill(self, piece: bytes) -> int:
+        """Writes `piece` until the leg is full, and says how often."""
+        pieces = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.is_full.is_set():
+                self.leg.write(piece)
+                pieces += 1
+                await asyncio.sleep(0)  # lets the loop hand it to the kernel
+        return pieces
 
     async def over(self) -> HboneError | None:
         """Waits for `ended` (None) or `failed` (the error)."""
@@ -264,7 +280,7 @@ class Bench:
     async def connect(self, context: SSL.Context) -> tuple[Client, TlsServerLeg]:
         """Both ends of a connection: the client's handshake done, the leg held."""
         client = await self.tcp(context)
-        shaking = asyncio.ensure_future(client.shake())  # noqa: TID251  # in TLS 1.2 it ends with `join`
+        shaking = spawn(client.shake(), name="test client")
         try:
             leg = await self.leg()
             if client.tls.get_protocol_version() == SSL.TLS1_3_VERSION:
@@ -422,7 +438,7 @@ async def test_the_owner_can_refuse_with_an_alert_of_its_choice(
         (DeniedError("not you"), "access denied"),
     )
     for error, alert in errors:
-        told = asyncio.ensure_future(bench.alert(context))  # noqa: TID251  # awaited three lines below
+        told = spawn(bench.alert(context), name="test client")
         (await bench.leg()).refuse(error)
         assert alert in await told
 
@@ -487,7 +503,7 @@ async def test_a_client_that_does_not_trust_the_server_is_reported(
     client = await bench.tcp(client_context(Authority.create(TRUST_DOMAIN), certificate))
     with pytest.raises(SSL.Error):
         await client.shake()
-    client._flush()
+    client.flush()
     refusal = await bench.refusal()
     assert isinstance(refusal, StreamResetError)
     assert "the client gave up" in str(refusal)
@@ -555,7 +571,7 @@ async def test_no_session_is_resumed(
 
         second = await bench.tcp(context)
         second.tls.set_session(session)
-        shaking = asyncio.ensure_future(second.shake())  # noqa: TID251  # awaited below
+        shaking = spawn(second.shake(), name="test client")
         again = await bench.leg()
         again.join(Tunnel(again))
         await shaking
@@ -576,7 +592,7 @@ async def test_data_goes_both_ways_unchanged(
         tunnel.leg.write(memoryview(download)[start : start + 100_000])
     tunnel.leg.write(b"")
     tunnel.leg.write_eof()
-    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited two lines below
+    sending = spawn(client.send_all(upload), name="test client")
     assert await client.receive_all() == download
     await sending
     client.end()
@@ -589,7 +605,7 @@ async def test_what_comes_before_join_is_kept_and_bounded(
 ) -> None:
     upload = _pattern(16 * MIB, 3)
     client, leg = await bench.connect(client_context(authority, certificate))
-    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited below
+    sending = spawn(client.send_all(upload), name="test client")
     await client.until_stuck()
 
     tunnel = Tunnel(leg)
@@ -606,7 +622,7 @@ async def test_a_paused_leg_pushes_nothing(bench: Bench, authority: Authority, c
     upload = _pattern(16 * MIB, 4)
     client, tunnel = await bench.tunnel(client_context(authority, certificate))
     tunnel.on_data = tunnel.leg.pause_reading
-    sending = asyncio.ensure_future(client.send_all(upload))  # noqa: TID251  # awaited below
+    sending = spawn(client.send_all(upload), name="test client")
     await client.until_stuck()
     assert len(tunnel.data) <= RECORD_BYTES
 
@@ -624,16 +640,11 @@ async def test_a_client_that_does_not_read_makes_the_leg_full(
 ) -> None:
     client, tunnel = await bench.tunnel(client_context(authority, certificate))
     piece = _pattern(READ_BYTES, 5)
-    written = 0
-    async with asyncio.timeout(PATIENCE_S):
-        while not tunnel.is_full.is_set():
-            tunnel.leg.write(piece)
-            written += len(piece)
-            await asyncio.sleep(0)  # lets the loop hand it to the kernel
+    pieces = await tunnel.fill(piece)
     assert not tunnel.has_room.is_set()
 
     tunnel.leg.write_eof()
-    assert await client.receive_all() == piece * (written // len(piece))
+    assert await client.receive_all() == piece * pieces
     assert tunnel.has_room.is_set()
 
 
@@ -657,6 +668,28 @@ async def test_a_key_update_is_answered(
         await process.wait()
 
 
+async def test_a_flood_of_key_updates_is_ended(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    secrets: dict[bytes, bytes] = {}
+    context = client_context(authority, certificate, suites="TLS_AES_128_GCM_SHA256")
+
+    def note(tls: SSL.Connection, line: bytes) -> None:
+        name, _, secret = line.split(b" ")
+        secrets[name] = bytes.fromhex(secret.decode())
+
+    context.set_keylog_callback(note)
+    client, tunnel = await bench.tunnel(context)
+    await tunnel.fill(bytes(READ_BYTES))
+    secret = secrets[b"CLIENT_TRAFFIC_SECRET_0"]
+    for _ in range(2 * CONTROL_LIMIT_BYTES // KEY_UPDATE_BYTES):
+        client.writer.write(_key_update(secret))
+        secret = _expand(secret, b"traffic upd", 32)
+    error = await tunnel.over()
+    assert isinstance(error, StreamResetError)
+    assert "asks for key updates" in str(error)
+
+
 # Ends.
 
 
@@ -672,8 +705,7 @@ async def test_the_client_ends_first_and_still_gets_its_answer(
     tunnel.leg.write(b"answer")
     tunnel.leg.close()
     assert await client.receive_all() == b"answer"
-    async with asyncio.timeout(PATIENCE_S):
-        assert await client.reader.read() == b""  # FIN
+    await client.fin()
 
 
 async def test_fin_after_close_notify_leaves_the_answer_alone(
@@ -707,8 +739,7 @@ async def test_the_server_ends_first_and_the_connection_stays_open(
     client.end()
     assert await tunnel.over() is None
     tunnel.leg.close()
-    async with asyncio.timeout(PATIENCE_S):
-        assert await client.reader.read() == b""
+    await client.fin()
 
 
 async def test_fin_without_close_notify_is_truncation(
@@ -762,6 +793,17 @@ async def test_abort_resets_the_client(bench: Bench, authority: Authority, certi
     tunnel.leg.abort()
     with pytest.raises(ConnectionResetError):
         await client.receive()
+    assert not tunnel.end.done()
+
+
+async def test_abort_cuts_a_close_short(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    await tunnel.fill(bytes(READ_BYTES))
+    tunnel.leg.close()
+    tunnel.leg.close()
+    tunnel.leg.abort()
+    with pytest.raises(ConnectionResetError):
+        await client.receive_all()
     assert not tunnel.end.done()
 
 
@@ -837,6 +879,26 @@ def test_an_encrypted_key_is_refused_without_asking(files: Path) -> None:
     (files / PRIVATE_KEY_FILE).write_bytes(encrypted)
     with pytest.raises(ConfigError, match="the private key is encrypted"):
         context_of(files)
+
+
+# Key updates, which no library sends in numbers.
+
+
+KEY_UPDATE_BYTES = 27  # 5 of header, 5 of message, 1 of type, 16 of tag
+
+
+def _key_update(secret: bytes) -> bytes:
+    """The first record under `secret` (AES-128): a key update that asks for one (RFC 8446 section 4.6.3)."""
+    header = b"\x17\x03\x03" + (KEY_UPDATE_BYTES - 5).to_bytes(2, "big")
+    aead = AESGCM(_expand(secret, b"key", 16))
+    return header + aead.encrypt(_expand(secret, b"iv", 12), b"\x18\x00\x00\x01\x01\x16", header)
+
+
+def _expand(secret: bytes, label: bytes, size: int) -> bytes:
+    """HKDF-Expand-Label (RFC 8446 section 7.1)."""
+    label = b"tls13 " + label
+    info = size.to_bytes(2, "big") + bytes((len(label),)) + label + b"\0"
+    return HKDFExpand(hashes.SHA256(), size, info).derive(secret)
 
 
 # Waiting.
