@@ -1,0 +1,114 @@
+"""A TCP connection to a name: all its addresses are tried, the next before the last has given up (RFC 8305).
+
+The event loop's own `create_connection` tries one address after the other, each up to the kernel's two
+minutes, so one dead address of a service would use up a tunnel's whole deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import itertools
+import socket
+from collections.abc import Iterable, Sequence
+
+from shared.net.address import Address
+from shared.tasks import spawn
+
+HEAD_START_S = 0.25
+"""How long an address has before the next is tried as well (RFC 8305 section 5)."""
+
+MAX_ADDRESSES = 8
+"""Addresses tried of one name: a longer list is for balancing, and each costs a socket."""
+
+Endpoint = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
+
+
+async def resolve(address: Address) -> list[Endpoint]:
+    """The endpoints of `address`, families in turn, IPv6 first as the system's order has it.
+
+    Raises OSError if the name has none.
+    """
+    try:
+        ip = ipaddress.ip_address(address.host.partition("%")[0])
+    except ValueError:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM
+        )
+        endpoints = [(family, name) for family, _, _, _, name in infos]
+        return _in_turn(endpoints)[:MAX_ADDRESSES]  # type: ignore[arg-type]  # of AF_INET and AF_INET6 only
+    if ip.version == 4:
+        return [(socket.AF_INET, (address.host, address.port))]
+    return [(socket.AF_INET6, (address.host, address.port, 0, 0))]
+
+
+async def connect(endpoints: Sequence[Endpoint]) -> socket.socket:
+    """The first connection that one of `endpoints` accepts: a non-blocking socket, the caller's to close.
+
+    Has no deadline of its own: the caller's cancellation ends all attempts. Raises the OSError of the last
+    attempt that failed when all have.
+    """
+    if len(endpoints) == 1:
+        return await _attempt(endpoints[0])
+    waiting = list(endpoints)
+    running: set[asyncio.Task[socket.socket]] = set()
+    failure: OSError = OSError("no address to connect to")
+    try:
+        while waiting or running:
+            if waiting:
+                endpoint = waiting.pop(0)
+                running.add(spawn(_attempt(endpoint), name=f"connect to {endpoint[1][0]}"))
+            done, running = await asyncio.wait(
+                running, timeout=HEAD_START_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    return _keep_one(done, task)
+                if not isinstance(error, OSError):
+                    raise error
+                failure = error
+        raise failure
+    finally:
+        for task in running:
+            task.cancel()
+            task.add_done_callback(_close_late)  # it may have connected in this very moment
+
+
+def _keep_one(
+    done: Iterable[asyncio.Task[socket.socket]], kept: asyncio.Task[socket.socket]
+) -> socket.socket:
+    """The socket of `kept`; those of others that came in the same moment are closed."""
+    for task in done:
+        if task is not kept and task.exception() is None:
+            task.result().close()
+    return kept.result()
+
+
+def _close_late(task: asyncio.Task[socket.socket]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
+
+
+async def _attempt(endpoint: Endpoint) -> socket.socket:
+    family, name = endpoint
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise
+    return sock
+
+
+def _in_turn(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    """One address of each family after the other (RFC 8305 section 4), without repetitions."""
+    families: dict[int, list[Endpoint]] = {}
+    for endpoint in dict.fromkeys(endpoints):
+        families.setdefault(endpoint[0], []).append(endpoint)
+    rows = itertools.zip_longest(*families.values())
+    return [endpoint for row in rows for endpoint in row if endpoint is not None]

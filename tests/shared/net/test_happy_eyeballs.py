@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from shared.net import happy_eyeballs
+from shared.net.address import Address
+from shared.net.happy_eyeballs import Endpoint, connect, resolve
+
+PATIENCE_S = 20.0
+
+
+@contextmanager
+def listening(host: str, port: int = 0) -> Iterator[tuple[socket.socket, Endpoint]]:
+    with socket.create_server((host, port)) as server:
+        name = server.getsockname()
+        yield server, (socket.AF_INET, (name[0], name[1]))
+
+
+@contextmanager
+def silent(host: str) -> Iterator[Endpoint]:
+    """An endpoint that neither accepts nor refuses: a listener whose queue is full."""
+    with socket.socket() as server:
+        server.bind((host, 0))
+        server.listen(0)
+        name = server.getsockname()
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(name)
+        try:
+            yield (socket.AF_INET, (name[0], name[1]))
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+def closed(host: str) -> Endpoint:
+    with listening(host) as (_, endpoint):
+        return endpoint
+
+
+async def connected(*endpoints: Endpoint) -> socket.socket:
+    return await asyncio.wait_for(connect(endpoints), PATIENCE_S)
+
+
+async def test_one_endpoint() -> None:
+    with listening("127.0.0.1") as (_, endpoint):
+        sock = await connected(endpoint)
+        assert sock.getpeername() == endpoint[1]
+        assert sock.gettimeout() == 0.0
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        sock.close()
+
+
+async def test_a_refusing_endpoint_gives_way_at_once() -> None:
+    started = asyncio.get_running_loop().time()
+    with listening("127.0.0.2") as (_, endpoint):
+        sock = await connected(closed("127.0.0.1"), endpoint)
+        assert sock.getpeername() == endpoint[1]
+        sock.close()
+    assert asyncio.get_running_loop().time() - started < happy_eyeballs.HEAD_START_S
+
+
+async def test_a_silent_endpoint_gives_way_after_its_head_start() -> None:
+    with silent("127.0.0.1") as dead, listening("127.0.0.2") as (_, endpoint):
+        started = asyncio.get_running_loop().time()
+        sock = await connected(dead, endpoint)
+        assert sock.getpeername() == endpoint[1]
+        sock.close()
+        assert asyncio.get_running_loop().time() - started >= happy_eyeballs.HEAD_START_S * 0.9
+
+
+async def test_all_refuse() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        await connected(closed("127.0.0.1"), closed("127.0.0.2"))
+
+
+async def test_cancellation_ends_all_attempts() -> None:
+    with silent("127.0.0.1") as one, silent("127.0.0.2") as other:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(happy_eyeballs.HEAD_START_S * 1.5):
+                await connect([one, other])
+        attempts = [task for task in asyncio.all_tasks() if task.get_name().startswith("connect to")]
+        await asyncio.wait_for(asyncio.gather(*attempts, return_exceptions=True), PATIENCE_S)
+
+
+async def test_an_ip_address_is_taken_as_it_is() -> None:
+    assert await resolve(Address("127.0.0.1", 80)) == [(socket.AF_INET, ("127.0.0.1", 80))]
+    assert await resolve(Address("::1", 80)) == [(socket.AF_INET6, ("::1", 80, 0, 0))]
+
+
+async def test_a_name_is_looked_up() -> None:
+    endpoints = await resolve(Address("localhost", 80))
+    assert (socket.AF_INET, ("127.0.0.1", 80)) in endpoints
+    assert len(endpoints) == len(set(endpoints))
+
+
+async def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(OSError) as caught:
+        await resolve(Address("nowhere.invalid", 80))
+    assert caught.value.errno != errno.ECONNREFUSED
+
+
+def test_families_take_turns() -> None:
+    six = [(socket.AF_INET6, (f"::{n}", 1, 0, 0)) for n in (1, 2, 3)]
+    four = [(socket.AF_INET, (f"127.0.0.{n}", 1)) for n in (1, 2)]
+    turns = happy_eyeballs._in_turn([*six, *four, four[0]])
+    assert turns == [six[0], four[0], six[1], four[1], six[2]]
