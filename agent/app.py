@@ -2,7 +2,7 @@
 
 Start: the mTLS end on 15003 (Envoy or the built-in one) → the app, until its port is open → 15009. A request
 that came earlier would find nobody. End: SIGTERM goes to the app at once; meanwhile no new stream is taken
-and open tunnels finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
+and open ones finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ log = logging.getLogger("hbone.agent")
 
 ENVOY_START_TIMEOUT_S = 20.0
 """Envoy is ready within a second on an idle machine; a throttled container takes many times that."""
+
+FLUSH_S = 1.0
+"""For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
 
 ENVOY_STOP_S = 2.0
 """For Envoy to end once all tunnels are over."""
@@ -167,6 +170,8 @@ class Agent:
         settings = self._settings
         self._app = await App.start(self._command, self._environ, settings.app.port)
         self._app.forward_signals(self._signalled)
+        if self._stop.is_set():  # it came while the app was being started, so nobody has passed it on
+            self._app.send(signal.SIGTERM)
         return await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
 
     async def _open(self) -> None:
@@ -187,39 +192,51 @@ class Agent:
         stopped.cancel()
         if self._envoy is not None and self._envoy.exited.done() and not self._stop.is_set():
             raise UnavailableError(f"envoy ended with exit code {self._envoy.exited.result()}")
-        if self._app is not None and self._app.exited.done():
-            return await self._app_exit()
         await self._drain()
         return await self._app_exit() if self._app is not None else EXIT_OK
 
     def _accept(self) -> Connection:
         assert self._requests is not None
-        connection = Connection(
-            client=False, on_request=self._requests.take, on_lost=self._connections.discard
-        )
+        connection = Connection(client=False, on_request=self._requests.take, on_lost=self._lost)
         self._connections.add(connection)
         return connection
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._idle.set()
 
     def _signalled(self, number: int) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
             self._stop.set()
 
     async def _drain(self) -> None:
-        """No new streams; those that are open have until the drain timeout, or the app's end, to finish."""
+        """No new streams; those that are open have until the drain timeout, or the app's end, to finish.
+
+        A connection is over when all that was written to it has left, which is after its last stream's end.
+        """
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
             connection.drain()
-        if self._requests is None or not self._requests.open_tunnels:
+        if not self._connections:
             return
         timeout_s = self._settings.drain_timeout_s
-        log.info("draining: %d tunnels have up to %g s", self._requests.open_tunnels, timeout_s)
+        log.info("draining: %d streams have up to %g s", self._open_streams(), timeout_s)
         self._idle.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            log.warning("drain timeout: %d tunnels are reset", self._requests.open_tunnels)
+        idle = spawn(self._idle.wait(), name="wait for the last stream")
+        waits: set[asyncio.Future[Any]] = {idle}
+        if self._app is not None:
+            waits.add(self._app.exited)
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._app is not None and self._app.exited.done():
+            await asyncio.wait({idle}, timeout=FLUSH_S)
+        idle.cancel()
+        if self._connections:
+            log.warning("end of the drain: %d streams are reset", self._open_streams())
+
+    def _open_streams(self) -> int:
+        return sum(connection.open_streams for connection in self._connections)
 
     async def _app_exit(self) -> int:
         """The app's exit code, once it has ended by itself."""
@@ -243,8 +260,6 @@ class Agent:
     # Records.
 
     def _tunnel_over(self, record: TunnelRecord) -> None:
-        if self._requests is not None and not self._requests.open_tunnels:
-            self._idle.set()
         line = self._access_log.refused if record.status != 200 else self._access_log.tunnel
         line(
             src_addr=record.peer,
@@ -254,7 +269,7 @@ class Agent:
             bytes_sent=record.sent_bytes,
             bytes_recv=record.received_bytes,
             duration_s=record.duration_s,
-            flags=record.error.flag if record.error else "-",
+            flags=record.flag,
             error=str(record.error) if record.error else None,
         )
 

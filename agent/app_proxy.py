@@ -13,9 +13,6 @@ Cloud Run has checked: `x-serverless-authorization`, or else an `authorization` 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import json
 import logging
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +22,7 @@ from shared.net.answers import answer
 from shared.net.dial import reason
 from shared.net.legs import Buffer, Leg
 from shared.net.stream import Stream
+from shared.net.tcp import reset
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
@@ -78,6 +76,7 @@ class _Exchange(asyncio.Protocol):
         self._stream = stream
         self._app = h11.Connection(our_role=h11.CLIENT)
         self._answered = False
+        self._app_ended = False  # it has sent FIN
         self._over = False
 
     # The app's side: asyncio.Protocol.
@@ -98,6 +97,7 @@ class _Exchange(asyncio.Protocol):
         self._take_events()
 
     def eof_received(self) -> bool:
+        self._app_ended = True
         self._app.receive_data(b"")
         self._take_events()
         return True
@@ -117,7 +117,10 @@ class _Exchange(asyncio.Protocol):
             try:
                 event = self._app.next_event()
             except h11.RemoteProtocolError as error:
-                self._give_up(502, f"the app does not speak HTTP/1.1: {error}")
+                if self._app_ended:
+                    self._give_up(502, "the app closed the connection before its answer was complete")
+                else:
+                    self._give_up(502, f"the app does not speak HTTP/1.1: {error}")
                 return
             if event is h11.NEED_DATA or event is h11.PAUSED:
                 return
@@ -128,8 +131,6 @@ class _Exchange(asyncio.Protocol):
                 self._stream.write(event.data)
             elif isinstance(event, h11.EndOfMessage):
                 self._finish(event)
-            elif isinstance(event, h11.ConnectionClosed):
-                self._give_up(502, "the app closed the connection without an answer")
 
     def _finish(self, end: h11.EndOfMessage) -> None:
         self._over = True
@@ -144,7 +145,7 @@ class _Exchange(asyncio.Protocol):
             return
         self._over = True
         if self._answered:
-            log.info("%s after the response had begun", text)
+            log.info("response cut off: %s", text)
             self._stream.abort()
         else:
             answer(self._stream, status, text)
@@ -168,7 +169,7 @@ class _Exchange(asyncio.Protocol):
     def failed(self, leg: Leg, error: HboneError) -> None:
         if not self._over:
             self._over = True
-            self._transport.abort()
+            reset(self._transport)  # half a request must not look like a whole one
 
     def full(self, leg: Leg) -> None:
         if not self._transport.is_closing():
@@ -223,15 +224,16 @@ def response_headers(response: h11.Response) -> list[tuple[bytes, bytes]]:
 def checked_by_cloud_run(authorization: bytes) -> bool:
     """Whether the header holds a token that Cloud Run has checked: its signature was taken out, or it was
     minted for a Cloud Run URL."""
+    from shared.identity.tokens import claims_of  # as with h11
+
     scheme, _, token = authorization.decode("latin-1").partition(" ")
-    parts = token.strip().split(".")
-    if scheme.lower() != "bearer" or len(parts) != 3:
+    token = token.strip()
+    if scheme.lower() != "bearer":
         return False
-    if parts[2] == SIGNATURE_REMOVED:
+    if token.endswith("." + SIGNATURE_REMOVED):
         return True
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, binascii.Error):
+        audience = claims_of(token).get("aud")
+    except ValueError:
         return False
-    audience = claims.get("aud") if isinstance(claims, dict) else None
     return isinstance(audience, str) and audience.removesuffix("/").endswith(CLOUD_RUN_DOMAIN)

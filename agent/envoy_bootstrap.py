@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from agent.inbound_record import InboundRecord
 from agent.settings import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-from shared.errors import DeniedError, HboneError, StreamResetError
+from shared.errors import DeniedError, HboneError, RefusedError, StreamResetError, TlsFailureError
 from shared.identity.spiffe import AllowList
 from shared.net.address import Address
 from shared.wire.frames import CANCEL
@@ -188,18 +189,30 @@ ACCESS_LOG_KEY = "krun_connection"
 """Marks the lines of Envoy's standard error that are connection records."""
 
 
+_NAME_DENIED = re.compile(
+    r"TLS_error:\|\d+:SSL_routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED:verify_cert_failed:_SAN_matcher\b"
+)
+"""How Envoy 1.40 says that the chain is good and no name in the certificate is allowed; of a bad chain it has
+`_X509_verify_cert` there. Matched from the start, because the peer's own names come later in the text."""
+
+
 def access_record(line: str) -> InboundRecord | None:
     """The record in a line that Envoy wrote when a connection ended; None if the line is none."""
     if ACCESS_LOG_KEY not in line:
         return None
     try:
         fields = json.loads(line)[ACCESS_LOG_KEY]
-        peer = str(fields["peer"] or "")
-        error = _error(str(fields["flags"] or "-"), str(fields["tls_error"] or ""), peer)
+        peer, app = str(fields["peer"] or ""), str(fields["app"] or "")
+        flags, tls_error = str(fields["flags"] or "-"), str(fields["tls_error"] or "")
+        if app or (flags != "-" and not tls_error):
+            # The app is dialled after the handshake only, so this peer was let in.
+            error = _broken(flags, tls_error)
+        else:
+            error = _refused(tls_error, peer)
         return InboundRecord(
             client=str(fields["client"]),
-            app=str(fields["app"] or ""),
-            identity="" if isinstance(error, DeniedError) else peer,
+            app=app,
+            identity="" if isinstance(error, RefusedError) else peer,
             sent_bytes=int(fields["received"]),
             received_bytes=int(fields["sent"]),
             duration_s=int(fields["duration_ms"]) / 1000,
@@ -209,14 +222,21 @@ def access_record(line: str) -> InboundRecord | None:
         return None
 
 
-def _error(flags: str, tls_error: str, peer: str) -> HboneError | None:
-    """Envoy's response flags and TLS failure as one of our errors (Envoy, "Access logging")."""
+def _broken(flags: str, tls_error: str) -> HboneError | None:
+    """How an admitted peer's connection ended, None for in order (Envoy, "Access logging")."""
     if tls_error:
-        who = f" of {peer}" if peer else ""
-        return DeniedError(f"TLS handshake{who} refused: {tls_error}")
-    if flags == "-":
-        return None
-    return StreamResetError(f"envoy's response flags {flags}", CANCEL)
+        return StreamResetError(f"connection of the peer lost: {tls_error}", CANCEL)
+    if flags != "-":
+        return StreamResetError(f"envoy's response flags {flags}", CANCEL)
+    return None
+
+
+def _refused(tls_error: str, peer: str) -> HboneError:
+    who = f" of {peer}" if peer else ""
+    if not tls_error:
+        return TlsFailureError(f"TLS handshake{who} not finished")
+    kind = DeniedError if _NAME_DENIED.match(tls_error) else TlsFailureError
+    return kind(f"TLS handshake{who} refused: {tls_error}")
 
 
 def _access_log() -> list[Json]:

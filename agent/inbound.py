@@ -1,8 +1,8 @@
 """The built-in mTLS end: what Envoy does on 127.0.0.1:15003, where no Envoy runs.
 
 Owned here: the listener, who may come in, the way to the app, the certificate files and their renewal, the
-drain. Its TLS is `shared/net/tls_leg.py`, its rules about names `shared/identity/spiffe.py`; the log line is
-the caller's (`finished`).
+drain. Its TLS is `shared/net/tls_leg.py` and `shared/net/tls_context.py`, its rules about names
+`shared/identity/spiffe.py`; the log line is the caller's (`finished`).
 
 The rules:
 
@@ -33,7 +33,8 @@ from shared.net.dial import dial
 from shared.net.listen import bound_address, listen
 from shared.net.relay import Relay
 from shared.net.tcp import address_text, reset
-from shared.net.tls_leg import TlsServerLeg, server_context
+from shared.net.tls_context import server_context
+from shared.net.tls_leg import TlsServerLeg
 from shared.tasks import spawn
 from shared.wire.frames import CANCEL
 

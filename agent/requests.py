@@ -7,13 +7,12 @@ target is dialled first and 200 said after, so that a 200 means a connected targ
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.app_proxy import AppProxy
-from agent.settings import Settings
-from shared.errors import DialError, HboneError
+from agent.settings import INBOUND_TARGET, SSHD_TARGET, Settings
+from shared.errors import DialError, HboneError, NoRouteError, RefusedError
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.dial import dial
@@ -22,7 +21,8 @@ from shared.net.stream import Stream, header_value
 from shared.tasks import spawn
 from shared.wire.tunnel_request import target_name
 
-log = logging.getLogger("hbone.agent")
+DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
+"""Response flag of a tunnel that its peer broke."""
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class TunnelRecord:
     target: Address | None
     status: int
     duration_s: float
+    flag: str = "-"
     sent_bytes: int = 0
     received_bytes: int = 0
     error: HboneError | None = None
@@ -46,21 +47,23 @@ class Requests:
         self._settings = settings
         self._finished = finished
         self._app = AppProxy(settings.app, settings.dial_timeout_s)
-        self.open_tunnels = 0
 
     def take(self, stream: Stream) -> None:
         """Answers a stream that a peer opened."""
+        method = header_value(stream.headers, b":method")
         name = target_name(header_value(stream.headers, b":path"))
-        if name is None and header_value(stream.headers, b":method") != b"CONNECT":
+        if name is None and method != b"CONNECT":
             self._app.take(stream)
             return
         started = asyncio.get_running_loop().time()
         target = self._settings.target(name) if name else None
-        if target is None:
-            known = ", ".join(["15003", "22", *sorted(self._settings.targets)])
-            self._refuse(stream, name or "", None, 404, f"no such target; known are {known}", started)
-        elif header_value(stream.headers, b":method") != b"POST":
-            self._refuse(stream, name or "", target, 405, "a tunnel is opened with POST", started)
+        if target is None and method != b"CONNECT":  # which names no target of ours
+            known = ", ".join([INBOUND_TARGET, SSHD_TARGET, *sorted(self._settings.targets)])
+            error: HboneError = NoRouteError(f"no such target; known are {known}")
+            self._refuse(stream, name or "", None, 404, error, started)
+        elif target is None or method != b"POST":
+            error = RefusedError("a tunnel is opened with POST")
+            self._refuse(stream, name or "", target, 405, error, started)
         else:
             spawn(self._carry(stream, name or "", target, started), name=f"tunnel to {target}")
 
@@ -68,18 +71,24 @@ class Requests:
         try:
             leg = await dial(target, self._settings.dial_timeout_s)
         except DialError as error:
-            self._refuse(stream, name, target, 503, str(error), started, error)
+            self._refuse(stream, name, target, 503, error, started)
             return
         stream.respond([(b":status", b"200")])
         peer = stream.connection.peer_name
-        self.open_tunnels += 1
 
         def over(relay: Relay) -> None:
-            self.open_tunnels -= 1
-            duration_s = asyncio.get_running_loop().time() - started
+            flag = "-" if relay.error is None else relay.error.flag
             self._finished(
                 TunnelRecord(
-                    peer, name, target, 200, duration_s, relay.sent_bytes, relay.received_bytes, relay.error
+                    peer,
+                    name,
+                    target,
+                    status=200,
+                    duration_s=asyncio.get_running_loop().time() - started,
+                    flag=DOWNSTREAM_RESET if relay.broken is relay.downstream else flag,
+                    sent_bytes=relay.sent_bytes,
+                    received_bytes=relay.received_bytes,
+                    error=relay.error,
                 )
             )
 
@@ -91,19 +100,10 @@ class Requests:
         name: str,
         target: Address | None,
         status: int,
-        reason: str,
+        error: HboneError,
         started: float,
-        error: HboneError | None = None,
     ) -> None:
-        answer(stream, status, reason)
+        answer(stream, status, str(error))
         duration_s = asyncio.get_running_loop().time() - started
-        self._finished(
-            TunnelRecord(
-                stream.connection.peer_name,
-                name,
-                target,
-                status,
-                duration_s,
-                error=error or HboneError(reason),
-            )
-        )
+        peer = stream.connection.peer_name
+        self._finished(TunnelRecord(peer, name, target, status, duration_s, flag=error.flag, error=error))

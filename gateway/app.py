@@ -21,19 +21,17 @@ from gateway.hello import EmptyConnectionError, HelloPeek
 from gateway.routes import RouteTable
 from gateway.templates import Template
 from gateway.tunnel import DOWNSTREAM_RESET, TokenSources, Tunnels
-from shared.errors import EXIT_OK, ClientHelloError, ConfigError, StreamResetError
+from shared.errors import EXIT_OK, ConfigError, HboneError
 from shared.identity.tokens import DEFAULT_METADATA_HOST
 from shared.net.address import Address
 from shared.net.dial import Origin
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
-from shared.net.tcp import TcpLeg, address_text
+from shared.net.tcp import address_text
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import HttpServer, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
-from shared.wire.client_hello import ClientHello
-from shared.wire.frames import CANCEL
 
 log = logging.getLogger("hbone.gateway")
 
@@ -41,11 +39,17 @@ OVER_LIMIT = "LIMIT"
 """Response flag of a connection that came while `max_connections` were open."""
 
 
+class StoppedError(HboneError):
+    """The gateway ended before the connection did."""
+
+    flag = "STOPPED"
+
+
 class Gateway:
     """The running gateway."""
 
     def __init__(self, config_file: Path, environ: Mapping[str, str], access_log: AccessLog) -> None:
-        """Raises ConfigError if the file has a mistake."""
+        """Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong."""
         self._file = config_file
         self._config = load(config_file)
         self._access_log = access_log
@@ -68,7 +72,7 @@ class Gateway:
             response_timeout_s=limits.response_timeout_s,
             changed=self._tunnel_over,
         )
-        self._peeking = 0
+        self._peeking: set[HelloPeek] = set()
         self._listeners: list[asyncio.Server] = []
         self._servers: list[HttpServer] = []
         self._idle = asyncio.Event()
@@ -112,6 +116,7 @@ class Gateway:
         self._tunnels.routes = RouteTable(config.routes)
         kept = (config.listen, config.admin, config.metrics, config.health, config.limits)
         running = self._config
+        self._config = dataclasses.replace(running, routes=config.routes)
         if kept != (running.listen, running.admin, running.metrics, running.health, running.limits):
             log.warning("reload: ports and limits change at the next start only")
         log.info("reload: %d routes from %s", len(config.routes), self._file)
@@ -166,7 +171,10 @@ class Gateway:
     async def _close(self) -> None:
         for listener in self._listeners:
             listener.close()
-        self._tunnels.abort_all(StreamResetError("the gateway stops", CANCEL))
+        stopped = StoppedError("the gateway stops")
+        for peek in list(self._peeking):
+            peek.stop(stopped)
+        self._tunnels.abort_all(stopped)
         self._pool.close()
         for server in self._servers:
             await server.close()
@@ -177,15 +185,10 @@ class Gateway:
     def _peek(self) -> asyncio.BaseProtocol:
         if self._open_connections() >= self._config.limits.max_connections:
             return _OverLimit(self._over_limit)
-        self._peeking += 1
-        return HelloPeek(self._config.limits.hello_timeout_s, self._hello, self._refused)
+        timeout_s = self._config.limits.hello_timeout_s
+        return HelloPeek(timeout_s, self._peeking, self._tunnels.take, self._refused)
 
-    def _hello(self, leg: TcpLeg, hello: ClientHello, started: float) -> None:
-        self._peeking -= 1
-        self._tunnels.take(leg, hello, started)
-
-    def _refused(self, peer: str, started: float, error: ClientHelloError) -> None:
-        self._peeking -= 1
+    def _refused(self, peer: str, started: float, error: HboneError) -> None:
         self.metrics.refused(error.flag)
         if not isinstance(error, EmptyConnectionError):
             self._access_log.refused(
@@ -204,7 +207,7 @@ class Gateway:
         )
 
     def _open_connections(self) -> int:
-        return self._peeking + len(self._tunnels.open)
+        return len(self._peeking) + len(self._tunnels.open)
 
     def _tunnel_over(self) -> None:
         if not self._open_connections():

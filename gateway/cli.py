@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,12 +38,20 @@ def _serve(options: argparse.Namespace) -> int:
     from shared.ops.access_log import AccessLog
 
     log.setup(options.log_format, options.log_level, component="hgate")
+    _allow_many_files()
 
     async def serve() -> int:
         access_log = AccessLog(sys.stdout, options.log_format, "hgate")
         return await Gateway(options.config, os.environ, access_log).run()
 
     return loop.run(serve())
+
+
+def _allow_many_files() -> None:
+    """Raises the soft limit of open files to the hard one: its usual 1024 is a tenth of max_connections, and
+    is there only for the sake of select(2), which nothing here calls."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _check(config: Path) -> int:
@@ -60,6 +69,7 @@ def _explain(config: Path, sni: str) -> int:
     from shared.wire import istio_sni
 
     table = RouteTable(load(config).routes)
+    sni = sni.removesuffix(".")  # as the hello's reader does
     print(table.explain(sni))
     try:
         table.match(istio_sni.parse(sni))
@@ -75,18 +85,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 ended in order, 64 wrong flag, 69 port in use, 77 explain: no route takes it, "
         "78 mistake in the file.",
     )
-    config = argparse.ArgumentParser(add_help=False)
-    config.add_argument(
-        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the gateway's file (%(default)s)"
-    )
     commands = parser.add_subparsers(dest="command", metavar="explain")
-    explain = commands.add_parser(
-        "explain", parents=[config], help="say which route takes a name and where it goes"
-    )
+    explain = commands.add_parser("explain", help="say which route takes a name and where it goes")
     explain.add_argument("--sni", required=True, metavar="NAME", help="the name in the ClientHello")
-    parser.add_argument(
-        "--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help="the gateway's file (%(default)s)"
-    )
+    # Wherever it stands; a default of the command's own would replace what was said before the command.
+    for options, default in ((parser, DEFAULT_CONFIG), (explain, argparse.SUPPRESS)):
+        options.add_argument(
+            "--config",
+            type=Path,
+            default=default,
+            metavar="FILE",
+            help=f"the gateway's file ({DEFAULT_CONFIG})",
+        )
     parser.add_argument("--check", action="store_true", help="only check the file")
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument(

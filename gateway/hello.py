@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, ClientHelloError
+from shared.errors import ALERT_UNRECOGNIZED_NAME, ClientHelloError, HboneError
 from shared.net.read_buffer import READ_BUFFER
 from shared.net.tcp import TcpLeg, address_text
 from shared.wire import alerts, client_hello
@@ -43,11 +43,36 @@ class NoNameError(ClientHelloError):
     alert = ALERT_UNRECOGNIZED_NAME
 
 
+class ClientLeg(TcpLeg):
+    """A client's connection as a leg that tells when it is gone: its last bytes may leave after its tunnel is
+    over."""
+
+    __slots__ = ("_on_lost", "lost")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = False
+        self._on_lost: Callable[[], None] | None = None
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Calls `call` once the connection is gone; now if it is."""
+        if self.lost:
+            call()
+        else:
+            self._on_lost = call
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
+
+
 class HelloPeek(asyncio.BufferedProtocol):
     """Reads the hello of one accepted connection.
 
     Calls `taken(leg, hello, started)`, or `refused(peer, started, error)` after the client has been told.
-    `started` is the loop's time of the accept in seconds.
+    `started` is the loop's time of the accept in seconds. It is in the set `peeking` until then.
     """
 
     _transport: asyncio.Transport
@@ -56,15 +81,22 @@ class HelloPeek(asyncio.BufferedProtocol):
     def __init__(
         self,
         timeout_s: float,
-        taken: Callable[[TcpLeg, ClientHello, float], None],
-        refused: Callable[[str, float, ClientHelloError], None],
+        peeking: set[HelloPeek],
+        taken: Callable[[ClientLeg, ClientHello, float], None],
+        refused: Callable[[str, float, HboneError], None],
     ) -> None:
         self._timeout_s = timeout_s
+        self._peeking = peeking
+        peeking.add(self)
         self._taken = taken
         self._refused = refused
         self._data = bytearray()  # bounded: the parser decides within client_hello.MAX_PEEK_BYTES
         self._over = False
         self._started = 0.0
+
+    def stop(self, error: HboneError) -> None:
+        """Refuses the connection, whatever has come of its hello."""
+        self._refuse(error)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -86,9 +118,8 @@ class HelloPeek(asyncio.BufferedProtocol):
         except ClientHelloError as error:
             self._refuse(error)
             return
-        self._over = True
-        self._timer.cancel()
-        leg = TcpLeg.over(self._transport, self._data)
+        self._decided()
+        leg = cast("ClientLeg", ClientLeg.over(self._transport, self._data))
         self._taken(leg, hello, self._started)
 
     def eof_received(self) -> bool:
@@ -110,14 +141,18 @@ class HelloPeek(asyncio.BufferedProtocol):
         else:
             self._refuse(ClientHelloError(f"closed after {len(self._data)} bytes of a ClientHello"))
 
-    def _refuse(self, error: ClientHelloError) -> None:
+    def _refuse(self, error: HboneError) -> None:
         if self._over:
             return
-        self._over = True
-        self._timer.cancel()
+        self._decided()
         peer = address_text(self._transport.get_extra_info("peername"))
         turn_away(self._transport, error.alert)
         self._refused(peer, self._started, error)
+
+    def _decided(self) -> None:
+        self._over = True
+        self._timer.cancel()
+        self._peeking.discard(self)
 
 
 def turn_away(transport: asyncio.Transport, alert: int | None) -> None:
@@ -130,6 +165,7 @@ def turn_away(transport: asyncio.Transport, alert: int | None) -> None:
     transport.write(alerts.fatal(alert))
     transport.write_eof()
     transport.set_protocol(_Discard(transport))
+    transport.resume_reading()  # a leg pauses a client that sends much before the tunnel stands
 
 
 class _Discard(asyncio.BufferedProtocol):

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.hello import turn_away
+from gateway.hello import ClientLeg, turn_away
 from gateway.routes import RouteTable, Target, Token
-from shared.errors import HboneError
+from shared.errors import HboneError, UsageError
 from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
 from shared.net.answers import refusal
 from shared.net.dial import Origin, dial
@@ -22,7 +22,6 @@ from shared.net.legs import Leg
 from shared.net.pool import Pool
 from shared.net.relay import Relay
 from shared.net.stream import Stream
-from shared.net.tcp import TcpLeg
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
@@ -40,6 +39,11 @@ class TokenSources:
     """One source per token rule, made when first asked for."""
 
     def __init__(self, metadata_host: str) -> None:
+        """Raises UsageError if `metadata_host`, as in GCE_METADATA_HOST, is malformed."""
+        try:
+            MetadataToken("any", metadata_host)
+        except ValueError as error:
+            raise UsageError(f"invalid GCE_METADATA_HOST={metadata_host} ({error})") from error
         self._metadata_host = metadata_host
         self._sources: dict[Token, TokenSource] = {}
 
@@ -64,10 +68,11 @@ class TokenSources:
 class Tunnel:
     """What is known of one tunnel; the access log's line is made of it."""
 
-    leg: TcpLeg
+    leg: ClientLeg
     peer: str
     sni: str
     started: float
+    task: asyncio.Task[None] | None = None
     route: str = ""
     target: Target | None = None
     stream_id: int | None = None
@@ -96,7 +101,7 @@ class Tunnels:
     ) -> None:
         self.routes = routes
         self.open: set[Tunnel] = set()
-        """Every connection from its hello to its end."""
+        """Every connection from its hello until it is gone, with all that was written to it."""
         self._pool = pool
         self._tokens = tokens
         self._access_log = access_log
@@ -105,19 +110,21 @@ class Tunnels:
         self._response_timeout_s = response_timeout_s
         self._changed = changed
 
-    def take(self, leg: TcpLeg, hello: ClientHello, started: float) -> None:
+    def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
         """Carries the connection of `leg`, accepted at the loop's time `started`, to its end."""
         tunnel = Tunnel(leg, leg.peer_name, hello.server_name or "", started)
         self.open.add(tunnel)
-        spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
+        tunnel.task = spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
 
     def abort_all(self, error: HboneError) -> None:
-        """Ends all tunnels as broken off."""
+        """Ends all tunnels as broken off; those that are being opened are refused."""
         for tunnel in list(self.open):
             if tunnel.relay is not None:
                 tunnel.relay.abort(error)
             else:
-                tunnel.leg.abort()
+                self._refuse(tunnel, error)
+                if tunnel.task is not None:
+                    tunnel.task.cancel()
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
@@ -137,6 +144,12 @@ class Tunnels:
         except HboneError as error:
             self._refuse(tunnel, error)
             return
+        except BaseException:
+            if (
+                tunnel in self.open
+            ):  # not by abort_all, so it is a fault of ours, which the task's end reports
+                self._refuse(tunnel, HboneError("a fault in the gateway: its log says more"))
+            raise
         loop = asyncio.get_running_loop()
         tunnel.setup_s = loop.time() - tunnel.started
         self._metrics.tunnel_setup(tunnel.setup_s)
@@ -184,7 +197,6 @@ class Tunnels:
         self._changed()
 
     def _finished(self, tunnel: Tunnel, relay: Relay) -> None:
-        self.open.discard(tunnel)
         self._count(tunnel)
         error = relay.error
         flag = "-" if error is None else error.flag
@@ -208,6 +220,10 @@ class Tunnels:
             flags=flag,
             error=str(error) if error else None,
         )
+        tunnel.leg.when_lost(lambda: self._gone(tunnel))
+
+    def _gone(self, tunnel: Tunnel) -> None:
+        self.open.discard(tunnel)
         self._changed()
 
     def _count(self, tunnel: Tunnel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -9,7 +10,7 @@ def main() -> None:
     """The `hbone` command."""
     from hbone.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], os.environ))
 
 
 if __name__ == "__main__":

@@ -5,48 +5,50 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_USAGE, HboneError, UsageError
 
 _EXIT_CODES = (
     "Exit codes: 0 ended in order, 64 wrong flag, 69 the far side cannot be reached or broke off, "
-    "77 refused or no token, 130 interrupted."
+    "77 refused or no token, 128+N ended by signal N (130: interrupted)."
 )
 
+_ARGPARSE_USAGE = 2
+"""argparse's own exit code for a usage error."""
 
-def run(arguments: Sequence[str]) -> int:
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
     commands = {"demo": _demo, "cloudrun": _cloudrun}
+    _hold_standard_descriptors()
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
-        return _tunnel(arguments)
-    except SystemExit as stop:  # argparse's own code for a usage error is 2
-        return EXIT_USAGE if stop.code else EXIT_OK
+        return _tunnel(arguments, environ)
+    except SystemExit as stop:
+        return EXIT_USAGE if stop.code == _ARGPARSE_USAGE else int(stop.code or EXIT_OK)
     except HboneError as error:
-        print(f"hbone: {error}", file=sys.stderr)
+        if sys.stderr is not None:  # else print would take standard output for it
+            print(f"hbone: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGINT
 
 
-def _tunnel(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="hbone",
-        usage="hbone [flags] URL|HOST:PORT\n       hbone demo|cloudrun [--help]",
-        description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
-        "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",
-        epilog=_EXIT_CODES,
-    )
-    parser.add_argument("url", metavar="URL", help="https://HOST/_hbone/22, or HOST:22 for the same")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
-    parser.add_argument("--audience", metavar="A", help="send an ID token for A (https://HOST of the URL)")
-    parser.add_argument("--no-token", action="store_true", help="send no token")
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="trust the certificates in FILE only")
-    parser.add_argument("--connect", metavar="HOST:PORT", help="dial here instead of the URL's host")
-    options = parser.parse_args(arguments)
+def _hold_standard_descriptors() -> None:
+    """Keeps 0, 1 and 2, where they are closed, from sockets of ours: their bytes are for others, and libuv
+    aborts when it is to close one of them."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
+def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    options = _parser().parse_args(arguments)
+    if sys.stdin is None or sys.stdout is None:
+        raise UsageError("standard input or output is closed: both are the tunnel's, use /dev/null")
 
     from hbone import proxy_command, target
     from shared import loop
@@ -63,9 +65,27 @@ def _tunnel(arguments: Sequence[str]) -> int:
         token_file=options.token_file,
         audience=options.audience,
         none=options.no_token,
-        metadata_host=os.environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST,
+        metadata_host=environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST,
     )
     return loop.run(proxy_command.run(proxy_command.ProxyOptions(where, token, options.ca, connect)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hbone",
+        usage="hbone [flags] URL|HOST:PORT\n       hbone demo|cloudrun [--help]",
+        description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
+        "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",
+        epilog=_EXIT_CODES,
+    )
+    parser.add_argument("url", metavar="URL", help="https://HOST/_hbone/22, or HOST:22 for the same")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
+    token.add_argument("--audience", metavar="A", help="send an ID token for A (https://HOST of the URL)")
+    token.add_argument("--no-token", action="store_true", help="send no token")
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="trust the certificates in FILE only")
+    parser.add_argument("--connect", metavar="HOST:PORT", help="dial here instead of the URL's host")
+    return parser
 
 
 def _cloudrun(arguments: Sequence[str]) -> int:

@@ -2,6 +2,8 @@
 
 ssh gives a ProxyCommand two pipes, or one socket; a shell gives files and terminals. What the event loop
 cannot watch (files) is always ready. Nothing but the tunnel's bytes ever goes to standard output.
+
+The output is written for as long as its reader takes, also after the tunnel is over: `flushed` waits for it.
 """
 
 from __future__ import annotations
@@ -22,39 +24,60 @@ FULL_BYTES = 256 << 10
 
 
 class StdioLeg:
-    """File descriptors 0 and 1 as a leg."""
+    """File descriptors 0 and 1 as a leg. `error` is what broke one of them, None while nothing has."""
 
     def __init__(self, input_fd: int = 0, output_fd: int = 1) -> None:
+        self.error: StreamResetError | None = None
         self._in = input_fd
         self._out = output_fd
         self._loop = asyncio.get_running_loop()
         self._relay: RelayEnd | None = None
         self._waiting = bytearray()
         self._reading = False
+        self._next_read: asyncio.Handle | None = None  # of a file, which no event announces
         self._paused = False
         self._input_ended = False
         self._end_pending = False
         self._full = False
-        self._output_over = False
         self._writing = False
-        self._in_is_file = _is_file(input_fd)
-        # A write that does not fit must not stop the loop. What is shared with a terminal or a shell stays
-        # as it was found; those never take more than a moment.
-        self._restore_blocking = _is_stream(output_fd) and os.get_blocking(output_fd)
-        if self._restore_blocking:
+        self._output_over = asyncio.Event()
+        self._in_is_file = not _can_be_watched(input_fd)
+        # Whoever shares a pipe or a terminal with us, such as the shell, gets it back as it was. A write that
+        # does not fit must not stop the loop; terminals never take more than a moment. The input is made
+        # non-blocking by uvloop when it watches it.
+        self._in_blocking = os.get_blocking(input_fd)
+        self._out_blocking = os.get_blocking(output_fd)
+        if _is_stream(output_fd):
             os.set_blocking(output_fd, False)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the reader of our output has gone: there is nobody left to work for, or to tell."""
+        return self.error is not None and isinstance(self.error.__cause__, ConnectionError)
+
+    async def flushed(self) -> None:
+        """Returns once everything written has left, or cannot leave any more (then `error` says why). Takes
+        as long as whoever reads our output: a pager may well hold it for an hour."""
+        await self._output_over.wait()
 
     # Leg.
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
+        if self.error is not None:
+            relay.failed(self, self.error)
+            return
+        if self._full:
+            relay.full(self)
         self._read_more()
 
     def write(self, data: Buffer) -> None:
-        if self._output_over:
+        if self._output_over.is_set():
             return
         self._waiting += data
-        if not self._writing:
+        if self._writing:
+            self._tell_whether_full()
+        else:
             self._write()
 
     def write_eof(self) -> None:
@@ -71,16 +94,11 @@ class StdioLeg:
         self._read_more()
 
     def close(self) -> None:
-        self._stop_reading()
-        self._input_ended = True
-        if self._waiting:
-            self.write_eof()
-        else:
-            self._let_go()
+        self._end_input()
+        self.write_eof()
 
     def abort(self) -> None:
-        self._stop_reading()
-        self._input_ended = True
+        self._end_input()
         self._waiting.clear()
         self._let_go()
 
@@ -91,33 +109,46 @@ class StdioLeg:
             return
         self._reading = True
         if self._in_is_file:
-            self._loop.call_soon(self._readable)
+            self._next_read = self._loop.call_soon(self._readable)
         else:
             self._loop.add_reader(self._in, self._readable)
 
     def _stop_reading(self) -> None:
         if self._reading:
             self._reading = False
-            if not self._in_is_file:
+            if self._next_read is not None:
+                self._next_read.cancel()
+                self._next_read = None
+            else:
                 self._loop.remove_reader(self._in)
 
+    def _end_input(self) -> None:
+        self._stop_reading()
+        self._input_ended = True
+        self._restore_input()
+
+    def _restore_input(self) -> None:
+        # It may be the output as well, which has to stay non-blocking to its end.
+        if self._input_ended and self._output_over.is_set():
+            os.set_blocking(self._in, self._in_blocking)
+
     def _readable(self) -> None:
-        if not self._reading or self._relay is None:
+        if self._relay is None:
             return
         if self._in_is_file:
             self._reading = False
+            self._next_read = None
         try:
             data = os.read(self._in, READ_BYTES)
         except BlockingIOError:
             data = None
         except OSError as error:
-            self._fail(f"standard input: {error.strerror}")
+            self._fail("standard input", error)
             return
         if data:
             self._relay.received(self, data)
         elif data is not None:
-            self._stop_reading()
-            self._input_ended = True
+            self._end_input()
             self._relay.ended(self)
         self._read_more()
 
@@ -132,20 +163,25 @@ class StdioLeg:
                 self._writing = True
                 self._loop.add_writer(self._out, self._write)
         except OSError as error:
-            self._waiting.clear()
-            self._fail(f"standard output: {error.strerror}")
+            self._fail("standard output", error)
             return
         if self._writing and not self._waiting:
             self._loop.remove_writer(self._out)
             self._writing = False
             if self._end_pending:
                 self._end_output()
+        self._tell_whether_full()
+
+    def _tell_whether_full(self) -> None:
         full = len(self._waiting) > FULL_BYTES
-        if full != self._full and self._relay is not None:
+        if full != self._full:
             self._full = full
-            (self._relay.full if full else self._relay.drained)(self)
+            if self._relay is not None:
+                (self._relay.full if full else self._relay.drained)(self)
 
     def _end_output(self) -> None:
+        if self._output_over.is_set():
+            return
         self._let_go()
         # ssh waits for the end of what it reads, and we may live on to read what it still sends.
         if stat.S_ISSOCK(os.fstat(self._out).st_mode):
@@ -157,27 +193,29 @@ class StdioLeg:
         os.close(null)
 
     def _let_go(self) -> None:
-        if self._output_over:
+        if self._output_over.is_set():
             return
-        self._output_over = True
+        self._output_over.set()
         if self._writing:
             self._loop.remove_writer(self._out)
             self._writing = False
-        if self._restore_blocking:
-            os.set_blocking(self._out, True)
+        os.set_blocking(self._out, self._out_blocking)
+        self._restore_input()
 
-    def _fail(self, text: str) -> None:
-        self._stop_reading()
-        self._input_ended = True
+    def _fail(self, what: str, error: OSError) -> None:
+        self._end_input()
+        self._waiting.clear()
         self._let_go()
+        self.error = StreamResetError(f"{what}: {error.strerror}", CANCEL)
+        self.error.__cause__ = error
         if self._relay is not None:
-            self._relay.failed(self, StreamResetError(text, CANCEL))
+            self._relay.failed(self, self.error)
 
 
-def _is_file(fd: int) -> bool:
-    """Whether epoll cannot watch it: a regular file or a device that is no terminal."""
-    mode = os.fstat(fd).st_mode
-    return stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not os.isatty(fd))
+def _can_be_watched(fd: int) -> bool:
+    """Whether the event loop can wait for it (epoll_ctl(2), EPERM): pipes, sockets and terminals; regular
+    files and /dev/null are always ready, and say what is wrong with them when they are read."""
+    return _is_stream(fd) or os.isatty(fd)
 
 
 def _is_stream(fd: int) -> bool:

@@ -1,7 +1,8 @@
 """What people write to say where a tunnel goes, as a URL.
 
 `https://HOST[:PORT]/PATH` is taken as it is. `HOST:PORT` means `/_hbone/PORT` on HOST's port 443, as in the
-original; `HOST:443/_hbone/NAME`, which the original misread, means what it says.
+original; `HOST:443/_hbone/NAME`, which the original misread, means what it says. What cannot be sent as
+`:path` (RFC 9113 section 8.3.1, RFC 3986 section 3) is refused here: nobody looks at it again.
 """
 
 from __future__ import annotations
@@ -25,17 +26,26 @@ class TunnelTarget:
     path: str
 
     @property
+    def host(self) -> str:
+        """The name that the certificate has to show. A dot at its end is for resolvers only: TLS has names
+        without (RFC 6066 section 3)."""
+        return self.address.host.removesuffix(".")
+
+    @property
     def authority(self) -> str:
         """HOST, with the port where it is not the scheme's own."""
         if self.address.port == _DEFAULT_PORTS[self.scheme]:
-            host = self.address.host
-            return f"[{host}]" if ":" in host else host
-        return str(self.address)
+            return self._bracketed_host
+        return f"{self._bracketed_host}:{self.address.port}"
 
     @property
     def audience(self) -> str:
-        """What Cloud Run wants in the token: scheme and host, no path."""
-        return f"{self.scheme}://{self.address.host}"
+        """What Cloud Run wants in the token: scheme and host, no port and no path."""
+        return f"{self.scheme}://{self._bracketed_host}"
+
+    @property
+    def _bracketed_host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"
@@ -47,33 +57,43 @@ def parse(text: str) -> TunnelTarget:
     Raises:
         UsageError: it is neither; the text says what is wrong and what would be right.
     """
+    if not text.isascii() or not text.isprintable() or " " in text or "#" in text:
+        raise UsageError(f"{text!a}: a URL has no blank, no # and nothing beyond ASCII; write it as %XX")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _without_scheme(text)
+    scheme = scheme.lower()
     if scheme not in _DEFAULT_PORTS:
-        raise UsageError(f"{text}: the scheme is https or http, not {scheme}")
-    host, slash, path = rest.partition("/")
-    if not slash or not path:
-        raise UsageError(f"{text}: no path, for ssh it is {scheme}://{host}{TUNNEL_PREFIX}22")
-    return TunnelTarget(scheme, _address(text, host, _DEFAULT_PORTS[scheme]), f"/{path}")
+        raise UsageError(f"{text}: the scheme is https or http, not {scheme or 'empty'}")
+    host, _, path = rest.partition("/")
+    return TunnelTarget(scheme, _address(text, host, _DEFAULT_PORTS[scheme]), _path(text, scheme, host, path))
 
 
 def _without_scheme(text: str) -> TunnelTarget:
     host, slash, path = text.partition("/")
     if slash:
-        return TunnelTarget("https", _address(text, host, HTTPS), f"/{path}")
+        return TunnelTarget("https", _address(text, host, HTTPS), _path(text, "https", host, path))
     address = _address(text, host, None)
     return TunnelTarget("https", Address(address.host, HTTPS), f"{TUNNEL_PREFIX}{address.port}")
+
+
+def _path(text: str, scheme: str, host: str, path: str) -> str:
+    if not path:
+        raise UsageError(f"{text}: no path, for ssh it is {scheme}://{host}{TUNNEL_PREFIX}22")
+    return f"/{path}"
 
 
 def _address(text: str, host: str, default_port: int | None) -> Address:
     bracketed = host.startswith("[")
     has_port = ":" in host.rpartition("]")[2] if bracketed else ":" in host
     if not has_port:
-        if default_port is None:
+        if default_port is None or not host:
             raise UsageError(f"{text}: write HOST:PORT or a URL such as https://HOST{TUNNEL_PREFIX}22")
         host = f"{host}:{default_port}"
     try:
-        return Address.parse(host)
+        address = Address.parse(host)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
+    if address.port == 0:
+        raise UsageError(f"{text}: port 0 is nobody's, write 1..65535")
+    return address

@@ -8,6 +8,7 @@
     - ClientHelloError        the first bytes are no ClientHello that can be routed
     - NoRouteError            no route takes the name
     - DeniedError             the peer's identity is not allowed
+    - TlsFailureError         the peer's TLS handshake failed as TLS
   - TokenError                no token could be had, so nothing was sent
   - UpstreamError             the far side cannot be reached or broke off
     - DialError               TCP or TLS to it failed, or took too long
@@ -103,6 +104,13 @@ class NoRouteError(RefusedError):
 
 class DeniedError(RefusedError):
     """The peer proved an identity that is not allowed here."""
+
+
+class TlsFailureError(RefusedError):
+    """The peer's TLS handshake failed as TLS: no certificate, an unknown authority, garbage, too slow."""
+
+    flag = "TLS_FAILURE"
+    alert = None  # OpenSSL has sent its own
 
 
 class TokenError(HboneError):

@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
@@ -17,13 +19,21 @@ from shared import loop
 from shared.errors import EXIT_OK, UnavailableError, UsageError
 from shared.identity.authority import Authority
 from shared.identity.jwt_check import Issuer, TokenChecker
-from shared.net.address import Address
+from shared.net.address import Address, check_host_name
 from shared.ops import log as logs
+
+T = TypeVar("T", int, float)
 
 log = logging.getLogger("hbone.cloudrun")
 
 CALLER = "gateway@local.iam.gserviceaccount.com"
 """Whom the metadata server's tokens name."""
+
+MAX_TIMEOUT_S = 3600.0
+"""Cloud Run's longest request timeout."""
+
+MAX_COUNT = 1 << 20
+"""What no limit of Cloud Run comes near; bytes of headers, streams, requests."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
 async def _serve(options: argparse.Namespace, folder: Path) -> int:
     issuer = Issuer()
-    host = options.audience.partition("://")[2].partition("/")[0].partition(":")[0]
+    host = _host(options.audience)
     checker = (
         None
         if options.allow_unauthenticated
@@ -63,7 +73,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
         log.info("container %s, audience %s, certificates in %s", options.container, options.audience, folder)
         # For `eval`, and for hgate's file: connect, ca, token.
         print(f"CLOUDRUN_ADDRESS={listening}")
-        print(f"CLOUDRUN_CA={ca}")
+        print(f"CLOUDRUN_CA={shlex.quote(str(ca))}")
         print(f"CLOUDRUN_URL=https://{host}")
         print(f"GCE_METADATA_HOST={metadata_address}", flush=True)
         await stop.wait()
@@ -82,6 +92,7 @@ def _certificate(folder: Path, host: str) -> tuple[Path, Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # it may have been there before
             file.write(pair.key_pem)
         certificate.write_bytes(pair.certificate_pem)
         ca.write_bytes(authority.root_pem)
@@ -90,11 +101,38 @@ def _certificate(folder: Path, host: str) -> tuple[Path, Path, Path]:
     return certificate, key, ca
 
 
+def _host(audience: str) -> str:
+    scheme, _, rest = audience.partition("://")
+    host = rest.partition("/")[0].partition(":")[0]
+    try:
+        check_host_name(host)
+    except ValueError as error:
+        raise UsageError(f"--audience {audience}: {error}; write the service's URL, https://HOST") from error
+    if scheme != "https":
+        raise UsageError(f"--audience {audience}: write the service's URL, https://HOST")
+    return host
+
+
 def _address(flag: str, text: str) -> Address:
     try:
         return Address.parse(text)
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
+
+
+def _within(most: T) -> Callable[[str], T]:
+    """Reads a number of `most`'s kind above 0 and up to `most`."""
+
+    def read(text: str) -> T:
+        try:
+            number = type(most)(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text} is no number") from error
+        if not 0 < number <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0 and up to {most}")
+        return number
+
+    return read
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,11 +149,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--metadata", default="127.0.0.1:8444", metavar="ADDR", help="the metadata server")
     add("--audience", default="https://hello.a.run.app", metavar="URL", help="the service's URL")
     add("--allow-unauthenticated", action="store_true", help="ask for no token")
-    add("--timeout", type=float, default=default.request_timeout_s, metavar="S", help="request timeout")
-    streams = default.streams_per_connection
-    add("--max-streams", type=int, default=streams, metavar="N", help="streams per connection")
-    add("--max-header-bytes", type=int, default=default.header_bytes, metavar="N", help="URL and headers")
-    add("--concurrency", type=int, default=default.concurrency, metavar="N", help="requests at once")
+    timeout_s, seconds = default.request_timeout_s, _within(MAX_TIMEOUT_S)
+    add("--timeout", type=seconds, default=timeout_s, metavar="S", help="request timeout")
+    streams, size, count = default.streams_per_connection, default.header_bytes, _within(MAX_COUNT)
+    add("--max-streams", type=count, default=streams, metavar="N", help="streams per connection")
+    add("--max-header-bytes", type=count, default=size, metavar="N", help="URL and headers")
+    add("--concurrency", type=count, default=default.concurrency, metavar="N", help="requests at once")
     add("--dir", type=Path, metavar="DIR", help="where its certificates go; None: a temporary folder")
     add("--log-format", choices=("json", "text"), help="None: text on a terminal, else json")
     return parser

@@ -116,6 +116,7 @@ class FrontEnd:
         if self._open_requests >= self._limits.concurrency:
             self._refuse(stream, 429, "no instance is free: concurrency is used up")
             return
+        self._open_requests += 1  # here and now: a burst of requests comes in one read
         spawn(self._forward(stream, caller), name=f"request on stream {stream.id}")
 
     def _check(self, headers: Headers) -> _Caller:
@@ -128,16 +129,16 @@ class FrontEnd:
         return _Caller(shown_claim(claims.get("aud")), int(claims.get("exp", 0)), email)
 
     async def _forward(self, stream: Stream, caller: _Caller) -> None:
-        self._open_requests += 1
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        request = _to_container(stream, was_checked=self._checker is not None)
         try:
-            upstream = await self._pool.of(self._origin).open(_to_container(stream), CONNECT_TIMEOUT_S)
+            upstream = await self._pool.of(self._origin).open(request, CONNECT_TIMEOUT_S)
         except UpstreamError as error:
             self._open_requests -= 1
             self._refuse(stream, 503, f"the container is not there: {error}")
             return
         upstream.on_response = lambda headers: stream.respond(_to_client(headers))
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         relay: _Exchange
 
         def finished(ended: Relay) -> None:
@@ -146,13 +147,14 @@ class FrontEnd:
             _log_request(stream, upstream, caller, ended, loop.time() - started)
 
         def overdue() -> None:
+            error = UpstreamError(f"request timeout of {self._limits.request_timeout_s:g} s")
             if not upstream.headers:
-                relay.give_up()
-                self._refuse(stream, 504, f"no answer within {self._limits.request_timeout_s:g} s")
+                relay.give_up(error)
+                self._refuse(stream, 504, str(error))
             else:
-                relay.abort(UpstreamError(f"request timeout of {self._limits.request_timeout_s:g} s"))
+                relay.abort(error)
 
-        timer = loop.call_later(self._limits.request_timeout_s, overdue)
+        timer = loop.call_at(started + self._limits.request_timeout_s, overdue)
         relay = _Exchange(stream, upstream, finished)
         relay.start()
 
@@ -177,23 +179,26 @@ class _Exchange(Relay):
     def failed(self, leg: Leg, error: HboneError) -> None:
         upstream = self.upstream
         if leg is upstream and isinstance(upstream, Stream) and not upstream.headers and not self.over:
-            self.give_up()
+            self.give_up(error)
             if isinstance(self.downstream, Stream):
                 answer(self.downstream, 503, f"the container broke off: {error}")
             return
         super().failed(leg, error)
 
-    def give_up(self) -> None:
+    def give_up(self, error: HboneError) -> None:
         """Ends the exchange with the container; the client is still to be answered."""
+        self.error = error
         self.upstream.abort()
         self._finish()
 
 
-def _to_container(stream: Stream) -> Headers:
-    """The request as the container gets it: the token's signature taken out, the client's address added."""
-    checked = b"authorization"
-    if header_value(stream.headers, b"x-serverless-authorization"):
-        checked = b"x-serverless-authorization"
+def _to_container(stream: Stream, *, was_checked: bool) -> Headers:
+    """The request as the container gets it: the signature taken out of a token that was checked, the client's
+    address added."""
+    checked = b""
+    if was_checked:
+        has_own = header_value(stream.headers, b"x-serverless-authorization")
+        checked = b"x-serverless-authorization" if has_own else b"authorization"
     headers = [
         (name, _without_signature(value) if name == checked else value) for name, value in stream.headers
     ]

@@ -20,7 +20,11 @@ class Hello(BaseHTTPRequestHandler):
         self._answer(f"hello from the app, you asked for {self.path}\n".encode(), "text/plain")
 
     def do_POST(self) -> None:
-        size = int(self.headers.get("content-length", "0"))
+        length = self.headers.get("content-length", "0")
+        if "transfer-encoding" in self.headers or not (length.isascii() and length.isdigit()):
+            self.send_error(411)  # closes the connection: where the body ends is not known here
+            return
+        size = int(length)
         if size > MAX_BODY_BYTES:
             self.send_error(413)
             return

@@ -31,13 +31,15 @@ LOG_TIMEOUT_S = 10.0
 def run(arguments: Sequence[str]) -> int:
     """Runs the demo; 0 if every request did what it should."""
     options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIG_IGN stays
+            signal.signal(number, _stop)  # the processes have sessions of their own: nobody else ends them
     with tempfile.TemporaryDirectory(prefix="hbone-demo-") as folder:
         began = time.perf_counter()
         mesh = worlds.start(Path(folder), options.inbound)
         try:
-            print(
-                f"up after {time.perf_counter() - began:.1f} s: hgate on {mesh.gateway}, mTLS end: {mesh.inbound}"
-            )
+            took_s = time.perf_counter() - began
+            print(f"up after {took_s:.1f} s: hgate on {mesh.gateway}, mTLS end: {mesh.inbound}")
             good = _tell(mesh, request(mesh, SNI, "GET", "/hello"))
             good &= _tell(mesh, request(mesh, SNI, "POST", "/echo", random_body(BODY_BYTES)))
             good &= _tell_refusal(mesh)
@@ -49,27 +51,28 @@ def run(arguments: Sequence[str]) -> int:
     return EXIT_OK if good else EXIT_INTERNAL
 
 
+def _hops(mesh: Mesh, answer: Answer) -> tuple[Record, Record, Record, Record]:
+    """What hgate, the front end, krun's tunnel and krun's mTLS end logged about one request."""
+    client = f"127.0.0.1:{answer.port}"
+    gate = mesh.hgate.wait_for(lambda record: record.get("src.addr") == client, LOG_TIMEOUT_S)
+    sent = gate["bytes_sent"]
+    front = mesh.cloudrun.wait_for(
+        lambda record: record.get("message") == "request" and record.get("bytes_sent") == sent, LOG_TIMEOUT_S
+    )
+    tunnel = mesh.krun.wait_for(
+        lambda record: record.get("tunnel.target") == "15003" and record.get("bytes_sent") == sent,
+        LOG_TIMEOUT_S,
+    )
+    ends = mesh.krun.wait_for(
+        lambda record: "identity" in record and record.get("bytes_recv", 0) >= answer.received_bytes,
+        LOG_TIMEOUT_S,
+    )
+    return gate, front, tunnel, ends
+
+
 def _tell(mesh: Mesh, answer: Answer) -> bool:
     """Prints one request's way, hop by hop, from the logs of those it passed."""
-    client = f"127.0.0.1:{answer.port}"
-    gate = _log_of(mesh, "hgate", lambda record: record.get("src.addr") == client)
-    front = _log_of(
-        mesh,
-        "cloudrun",
-        lambda record: record.get("message") == "request" and record.get("bytes_sent") == gate["bytes_sent"],
-    )
-    tunnel = _log_of(
-        mesh,
-        "krun",
-        lambda record: (
-            record.get("tunnel.target") == "15003" and record.get("bytes_sent") == gate["bytes_sent"]
-        ),
-    )
-    ends = _log_of(
-        mesh,
-        "krun",
-        lambda record: "identity" in record and record.get("bytes_recv", 0) >= answer.received_bytes,
-    )
+    gate, front, tunnel, ends = _hops(mesh, answer)
     expires_in = front["token_expires"] - time.time()
     print(f"\n{answer.method} {answer.path}")
     _line("client", f"TLS to {mesh.gateway}, SNI {SNI}", answer.connect_s + answer.handshake_s)
@@ -97,7 +100,7 @@ def _tell_refusal(mesh: Mesh) -> bool:
     try:
         request(mesh, UNKNOWN_SNI, "GET", "/")
     except UpstreamError as error:
-        record = _log_of(mesh, "hgate", lambda record: record.get("sni") == UNKNOWN_SNI)
+        record = mesh.hgate.wait_for(lambda record: record.get("sni") == UNKNOWN_SNI, LOG_TIMEOUT_S)
         _line("hgate", f"{record['flags']}: {record['error']}")
         _line("client", f"got {error}")
         return record["flags"] == "NO_ROUTE" and "UNRECOGNIZED_NAME" in str(error)
@@ -115,17 +118,14 @@ def _keep(mesh: Mesh) -> None:
         f"--resolve {SNI}:{gateway.port}:{gateway.host} https://{SNI}:{gateway.port}/hello",
         flush=True,
     )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    stop.wait()
-    print("", file=sys.stderr)
+    try:
+        threading.Event().wait()
+    except (KeyboardInterrupt, SystemExit):
+        print("", file=sys.stderr)
 
 
-def _log_of(mesh: Mesh, name: str, wanted: object) -> Record:
-    process = {"hgate": mesh.hgate, "cloudrun": mesh.cloudrun, "krun": mesh.krun}[name]
-    assert callable(wanted)
-    return process.wait_for(wanted, LOG_TIMEOUT_S)
+def _stop(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _line(who: str, what: str, seconds: float | None = None) -> None:

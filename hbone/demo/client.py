@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -57,22 +58,26 @@ def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> 
                 response = connection.getresponse()
                 data = response.read()
                 done = time.perf_counter()
+                # In good order, close_notify both ways: closing on unread bytes would reset the connection,
+                # and that is what all hops would then log.
+                with contextlib.suppress(OSError):
+                    tls.unwrap()
                 intact = (
                     hashlib.sha256(data).digest() == hashlib.sha256(body).digest() if body else bool(data)
                 )
                 return Answer(
-                    method,
-                    path,
-                    port,
-                    response.status,
-                    len(body),
-                    len(data),
-                    intact,
-                    ", ".join(value for kind, value in _names(certificate) if kind == "URI"),
-                    f"{tls.version()} {(tls.cipher() or ('?',))[0]}",
-                    connected - began,
-                    shaken - connected,
-                    done - shaken,
+                    method=method,
+                    path=path,
+                    port=port,
+                    status=response.status,
+                    sent_bytes=len(body),
+                    received_bytes=len(data),
+                    intact=intact,
+                    peer=", ".join(value for kind, value in _names(certificate) if kind == "URI"),
+                    tls=f"{tls.version()} {(tls.cipher() or ('?',))[0]}",
+                    connect_s=connected - began,
+                    handshake_s=shaken - connected,
+                    answer_s=done - shaken,
                 )
     except (OSError, http.client.HTTPException) as error:
         text = getattr(error, "reason", None) or str(error) or type(error).__name__

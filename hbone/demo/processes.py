@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,9 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 """For a process to end after SIGTERM; longer than krun's own drain."""
 
+KEPT_RECORDS = 1000
+"""A request leaves one or two per process; with `--keep` there may be any number of them."""
+
 Record = dict[str, Any]
 
 
@@ -31,7 +35,7 @@ class Process:
 
     def __init__(self, name: str, arguments: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
         self.name = name
-        self._records: list[Record] = []
+        self._records: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._changed = threading.Condition()
         self._log = (folder / f"{name}.log").open("w", encoding="utf-8")
         self._process = subprocess.Popen(
@@ -40,7 +44,8 @@ class Process:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,  # ^C is for the demo, which stops them in order
         )
         self._readers = [
@@ -57,13 +62,11 @@ class Process:
             UnavailableError: the process ended, or said nothing of the kind within `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        seen = 0
         with self._changed:
             while True:
-                for record in self._records[seen:]:
+                for record in self._records:
                     if wanted(record):
                         return record
-                seen = len(self._records)
                 left_s = deadline - time.monotonic()
                 ended = self._process.poll() is not None and not any(r.is_alive() for r in self._readers)
                 if ended or left_s <= 0:
@@ -80,23 +83,29 @@ class Process:
             self._process.kill()
             code = self._process.wait()
         for reader in self._readers:
-            reader.join(1.0)
-        self._log.close()
+            reader.join(1.0)  # a process of its own may have outlived it and still hold the pipe
+        with self._changed:
+            self._log.close()
         return code
 
     def _collect(self, stream: IO[str]) -> None:
-        for line in stream:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            with self._changed:
-                self._records.append(record if isinstance(record, dict) else {"text": line.rstrip("\n")})
-                self._changed.notify_all()
-                self._log.write(line)
-                self._log.flush()
+        with stream:
+            for line in stream:
+                self._take(line)
         with self._changed:
             self._changed.notify_all()
+
+    def _take(self, line: str) -> None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        with self._changed:
+            self._records.append(record if isinstance(record, dict) else {"text": line.rstrip("\n")})
+            self._changed.notify_all()
+            if not self._log.closed:
+                self._log.write(line)
+                self._log.flush()
 
     def _last_words(self) -> str:
         if not self._records:

@@ -11,7 +11,6 @@ import asyncio
 from shared.errors import HboneError, StatusError
 from shared.net.legs import Buffer, Leg
 from shared.net.stream import Stream, header_value
-from shared.wire.events import Headers
 
 REASON_BYTES = 512
 """How much of a refusal's body is read: the first line is what counts."""
@@ -31,7 +30,7 @@ _HINTS = {
 """What a status means when it comes from Cloud Run or krun (Cloud Run troubleshooting guide)."""
 
 
-def answer(stream: Stream, status: int, text: str, extra: Headers = ()) -> None:
+def answer(stream: Stream, status: int, text: str) -> None:
     """Answers with a status and one line of text."""
     body = text.encode() + b"\n"
     stream.respond(
@@ -39,10 +38,10 @@ def answer(stream: Stream, status: int, text: str, extra: Headers = ()) -> None:
             (b":status", str(status).encode()),
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),
-            *extra,
         ]
     )
-    stream.write(body)
+    if header_value(stream.headers, b":method") != b"HEAD":  # the same headers, no content (RFC 9110 9.3.2)
+        stream.write(body)
     stream.close()
 
 
@@ -64,8 +63,10 @@ def _text(stream: Stream, status: int, body: bytes) -> str:
     location = header_value(stream.headers, b"location")
     if location:
         text += f" to {_one_line(location)}"
-    if header_value(stream.headers, b"content-type").startswith(b"text/plain"):
-        text += f": {_one_line(body)}"
+    plain = header_value(stream.headers, b"content-type").startswith(b"text/plain")
+    line = _one_line(body) if plain else ""
+    if line:
+        text += f": {line}"
     elif status in _HINTS:
         text += f": {_HINTS[status]}"
     return text

@@ -5,7 +5,8 @@ streams wait for room. Frames and windows are `shared/wire/session.py`'s, a stre
 
 What the streams of one turn of the event loop send goes out in one write: fewer TLS records and system calls
 under load, at the price of one callback. A stream's bytes wait in the stream itself once the transport is
-congested or a window closed; so a connection holds at most `CONGESTED_BYTES`, and each stream one read.
+congested or a window closed; so a connection holds at most `CONGESTED_BYTES`, and each stream one read. A
+peer that makes us hold more is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import cast
 from shared.errors import StreamResetError
 from shared.net.read_buffer import READ_BUFFER, READ_BYTES
 from shared.net.stream import Stream
-from shared.net.tcp import address_text
+from shared.net.tcp import CloseWatch, address_text
 from shared.wire import frames
 from shared.wire.events import (
     DataReceived,
@@ -64,6 +65,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = Session(client=client, limits=limits)
         self.congested = False
         self.lost = False
+        self.peer_name = "unknown"
+        """The peer's address as host:port; still there when the connection is gone."""
         self._transport: asyncio.Transport | None = None
         self._on_request = on_request
         self._on_change = on_change
@@ -71,15 +74,12 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: dict[Stream, None] = {}  # in the order in which they began to wait
         self._flush_planned = False
         self._closing = False
+        self._ended = False  # nothing more can be written
+        self._close_watch: CloseWatch | None = None
         self._preface_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     # What the owner does.
-
-    @property
-    def peer_name(self) -> str:
-        """The peer's address as host:port."""
-        return address_text(self._transport and self._transport.get_extra_info("peername"))
 
     @property
     def room(self) -> int:
@@ -97,7 +97,14 @@ class Connection(asyncio.BufferedProtocol):
         return not (self.lost or self._closing or self.session.goaway_received)
 
     def open(self, headers: Headers, *, end_stream: bool = False) -> Stream:
-        """Client: opens a stream with these request headers. The caller has looked at `room`."""
+        """Client: opens a stream with these request headers.
+
+        Raises:
+            StreamResetError: there is no `room`, as on a connection that has been lost meanwhile.
+        """
+        if self.room <= 0:
+            text = f"connection to {self.peer_name} takes no new stream"
+            raise StreamResetError(text, frames.REFUSED_STREAM)
         state = self.session.open_stream(headers, end_stream=end_stream)
         stream = Stream(self, state)
         state.owner = stream
@@ -107,19 +114,21 @@ class Connection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Takes no new stream; the connection closes when the last one is over."""
         self.session.goaway()
-        self._flush()
         self._closing = True
+        self._flush()
         self._close_if_done()
 
     def close(self) -> None:
         """Closes in good order: GOAWAY, then the transport. Streams still open are broken off."""
-        if not self.lost and self._transport is not None:
-            self.session.goaway()
-            self._flush()
-            self._transport.close()
+        self.session.goaway()
+        self._closing = True
+        self._flush()
+        self._break_streams(f"connection to {self.peer_name} closed by us", frames.CANCEL)
+        self._end()
 
     def abort(self, text: str) -> None:
         """Drops the connection at once; its streams break with `text` as the reason."""
+        self._closing = True
         self._break_streams(text, frames.CANCEL)
         if self._transport is not None:
             self._transport.abort()
@@ -161,13 +170,17 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
         self._transport.set_write_buffer_limits(high=CONGESTED_BYTES)
+        self.peer_name = address_text(self._transport.get_extra_info("peername"))
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
         self._flush()
+        self._close_if_done()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return READ_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.lost:
+            return  # ended by us; the peer may not have seen it yet
         session = self.session
         try:
             session.receive_data(READ_BUFFER[:nbytes])
@@ -178,6 +191,8 @@ class Connection(asyncio.BufferedProtocol):
         self._handle(session.events())
         if session.pending_bytes:
             self.flush_soon()
+            if self.congested:
+                self._check_unsent()
 
     def eof_received(self) -> bool:
         return False  # a connection that cannot send cannot carry tunnels: close
@@ -185,6 +200,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._preface_timer is not None:
             self._preface_timer.cancel()
+        if self._close_watch is not None:
+            self._close_watch.cancel()
         cause = exc or "closed by the peer"
         self._break_streams(f"connection to {self.peer_name} lost: {cause}", frames.CANCEL)
         if self._on_lost is not None:
@@ -229,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
                 stream.trailers = headers
             case StreamEnded(StreamState(owner=Stream() as stream) as state):
                 stream.on_ended()
-                if state.over:
+                if state.local_ended and state.over:  # over by a reset: that is still to be told
                     self._stream_over(state)
             case StreamReset(StreamState(owner=Stream() as stream) as state, code, by_peer):
                 self._waiting.pop(stream, None)
@@ -273,18 +290,26 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_if_done(self) -> None:
         done = self._closing or (self.session.client and self.session.goaway_received)
-        if done and not self.session.streams and self._transport is not None:
+        if done and not self.session.streams:
             self._flush()
-            self._transport.close()
+            self._end()
 
     # Writing.
 
     def _flush(self) -> None:
         self._flush_planned = False
-        if self._transport is not None and not self.lost:
+        if self._transport is not None:
             data = self.session.data_to_send()
-            if data:
+            if data and not (self.lost or self._ended):
                 self._transport.write(data)
+
+    def _check_unsent(self) -> None:
+        """Drops a peer that does not read and goes on asking: streams leave a read each in the transport, the
+        rest is answers to its PINGs, SETTINGS or requests (CVE-2019-9512, CVE-2019-9515)."""
+        assert self._transport is not None
+        unsent = self._transport.get_write_buffer_size()
+        if unsent > CONGESTED_BYTES + READ_BYTES * max(self.session.limits.max_streams, self.open_streams):
+            self.abort(f"{self.peer_name} does not read: {unsent} bytes unsent")
 
     def _serve_waiting(self) -> None:
         for stream in list(self._waiting):
@@ -310,7 +335,24 @@ class Connection(asyncio.BufferedProtocol):
         log.info("protocol error of %s: %s", self.peer_name, error)
         self._flush()
         self._break_streams(f"connection ended, protocol error: {error}", error.code)
-        if self._transport is not None:
+        self._end()
+
+    def _end(self) -> None:
+        """Closes the transport after all that was written has arrived.
+
+        Closing a TCP socket at once would make the kernel answer what the peer still sends, be it a
+        WINDOW_UPDATE, with RST, which destroys what is on its way (RFC 9112 section 9.6 has the same for
+        HTTP/1.1). So we send FIN and wait for the peer's. TLS does that with close_notify.
+        """
+        if self._ended or self._transport is None:
+            return
+        self._ended = True
+        if self._transport.is_closing():
+            return
+        self._close_watch = CloseWatch(self._transport)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
             self._transport.close()
 
     def _break_streams(self, text: str, code: int) -> None:

@@ -12,7 +12,8 @@ The rules:
    pushes nothing more. Before a relay is joined a leg keeps what arrives, up to its bound.
 2. `write` takes all it is given and keeps no reference to the view. A leg that holds more than its mark
    calls `relay.full(leg)`, and `relay.drained(leg)` when it has room again; the relay pauses and resumes
-   the other leg. This is the only back pressure, so a leg's buffer is bounded by its mark and one read.
+   the other leg. This is the only back pressure, so a leg's buffer is bounded by its mark and what a paused
+   leg may still push: one read of a socket, one window of an HTTP/2 stream.
 3. `write_eof` ends this leg's sending side after all that was written; receiving goes on.
 4. `close` gives everything written a chance to leave, then lets go of both sides. `abort` lets go at once
    and tells the peer that it was no orderly end (RST, RST_STREAM).
@@ -41,7 +42,7 @@ class Leg(Protocol):
         """Tells the peer that no more data will come (rule 3)."""
 
     def pause_reading(self) -> None:
-        """Stops pushing received data, and makes the peer stop sending before long."""
+        """Makes the peer stop sending before long; what was allowed to come by then may still be pushed."""
 
     def resume_reading(self) -> None:
         """Undoes `pause_reading`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import UpstreamError
+from shared.errors import DialError, UpstreamError
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.stream import Stream
@@ -42,6 +42,8 @@ class OriginPool:
         self._streams_per_connection = streams_per_connection
         self._dialling: asyncio.Task[None] | None = None
         self._room_waiters: set[asyncio.Future[None]] = set()
+        self._openers = 0  # calls of `open` that have not returned
+        self._is_closed = False
         self._idle: dict[Connection, asyncio.TimerHandle] = {}
         self._opened = opened
         self._closed = closed
@@ -49,8 +51,8 @@ class OriginPool:
 
     @property
     def unused(self) -> bool:
-        """No connection, and none on its way."""
-        return not self.connections and self._dialling is None
+        """No connection, none on its way, and nobody who would dial one."""
+        return not (self.connections or self._dialling is not None or self._openers)
 
     def open_now(self, headers: Headers) -> Stream | None:
         """A new stream on a connection that has room, or None."""
@@ -72,6 +74,7 @@ class OriginPool:
         stream = self.open_now(headers)
         if stream is not None:
             return stream
+        self._openers += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -83,21 +86,31 @@ class OriginPool:
             raise UpstreamError(
                 f"{self.origin}: no free stream on {len(self.connections)} connections within {timeout_s:g} s"
             ) from error
+        finally:
+            self._openers -= 1
+            self._tell_if_unused()
 
     def close(self) -> None:
-        """Drops all connections."""
+        """Drops all connections; whoever waits for one gets DialError."""
+        self._is_closed = True
         if self._dialling is not None:
             self._dialling.cancel()
+        self._wake_waiters()
         for connection in list(self.connections):
             connection.close()
 
     async def _more_room(self) -> None:
+        if self._is_closed:
+            raise DialError(f"connect to {self.origin}: we are stopping")
         if self._dialling is None and len(self.connections) < CONNECTIONS_PER_ORIGIN:
             self._dialling = spawn(self._dial(), name=f"dial {self.origin}")
             self._dialling.add_done_callback(self._dialled)
-        if self._dialling is not None:
-            # Shielded: a waiter whose time is up must not take the connection from the others.
-            await asyncio.shield(self._dialling)
+        dialling = self._dialling
+        if dialling is not None:
+            # Not awaited itself: a waiter whose time is up must not take the connection from the others.
+            await asyncio.wait((dialling,))
+            if not dialling.cancelled():
+                dialling.result()
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room_waiters.add(waiter)
@@ -115,17 +128,24 @@ class OriginPool:
         if not connection.lost:
             self.connections.append(connection)
             self._opened(self.origin)
+            self._changed()  # nobody may be left who wants it
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         self._dialling = None
+        self._tell_if_unused()
+
+    def _tell_if_unused(self) -> None:
         if self.unused:
             self._unused(self.origin)
 
-    def _changed(self) -> None:
-        """Streams ended, or a peer's limit changed: someone may have room, some connection may be idle."""
+    def _wake_waiters(self) -> None:
         for waiter in self._room_waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _changed(self) -> None:
+        """Streams ended, or a peer's limit changed: someone may have room, some connection may be idle."""
+        self._wake_waiters()
         for connection in list(self.connections):
             if not connection.usable:
                 self._drop(connection)
@@ -147,8 +167,7 @@ class OriginPool:
         if connection in self.connections:
             self.connections.remove(connection)
             self._closed(self.origin)
-            if self.unused:
-                self._unused(self.origin)
+            self._tell_if_unused()
 
 
 class Pool:

@@ -60,10 +60,14 @@ class Relay:
         self._finished = finished
 
     def start(self) -> None:
-        """Joins both legs; what they received so far goes on first."""
-        self.upstream.join(self)
+        """Joins both legs; what they received so far goes on first.
+
+        The downstream is the first: a TLS leg takes no data before it is joined, while an upstream has been
+        dialled or answered by now and takes it at any time.
+        """
+        self.downstream.join(self)
         if not self.over:
-            self.downstream.join(self)
+            self.upstream.join(self)
 
     def abort(self, error: HboneError) -> None:
         """Ends the tunnel at once, telling both peers that it was no orderly end."""
@@ -76,7 +80,7 @@ class Relay:
     # RelayEnd: called by the legs.
 
     def received(self, leg: Leg, data: Buffer) -> None:
-        if self._linger is not None:
+        if self._linger is not None or self.over:
             return
         if leg is self.downstream:
             self.sent_bytes += len(data)

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING
 
 from shared.errors import StreamResetError, UpstreamError
 from shared.net.legs import Buffer, RelayEnd
+from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.wire import frames
 from shared.wire.events import Headers
 
 if TYPE_CHECKING:
     from shared.net.connection import Connection
     from shared.wire.session import StreamState
+
+LINGER_S = 1.0
+"""How long after a complete response the peer may take to end its request before it is told to stop. RFC 9113
+section 8.1 has it keep the response in any case; curl loses it to a RST_STREAM while it is still sending."""
 
 
 class Stream:
@@ -32,9 +37,11 @@ class Stream:
 
     __slots__ = (
         "_close_pending",
+        "_closed",
         "_connection",
         "_early",
         "_end_pending",
+        "_ended",
         "_error",
         "_full",
         "_held",
@@ -55,12 +62,14 @@ class Stream:
         self._state = state
         self._relay: RelayEnd | None = None
         self._early = bytearray()  # received before join; the stream's window bounds it
+        self._ended = False  # the peer has finished sending, and all it sent has been pushed or is in _early
         self._error: StreamResetError | None = None  # how it broke before join
         self._held = 0  # given to the relay while it had us paused; credited when it resumes
         self._paused = False
         self._full = False
-        self._close_pending = False  # and RST_STREAM after that
         self._end_pending = False  # END_STREAM goes out after what waits
+        self._close_pending = False  # and the stream is let go after that
+        self._closed = False  # what still comes is dropped
         self._trailers_pending: Headers | None = None
         self._response: asyncio.Future[int] | None = None
         self.waiting = bytearray()  # given to `write`, not yet allowed by the windows
@@ -93,10 +102,10 @@ class Stream:
             StreamResetError: the stream or its connection broke before.
             UpstreamError: none within `timeout_s` seconds.
         """
-        if self._error is not None:
-            raise self._error
         if self.headers:
             return status_of(self.headers)
+        if self._error is not None:
+            raise self._error
         self._response = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
@@ -125,12 +134,10 @@ class Stream:
             self._deliver(relay, early)
         if self._full:
             relay.full(self)
-        if self._error is not None and not self._state.remote_ended:
-            relay.failed(self, self._error)
-        elif self._state.remote_ended:
+        if self._ended:
             relay.ended(self)
-            if self._error is not None:
-                relay.failed(self, self._error)
+        if self._error is not None:
+            relay.failed(self, self._error)
 
     def write(self, data: Buffer) -> None:
         waiting = self.waiting
@@ -162,14 +169,22 @@ class Stream:
             self._connection.consumed(self._state, held)
 
     def close(self) -> None:
+        self._closed = True
+        self._relay = None
+        self._held += len(self._early)
+        self._early.clear()
+        self.resume_reading()
         if not self._end_pending:
             self.write_eof()
         if self.waiting:
             self._close_pending = True
+            self._watch_close()
+        elif self._connection.session.client:
+            self._connection.reset(self._state, frames.CANCEL)
         elif not self._state.over:
             # What the peer still sends has nobody to read it (RFC 9113 section 8.1).
-            client = self._connection.session.client
-            self._connection.reset(self._state, frames.CANCEL if client else frames.NO_ERROR)
+            loop = asyncio.get_running_loop()
+            loop.call_later(LINGER_S, self._connection.reset, self._state, frames.NO_ERROR)
 
     def abort(self) -> None:
         # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
@@ -190,10 +205,13 @@ class Stream:
         relay = self._relay
         if relay is not None:
             self._deliver(relay, data)
+        elif self._closed:
+            self._connection.consumed(self._state, len(data))
         else:
             self._early += data
 
     def on_ended(self) -> None:
+        self._ended = True
         if self._relay is not None:
             self._relay.ended(self)
 
@@ -238,9 +256,20 @@ class Stream:
             if self._relay is not None:
                 self._relay.full(self)
 
+    def _watch_close(self) -> None:
+        asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._look_at_close, len(self.waiting))
+
+    def _look_at_close(self, unsent: int) -> None:
+        if 0 < len(self.waiting) < unsent:
+            self._watch_close()  # the peer reads, if slowly
+        elif self.waiting:
+            self.abort()
+
     def _send_end(self) -> None:
+        if self._state.over:
+            return  # why is on its way to on_broken, or was there
         session = self._connection.session
-        if self._trailers_pending is not None:
+        if self._trailers_pending:  # an empty block would be none
             session.send_headers(self._state, self._trailers_pending, end_stream=True)
         else:
             session.end_stream(self._state)

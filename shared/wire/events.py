@@ -84,11 +84,6 @@ class SettingsReceived(Event):
 
 
 @dataclass(slots=True)
-class PingAcked(Event):
-    """The peer answered a PING of ours."""
-
-
-@dataclass(slots=True)
 class GoAwayReceived(Event):
     """The peer takes no new streams; those above `last_stream_id` were not processed (RFC 9113 6.8)."""
 

@@ -12,14 +12,16 @@ The rules:
    as an empty frame on a stream that may not receive, whose verdict we want.
 3. GOAWAY never reaches h2 in either direction: h2 refuses to go on after one, and open streams must.
 4. Flow control is ours alone, both ways. Bytes received count as held until the owner calls `consumed`.
-5. A connection error raises `SessionError` from `receive_data` once; GOAWAY is then in `data_to_send`, and
-   all that is left to do is to write it and close.
+5. A connection error raises `SessionError` from `receive_data` once; the events up to it can still be taken,
+   GOAWAY is in `data_to_send`, and all that is left to do is to write that and close. Whatever is sent
+   afterwards is dropped.
 
 What is not here: sockets, deadlines, which stream gets what (`shared/net/connection.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,6 @@ from shared.wire.events import (
     Event,
     GoAwayReceived,
     Headers,
-    PingAcked,
     RequestReceived,
     ResponseReceived,
     SettingsReceived,
@@ -59,6 +60,19 @@ allow, and what Google's front ends do allow."""
 REMEMBERED_RESETS = 1000
 """Streams reset by us whose late DATA is dropped without a word; a forgotten one is reset once more."""
 
+ENCODER_TABLE_BYTES = 4096
+"""Of our own headers that HPACK keeps for reuse: the default, whatever more a peer offers (RFC 7541 section
+4.2), because it is our memory."""
+
+UNCOUNTED = -1
+"""`body_left` of a body without content-length."""
+
+NO_HEADERS_YET = -2
+"""`body_left` of a response before its final headers: DATA is an error (RFC 9113 section 8.1)."""
+
+STATUS_WITHOUT_BODY = (b"204", b"304")
+"""Their content-length tells of another response's body (RFC 9110 section 8.6)."""
+
 
 class SessionError(Exception):
     """The connection is beyond repair; `code` is the GOAWAY error code (RFC 9113 section 7)."""
@@ -70,7 +84,8 @@ class SessionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What we announce and enforce."""
+    """What we announce and enforce. No window may be below 65,535 bytes: a peer sends as many before it has
+    seen our SETTINGS."""
 
     max_streams: int = 250
     """Streams that the peer may have open at once; one more is refused with REFUSED_STREAM."""
@@ -87,6 +102,10 @@ class SessionLimits:
 
     max_header_list_bytes: int = 64 << 10
     """Decoded header list, as RFC 9113 section 6.5.2 counts it. Cloud Run's own limit is about 60 KiB."""
+
+    def __post_init__(self) -> None:
+        if min(self.stream_window_bytes, self.connection_window_bytes) < FIRST_WINDOW:
+            raise ValueError(f"windows below {FIRST_WINDOW} bytes")
 
 
 class StreamState:
@@ -114,7 +133,7 @@ class StreamState:
         self.local_ended = False
         self.remote_ended = False
         self.over = False  # ended both ways, or reset: nothing more goes in or out
-        self.body_left = -1  # what content-length still promises; -1: it promised nothing
+        self.body_left = UNCOUNTED  # what content-length still promises
         self.owner: Any = None
 
 
@@ -128,10 +147,10 @@ class Session:
         self.peer_settings_seen = False
         self.goaway_received = False
         self.goaway_sent = False
+        self.broken = False  # a connection error: nothing can be sent any more
         self.send_window = FIRST_WINDOW
         self._receive_window = self.limits.connection_window_bytes
         self._credit = 0
-        self._data_bytes = DATA_BYTES
         self._events: list[Event] = []
         self._out = bytearray()
         self._partial = bytearray()  # an unfinished frame header or control frame
@@ -140,7 +159,7 @@ class Session:
         self._pad_left = 0
         self._data_ends = False
         self._reset_here: set[int] = set()
-        self._in_headers = False  # between HEADERS without END_HEADERS and its last CONTINUATION
+        self._in_headers = False  # between HEADERS or PUSH_PROMISE and its last CONTINUATION
         self._preface_left = 0 if client else len(frames.PREFACE)
         self._h2 = h2.connection.H2Connection(
             # Our own headers are written in lower case and in order; h2 need not look at them again.
@@ -173,7 +192,8 @@ class Session:
     @property
     def room(self) -> int:
         """How many more streams a client may open now."""
-        if self.goaway_received or self._h2.highest_outbound_stream_id >= frames.MAX_STREAM_ID - 2:
+        exhausted = self._h2.highest_outbound_stream_id >= frames.MAX_STREAM_ID - 2
+        if exhausted or self.goaway_received or self.broken:
             return 0
         if not self.peer_settings_seen:
             return STREAMS_BEFORE_SETTINGS - len(self.streams)
@@ -186,11 +206,12 @@ class Session:
         self._pull()
         stream = self._add_stream(stream_id)
         stream.local_ended = end_stream
+        stream.body_left = NO_HEADERS_YET
         return stream
 
     def send_headers(self, stream: StreamState, headers: Headers, *, end_stream: bool = False) -> None:
         """Server: sends response headers; both: trailers, with `end_stream`."""
-        if stream.over or stream.local_ended:
+        if stream.over or stream.local_ended or self.broken:
             return
         self._h2.send_headers(stream.id, headers, end_stream=end_stream)
         self._pull()
@@ -199,21 +220,20 @@ class Session:
 
     def send_data(self, stream: StreamState, data: bytes | bytearray | memoryview) -> int:
         """Frames as much of `data` as both windows allow and returns how many bytes that was."""
-        if stream.over or stream.local_ended:
+        if stream.over or stream.local_ended or self.broken:
             return len(data)  # nobody is left to read it
         allowed = min(len(data), stream.send_window, self.send_window)
         if allowed <= 0:
             return 0
         out = self._out
         stream_id = stream.id
-        step = self._data_bytes
-        if allowed <= step:
+        if allowed <= DATA_BYTES:
             out += frames.header(allowed, frames.DATA, 0, stream_id)
             out += data if allowed == len(data) else memoryview(data)[:allowed]
         else:
             view = memoryview(data)
-            for at in range(0, allowed, step):
-                chunk = view[at : min(at + step, allowed)]
+            for at in range(0, allowed, DATA_BYTES):
+                chunk = view[at : min(at + DATA_BYTES, allowed)]
                 out += frames.header(len(chunk), frames.DATA, 0, stream_id)
                 out += chunk
         stream.send_window -= allowed
@@ -222,7 +242,7 @@ class Session:
 
     def end_stream(self, stream: StreamState) -> None:
         """Sends END_STREAM: nothing more will be sent on the stream."""
-        if stream.over or stream.local_ended:
+        if stream.over or stream.local_ended or self.broken:
             return
         self._h2.end_stream(stream.id)
         self._pull()
@@ -232,11 +252,12 @@ class Session:
         """Sends RST_STREAM; the stream is over."""
         if stream.over:
             return
-        self._h2.reset_stream(stream.id, code)
-        self._pull()
-        if len(self._reset_here) >= REMEMBERED_RESETS:
-            self._reset_here.clear()
-        self._reset_here.add(stream.id)
+        if not self.broken:
+            # h2 has closed it already where END_STREAM came with headers that belie content-length.
+            with contextlib.suppress(h2.exceptions.StreamClosedError):
+                self._h2.reset_stream(stream.id, code)
+            self._pull()
+        self._remember_reset(stream.id)
         self._finish(stream)
 
     def consumed(self, stream: StreamState, count: int) -> None:
@@ -252,11 +273,6 @@ class Session:
                     stream.credit = 0
             self._return_credit(count)
 
-    def ping(self, payload: bytes) -> None:
-        """Sends a PING of 8 bytes; `PingAcked` follows."""
-        self._h2.ping(payload)
-        self._pull()
-
     def goaway(self, code: int = frames.NO_ERROR) -> None:
         """Tells the peer that no new stream is taken; open ones go on."""
         if not self.goaway_sent:
@@ -269,11 +285,14 @@ class Session:
         Raises:
             SessionError: the connection is over (rule 5).
         """
+        if self.broken:
+            return
         try:
             self._scan(memoryview(data))
         except h2.exceptions.ProtocolError as error:
             # h2 has written its GOAWAY already.
             self._pull()
+            self.broken = self.goaway_sent = True
             raise SessionError(str(error) or type(error).__name__, int(error.error_code)) from error
 
     # Receiving: frame by frame.
@@ -287,6 +306,8 @@ class Session:
         size = len(data)
         if self._preface_left:
             at = min(self._preface_left, size)
+            if data[:at] != frames.PREFACE[-self._preface_left :][:at]:
+                raise self._fail("not HTTP/2: no connection preface", frames.PROTOCOL_ERROR)
             self._preface_left -= at
             self._h2.receive_data(data[:at])
         while at < size:
@@ -373,11 +394,12 @@ class Session:
             self._data_frame_done()
 
     def _body_allows(self, stream: StreamState, payload: int, ends: bool) -> bool:
-        """Whether content-length, where there is one, agrees (RFC 9113 section 8.1.1)."""
+        """Whether there may be DATA, and content-length, if any, agrees (RFC 9113 section 8.1.1)."""
         if stream.body_left < 0:
-            return True
-        stream.body_left -= payload
-        return stream.body_left >= 0 and not (ends and stream.body_left)
+            return stream.body_left == UNCOUNTED
+        left = stream.body_left - payload
+        stream.body_left = max(left, 0)
+        return left >= 0 and not (ends and left)
 
     def _data_frame_done(self) -> None:
         stream = self._data_stream
@@ -388,10 +410,11 @@ class Session:
 
     def _ask_h2_about_data(self, stream_id: int, ends: bool) -> None:
         """DATA on a stream that may not receive: h2 ignores it, resets the stream or raises (rule 2)."""
-        if stream_id in self._reset_here:
+        if stream_id in self._reset_here and not self._in_headers:
             return  # it was on its way before the peer saw our RST_STREAM (RFC 9113 section 5.4.2)
         flags = frames.FLAG_END_STREAM if ends else 0
-        self._h2.receive_data(frames.header(0, frames.DATA, flags, stream_id))
+        for event in self._h2.receive_data(frames.header(0, frames.DATA, flags, stream_id)):
+            self._translate(event)
         self._pull()
 
     def _control_frame(self, kind: int, flags: int, stream_id: int, frame: memoryview) -> None:
@@ -407,7 +430,7 @@ class Session:
                 return
             elif kind > frames.CONTINUATION:
                 return  # an extension's frame: ignored (RFC 9113 section 5.5)
-        if kind in (frames.HEADERS, frames.CONTINUATION):
+        if kind in (frames.HEADERS, frames.PUSH_PROMISE) or self._in_headers:
             self._in_headers = not flags & frames.FLAG_END_HEADERS
         for event in self._h2.receive_data(frame):
             self._translate(event)
@@ -447,8 +470,7 @@ class Session:
             case h2.events.ResponseReceived():
                 stream = self.streams.get(event.stream_id or 0)
                 if stream is not None:
-                    self._take_content_length(stream)
-                    self._events.append(ResponseReceived(stream, event.headers or ()))
+                    self._response(stream, event.headers or ())
             case h2.events.TrailersReceived():
                 stream = self.streams.get(event.stream_id or 0)
                 if stream is not None:
@@ -463,30 +485,39 @@ class Session:
             case h2.events.StreamReset():
                 stream = self.streams.get(event.stream_id or 0)
                 if stream is not None:
+                    if not event.remote_reset:
+                        self._remember_reset(stream.id)
                     self._finish(stream)
                     code = int(event.error_code or 0)
                     self._events.append(StreamReset(stream, code, by_peer=event.remote_reset))
             case h2.events.RemoteSettingsChanged():
                 self._settings_changed(event)
-            case h2.events.PingAckReceived():
-                self._events.append(PingAcked())
 
     def _request(self, event: h2.events.RequestReceived) -> None:
         stream_id = event.stream_id or 0
+        if self.client:
+            raise self._fail("the server opened a stream", frames.PROTOCOL_ERROR)
         if len(self.streams) >= self.limits.max_streams or self.goaway_sent:
             self._h2.reset_stream(stream_id, frames.REFUSED_STREAM)
+            self._remember_reset(stream_id)
             return
         stream = self._add_stream(stream_id)
         self._take_content_length(stream)
         self._events.append(RequestReceived(stream, event.headers or (), event.stream_ended is not None))
 
+    def _response(self, stream: StreamState, headers: Headers) -> None:
+        self._take_content_length(stream)
+        is_tunnel = self._h2.streams[stream.id].request_method == b"CONNECT"
+        if is_tunnel or dict(headers)[b":status"] in STATUS_WITHOUT_BODY:
+            stream.body_left = UNCOUNTED  # a tunnel's is to be ignored (RFC 9110 section 9.3.6)
+        self._events.append(ResponseReceived(stream, headers))
+
     def _take_content_length(self, stream: StreamState) -> None:
         """Counts the body against content-length in h2's place, which never sees the body."""
         record = self._h2.streams[stream.id]
         expected = record._expected_content_length  # no public way to say that DATA goes elsewhere
-        if expected is not None:
-            record._expected_content_length = None
-            stream.body_left = expected
+        record._expected_content_length = None
+        stream.body_left = UNCOUNTED if expected is None else expected
 
     def _settings_changed(self, event: h2.events.RemoteSettingsChanged) -> None:
         changed = event.changed_settings.get(SettingCodes.INITIAL_WINDOW_SIZE)
@@ -498,6 +529,9 @@ class Session:
                     raise self._fail("SETTINGS opened a window too far", frames.FLOW_CONTROL_ERROR)
                 if delta > 0:
                     self._events.append(WindowOpened(stream))
+        if SettingCodes.HEADER_TABLE_SIZE in event.changed_settings:
+            offered = self._h2.remote_settings.header_table_size
+            self._h2.encoder.header_table_size = min(offered, ENCODER_TABLE_BYTES)
         self.peer_settings_seen = True
         self._events.append(SettingsReceived())
 
@@ -520,6 +554,11 @@ class Session:
         self._events.append(StreamEnded(stream))
         if stream.local_ended:
             self._finish(stream)
+
+    def _remember_reset(self, stream_id: int) -> None:
+        if len(self._reset_here) >= REMEMBERED_RESETS:
+            self._reset_here.clear()
+        self._reset_here.add(stream_id)
 
     def _stream_error(self, stream: StreamState, code: int) -> None:
         self.reset(stream, code)
@@ -572,12 +611,13 @@ class Session:
         if self.client:
             self._out += frames.PREFACE
         self._out += frames.settings(announced)
-        self._out += frames.window_update(0, limits.connection_window_bytes - FIRST_WINDOW)
+        if limits.connection_window_bytes > FIRST_WINDOW:
+            self._out += frames.window_update(0, limits.connection_window_bytes - FIRST_WINDOW)
 
     def _pull(self) -> None:
         self._out += self._h2.data_to_send()
 
     def _fail(self, text: str, code: int) -> SessionError:
-        self.goaway_sent = True
+        self.broken = self.goaway_sent = True
         self._out += frames.goaway(self._h2.highest_inbound_stream_id, code)
         return SessionError(text, code)

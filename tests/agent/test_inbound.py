@@ -25,8 +25,8 @@ from shared.errors import (
     ConfigError,
     DeniedError,
     DialError,
-    RefusedError,
     StreamResetError,
+    TlsFailureError,
     UnavailableError,
 )
 from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
@@ -34,10 +34,7 @@ from shared.identity.spiffe import AllowList, SpiffeId
 from shared.net.address import Address
 from shared.net.tcp import reset
 from shared.tasks import spawn
-from tests.shared.net.test_tls_leg import Client, client_context, reason
-
-PATIENCE_S = 20
-"""Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
+from tests.support.tls_client import PATIENCE_S, VERSIONS, TlsClient, client_context, reason
 
 MIB = 1 << 20
 TRUST_DOMAIN = "demo.local"
@@ -108,7 +105,7 @@ class House:
         self.folder = folder
         self.app = App()
         self._records: asyncio.Queue[InboundRecord] = asyncio.Queue()
-        self._clients: list[Client] = []
+        self._clients: list[TlsClient] = []
         self.inbound: Inbound | None = None
 
     async def start(self, **changes: object) -> Inbound:
@@ -140,11 +137,11 @@ class House:
 
     async def client(
         self, certificate: KeyPair | None = None, *, version: int = SSL.TLS1_3_VERSION
-    ) -> Client:
+    ) -> TlsClient:
         """A client after its handshake; the one with the allowed name, unless told otherwise."""
         assert self.inbound is not None
-        streams = await asyncio.open_connection("127.0.0.1", self.inbound.address.port)
-        client = Client(*streams, client_context(self.authority, certificate or self.friend, version=version))
+        context = client_context(self.authority, certificate or self.friend, version=version)
+        client = await TlsClient.connect(self.inbound.address.port, context)
         self._clients.append(client)
         await client.shake()
         return client
@@ -178,7 +175,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 # Who may come in.
 
 
-@pytest.mark.parametrize("version", [SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION])
+@pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
 async def test_an_allowed_peer_reaches_the_app(house: House, version: int) -> None:
     await house.start()
     client = await house.client(version=version)
@@ -201,6 +198,7 @@ async def test_another_peer_is_refused_and_the_app_left_alone(house: House) -> N
     assert "access denied" in await house.alert(house.authority.issue(STRANGER))
     record = await house.record()
     assert isinstance(record.error, DeniedError)
+    assert record.error.flag == "DENY"
     assert str(STRANGER) in str(record.error)
     assert (record.identity, record.sent_bytes, record.received_bytes) == ("", 0, 0)
     assert house.app.connections == 0
@@ -227,7 +225,9 @@ async def test_an_expired_certificate_is_refused(house: House) -> None:
     await house.start()
     expired = house.authority.issue(FRIEND, lifetime_s=-60)
     assert "certificate expired" in await house.alert(expired)
-    assert isinstance((await house.record()).error, RefusedError)
+    record = await house.record()
+    assert isinstance(record.error, TlsFailureError)
+    assert (record.error.flag, record.identity) == ("TLS_FAILURE", "")
 
 
 async def test_plaintext_is_refused(house: House) -> None:
@@ -575,7 +575,7 @@ async def test_close_does_not_wait_for_a_client_that_does_not_read(house: House)
 # Certificates.
 
 
-def _shown(client: Client) -> bytes:
+def _shown(client: TlsClient) -> bytes:
     """The server's certificate as the client saw it, in PEM."""
     certificate = client.tls.get_peer_certificate(as_cryptography=True)
     assert certificate is not None

@@ -1,0 +1,279 @@
+"""The `hgate` command: its arguments, its exit codes, and its end as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import run
+from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from shared.net.address import Address
+from shared.net.listen import bound_address, listen
+from tests.support.gateway_world import tunnel
+from tests.support.hellos import INTERNAL_ERROR, NAME, hello
+from tests.support.http2_peer import PeerStream, Service
+from tests.support.process import Process, started
+from tests.support.running_gateway import write_config
+from tests.support.tcp_peer import TcpPeer
+
+GOOD = """\
+routes:
+  - host: "*.demo.svc.cluster.local"
+    tunnel: "https://{service}.a.run.app/_hbone/15003"
+  - host: "istiod.istio-system.svc"
+    forward: "istiod.istio-system.svc:15012"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "hgate.yaml"
+    path.write_text(GOOD)
+    return str(path)
+
+
+# Arguments.
+
+
+def test_check_says_that_a_file_is_good(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", file, "--check"]) == EXIT_OK
+    assert capsys.readouterr().out == f"{file}: good, 2 routes\n"
+
+
+def test_check_counts_one_route_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.yaml").write_text('routes: [{host: "*", forward: "127.0.0.1:1"}]')
+    assert run(["--check", "--config", str(tmp_path / "one.yaml")]) == EXIT_OK
+    assert capsys.readouterr().out.endswith("good, 1 route\n")
+
+
+@pytest.mark.parametrize("arguments", [["--check"], ["explain", "--sni", NAME]])
+def test_a_mistake_in_the_file(
+    mistaken: str, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run([*arguments, "--config", mistaken]) == EXIT_CONFIG
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.fullmatch(mistake_in(mistaken), said.err)
+
+
+@pytest.fixture
+def mistaken(tmp_path: Path) -> str:
+    path = tmp_path / "hgate.yaml"
+    path.write_text(GOOD.replace("forward:", "forwrad:"))
+    return str(path)
+
+
+def mistake_in(file: str) -> str:
+    return rf"hgate: {re.escape(file)}:5: routes\[1\]\.forwrad: .*forward.*\n"
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", "/nonexistent.yaml", "--check"]) == EXIT_CONFIG
+    assert capsys.readouterr().err == (
+        "hgate: /nonexistent.yaml: cannot be read: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nonsense"],
+        ["nonsense"],
+        ["explain"],
+        ["--log-level", "loud"],
+        ["--log-format", "xml"],
+        ["--config"],
+    ],
+)
+def test_a_wrong_argument(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("usage: hgate ")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["explain", "-h"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == EXIT_OK
+    assert capsys.readouterr().out.startswith("usage: hgate ")
+
+
+# Explaining.
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "tells"),
+    [
+        (NAME, EXIT_OK, "goes to    POST https://hello.a.run.app/_hbone/15003"),
+        ("hello.demo.svc.cluster.local", EXIT_OK, "token      audience https://hello.a.run.app"),
+        ("hello.demo.svc.cluster.local.", EXIT_OK, "goes to    POST https://hello.a.run.app/_hbone/15003"),
+        ("HELLO.Demo.svc.cluster.local", EXIT_OK, "goes to    POST https://hello.a.run.app/_hbone/15003"),
+        ("istiod.istio-system.svc", EXIT_OK, "goes to    istiod.istio-system.svc:15012, as it is"),
+        ("hello.example.com", EXIT_DENIED, "refused    no route for hello.example.com"),
+        ("outbound_.x", EXIT_DENIED, "refused    server name 'outbound_.x': not of the form"),
+        ("", EXIT_DENIED, "refused    server name"),
+    ],
+)
+def test_explain(file: str, capsys: pytest.CaptureFixture[str], name: str, code: int, tells: str) -> None:
+    assert run(["explain", "--config", file, "--sni", name]) == code
+    assert tells in capsys.readouterr().out
+
+
+def test_the_file_may_stand_before_the_command(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--config", file, "explain", "--sni", NAME]) == EXIT_OK
+    assert "takes it" in capsys.readouterr().out
+
+
+# As a process.
+
+
+@asynccontextmanager
+async def hgate(file: Path, before: Sequence[str] = ()) -> AsyncIterator[tuple[Process, int]]:
+    """A running hgate, started by the command `before`, and its port."""
+    arguments = ("--config", str(file), "--log-format", "json")
+    async with started("gateway", *arguments, before=before) as process:
+        port = int((await process.said(r"^listening on 127\.0\.0\.1:(\d+)$"))[1])
+        await process.said("^ready$")
+        yield process, port
+
+
+@asynccontextmanager
+async def opened(port: int, service: Service) -> AsyncIterator[tuple[TcpPeer, PeerStream]]:
+    """A tunnel through a running hgate."""
+    said = hello()
+    async with TcpPeer.connected(port) as client:
+        await client.send(said)
+        stream = await service.request()
+        stream.respond(200)
+        assert await stream.read(len(said)) == said
+        yield client, stream
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with Service.listening() as service:
+        yield service
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_it_ends_in_order(tmp_path: Path, service: Service, signum: int) -> None:
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [tunnel(service.port)])
+    async with hgate(file) as (process, port), opened(port, service) as (client, stream):
+        process.send(signum)
+        await process.said("^draining: 1 connections have up to 25 s$")
+        await client.send(b"bye")
+        client.end()
+        assert await stream.rest() == b"bye"
+        stream.end()
+        assert await client.rest() == b""
+        code, out, _ = await process.ended()
+    assert code == EXIT_OK
+    assert re.findall(r'"flags":"(.*?)"', out) == ["-"]
+
+
+async def test_its_end_loses_no_byte_of_a_finished_tunnel(tmp_path: Path, service: Service) -> None:
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [tunnel(service.port)])
+    async with hgate(file) as (process, port), opened(port, service) as (client, stream):
+        client.pause()
+        client.end()
+        assert await stream.rest() == b""
+        sent = await stream.fill()
+        process.send(signal.SIGTERM)
+        await process.said("^draining: ")
+        stream.end()
+        await process.line()  # the tunnel is over, but its client has not read yet
+        client.resume()
+        assert len(await client.rest()) == sent
+        assert (await process.ended())[0] == EXIT_OK
+
+
+async def test_its_end_tells_a_client_that_is_waiting(tmp_path: Path, service: Service) -> None:
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [tunnel(service.port)], drain_timeout="100ms")
+    async with hgate(file) as (process, port), TcpPeer.connected(port) as client:
+        await client.send(hello())
+        await service.request()
+        process.send(signal.SIGTERM)
+        assert await client.rest() == INTERNAL_ERROR
+        code, out, _ = await process.ended()
+    assert code == EXIT_OK
+    assert re.findall(r'"flags":"(.*?)"', out) == ["STOPPED"]
+
+
+async def test_it_reloads_on_sighup(tmp_path: Path, service: Service) -> None:
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [])
+    async with hgate(file) as (process, port):
+        write_config(file, [tunnel(service.port)])
+        process.send(signal.SIGHUP)
+        await process.said("^reload: 1 routes from ")
+        async with opened(port, service) as (client, stream):
+            await stream.send(b"hello")
+            assert await client.read(5) == b"hello"
+
+
+async def test_a_port_in_use(tmp_path: Path) -> None:
+    taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
+    address = bound_address(taken)
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [])
+    file.write_text(file.read_text().replace('"listen": [\n  "127.0.0.1:0"', f'"listen": [\n  "{address}"'))
+    async with started("gateway", "--config", str(file)) as process:
+        code, _, err = await process.ended()
+    assert code == EXIT_UNAVAILABLE
+    assert err.splitlines()[-1] == f"hgate: listen: cannot listen on {address}: the port is in use"
+    taken.close()
+
+
+async def test_a_mistake_in_the_file_prevents_the_start(mistaken: str) -> None:
+    async with started("gateway", "--config", mistaken) as process:
+        code, out, err = await process.ended()
+    assert (code, out) == (EXIT_CONFIG, "")
+    assert re.fullmatch(mistake_in(mistaken), err)
+
+
+async def test_a_metadata_host_that_is_none(file: str) -> None:
+    environ = {"GCE_METADATA_HOST": "http://metadata"}
+    async with started("gateway", "--config", file, environ=environ) as process:
+        code, _, err = await process.ended()
+    assert code == EXIT_USAGE
+    assert err.startswith("hgate: invalid GCE_METADATA_HOST=http://metadata (")
+
+
+async def test_more_connections_than_the_usual_limit_of_files(tmp_path: Path, service: Service) -> None:
+    """The usual soft limit of 1024 files is far below max_connections."""
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [tunnel(service.port)])
+    limited = ["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh"]
+    async with AsyncExitStack() as block:
+        process, port = await block.enter_async_context(hgate(file, before=limited))
+        for _ in range(100):
+            await block.enter_async_context(TcpPeer.connected(port))
+        client, stream = await block.enter_async_context(opened(port, service))
+        await stream.send(b"hello")
+        assert await client.read(5) == b"hello"
+        process.send(signal.SIGTERM)
+
+
+async def test_out_of_files(tmp_path: Path, service: Service) -> None:
+    """Where the hard limit is too low as well, some clients are turned away, and the rest goes on."""
+    file = tmp_path / "hgate.yaml"
+    write_config(file, [tunnel(service.port)])
+    limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    async with AsyncExitStack() as block:
+        _, port = await block.enter_async_context(hgate(file, before=limited))
+        first, first_stream = await block.enter_async_context(opened(port, service))
+        async with AsyncExitStack() as crowd:
+            for _ in range(100):
+                await crowd.enter_async_context(TcpPeer.connected(port))
+            await first_stream.send(b"hello")
+            assert await first.read(5) == b"hello"
+        client, stream = await block.enter_async_context(opened(port, service))
+        await stream.send(b"hello")
+        assert await client.read(5) == b"hello"

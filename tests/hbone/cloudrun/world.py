@@ -1,0 +1,73 @@
+"""A front end between a container and clients that the test plays, with tokens and certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
+from shared.identity.authority import Authority
+from shared.identity.jwt_check import Issuer, TokenChecker
+from shared.net.address import Address
+from tests.support.http2_peer import Http2Peer
+from tests.support.tcp_peer import PATIENCE_S
+
+HOST = "hello.a.run.app"
+URL = f"https://{HOST}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Whom the front end believes, and whom its clients do."""
+
+    issuer: Issuer
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Credentials:
+        authority = Authority.create("cloudrun.local")
+        pair = authority.issue(dns_names=(HOST,), ip_addresses=("127.0.0.1",), client=False)
+        (folder / "cert.pem").write_bytes(pair.certificate_pem)
+        (folder / "key.pem").write_bytes(pair.key_pem)
+        (folder / "ca.pem").write_bytes(authority.root_pem)
+        return cls(Issuer(), folder)
+
+    def token(self, audience: str = URL, *, lifetime_s: float = 3600) -> str:
+        return self.issuer.mint(audience, email="gateway@local", lifetime_s=lifetime_s)
+
+    def bearer(self) -> tuple[bytes, bytes]:
+        """The header that lets a request in."""
+        return b"authorization", f"Bearer {self.token()}".encode()
+
+    @asynccontextmanager
+    async def front_end(
+        self, container: int, limits: FrontEndLimits | None = None, *, is_open: bool = False
+    ) -> AsyncIterator[int]:
+        """Serves on the port that it yields; `is_open`: without a token."""
+        checker = None if is_open else TokenChecker(self.issuer.public_keys, {URL}, self.issuer.name)
+        served = FrontEnd(Address("127.0.0.1", container), checker, limits or FrontEndLimits())
+        files = (self.folder / "cert.pem", self.folder / "key.pem")
+        address = await served.start(Address("127.0.0.1", 0), *files)
+        try:
+            yield address.port
+        finally:
+            served.close()
+
+    @asynccontextmanager
+    async def client(self, port: int) -> AsyncIterator[Http2Peer]:
+        """A connection of HTTP/2 over TLS until the block ends."""
+        tls = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        tls.set_alpn_protocols(["h2"])
+        async with asyncio.timeout(PATIENCE_S):
+            transport, peer = await asyncio.get_running_loop().create_connection(
+                lambda: Http2Peer(client=True), "127.0.0.1", port, ssl=tls, server_hostname=HOST
+            )
+        assert transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
+        try:
+            yield peer
+        finally:
+            await peer.close()

@@ -1,0 +1,66 @@
+"""What `hbone` makes of its arguments, in this process; what tunnels do is in test_proxy_command.py."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hbone import cli
+from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from tests.support.metadata_server import closed_port
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["demo", "--help"], ["cloudrun", "--help"]])
+def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments, {}) == EXIT_OK
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: hbone")
+    assert err == ""
+
+
+def test_help_names_the_exit_codes_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["--help"], {})
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"0 ended in order, 64 .* 69 .* 77 .* 128\+N ended by signal N \(130: interrupted\)", out
+    )
+    assert "hbone demo|cloudrun" in out
+    assert "ProxyCommand='hbone https://" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: URL"),
+        (["h.example:22", "more"], "unrecognized arguments: more"),
+        (["--unknown", "h.example:22"], "unrecognized arguments: --unknown"),
+        (["--no-token", "--token-file", "f", "h.example:22"], "not allowed with argument --no-token"),
+        (["--audience", "a", "--token-file", "f", "h.example:22"], "not allowed with argument --audience"),
+        (["h.example"], "hbone: h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22"),
+        (["ftp://h.example/x"], "hbone: ftp://h.example/x: the scheme is https or http, not ftp"),
+        (["--connect", "here", "h.example:22"], "hbone: --connect here: no port: write HOST:PORT"),
+        (["demo", "--inbound", "none"], "invalid choice: 'none'"),
+        (["cloudrun", "--listen"], "expected one argument"),
+    ],
+)
+def test_usage_errors(arguments: list[str], text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments, {}) == EXIT_USAGE
+    out, err = capfd.readouterr()
+    assert out == "", "it may be ssh's"
+    assert text in err
+
+
+def test_the_metadata_host_is_the_environment_s(capfd: pytest.CaptureFixture[str]) -> None:
+    port = closed_port()
+    assert cli.run(["h.example:22"], {"GCE_METADATA_HOST": f"127.0.0.1:{port}"}) == EXIT_DENIED
+    assert f"127.0.0.1:{port}" in capfd.readouterr().err
+    assert cli.run(["h.example:22"], {"GCE_METADATA_HOST": "no host"}) == EXIT_USAGE
+    assert "invalid GCE_METADATA_HOST='no host' (" in capfd.readouterr().err
+
+
+def test_an_error_is_one_line_and_its_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([f"http://127.0.0.1:{closed_port()}/_hbone/22"], {}) == EXIT_UNAVAILABLE
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("hbone: connect to http://127.0.0.1 at 127.0.0.1:")

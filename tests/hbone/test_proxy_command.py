@@ -1,0 +1,520 @@
+"""`hbone URL` as ssh starts it: a process with two pipes, against a service that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import ssl
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from hbone import target
+from hbone.proxy_command import token_source
+from shared.errors import (
+    EXIT_DENIED,
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    UsageError,
+)
+from shared.identity.authority import Authority
+from shared.identity.tokens import FileToken, MetadataToken, NoToken
+from shared.net.tls import server_context
+from shared.tasks import spawn
+from shared.wire import frames
+from tests.hbone.commands import Command, Ended, output_of, running
+from tests.hbone.descriptors import Descriptors, read
+from tests.support.http2_peer import PeerStream, Service
+from tests.support.metadata_server import Answer, MetadataServer, closed_port, unsigned_token
+from tests.support.tcp_peer import TcpServer
+
+HOST = "hello.a.run.app"
+MIB = 1 << 20
+FAR_FUTURE = 4102444800  # 2100-01-01
+
+
+@asynccontextmanager
+async def tunnel(
+    *, shell: str = 'exec "$@"', stdout: int = PIPE
+) -> AsyncIterator[tuple[Command, PeerStream, Service]]:
+    """A command whose request has been answered with 200."""
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", shell=shell, stdout=stdout) as command,
+    ):
+        stream = await service.request()
+        stream.respond(200)
+        yield command, stream, service
+
+
+def assert_refusal(ended: Ended, code: int, text: str) -> None:
+    """One line on standard error that says why, nothing on standard output."""
+    assert ended.code == code, ended
+    assert ended.stdout == b""
+    assert re.fullmatch(r"hbone: [^\n]+\n", ended.stderr), ended.stderr
+    assert re.search(text, ended.stderr), ended.stderr
+
+
+# Carrying.
+
+
+async def test_bytes_both_ways_the_input_ends_first() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        await command.send(b"SSH-2.0-here\r\n")
+        stream = await service.request()
+        assert stream.fields == [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":authority", f"127.0.0.1:{service.port}".encode()),
+            (b":path", b"/_hbone/22"),
+        ], "no token goes out without TLS"
+        assert stream.data == b"", "before 200 nobody may be there to take it"
+        stream.respond(200)
+        assert await stream.read(14) == b"SSH-2.0-here\r\n"
+        await stream.send(b"SSH-2.0-there\r\n")
+        assert await command.read(15) == b"SSH-2.0-there\r\n"
+
+        await command.send(b"exit\n")
+        command.end()
+        assert await stream.rest() == b"exit\n"
+        await stream.send(b"still here")
+        stream.end()
+        assert await command.ended() == Ended(EXIT_OK, b"still here", "")
+        assert service.connections[0].goaway, "it left in good order"
+
+
+async def test_the_far_side_ends_first() -> None:
+    async with tunnel() as (command, stream, _):
+        await stream.send(b"bye")
+        stream.end()
+        assert await command.rest() == b"bye", "and the end of the output, while the input goes on"
+        await command.send(b"one thing more")
+        command.end()
+        assert await stream.rest() == b"one thing more"
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+async def test_a_200_that_is_all() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        stream = await service.request()
+        stream.respond(200, end=True)
+        command.end()
+        assert await stream.rest() == b""
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+async def test_much_at_once_both_ways() -> None:
+    up, down = os.urandom(4 * MIB), os.urandom(4 * MIB)
+    async with tunnel() as (command, stream, _), asyncio.TaskGroup() as group:
+        group.create_task(command.send(up)).add_done_callback(lambda _: command.end())
+        group.create_task(stream.send(down)).add_done_callback(lambda _: stream.end())
+        received = group.create_task(stream.rest())
+        ended = await command.ended()
+        assert (ended.code, ended.stdout == down, ended.stderr) == (EXIT_OK, True, "")
+        assert await received == up
+
+
+async def test_a_reader_that_is_slow_gets_what_came_before_the_end() -> None:
+    async with tunnel() as (command, stream, service):
+        command.end()
+        await stream.rest()
+        down = os.urandom(300 << 10)  # more than pipe and reader hold: the rest waits in the command
+        await stream.send(down)
+        stream.end()
+        await service.connections[0].until(lambda: service.connections[0].goaway)
+        assert await command.ended() == Ended(EXIT_OK, down, "")
+
+
+async def test_a_far_side_that_is_slow_gets_what_was_sent_before_the_end() -> None:
+    async with tunnel() as (command, stream, service):
+        stream.end()
+        stream.window_held = True
+        up = os.urandom(300 << 10)
+        sending = spawn(command.send(up), name="input")
+        await stream.peer.until(lambda: len(stream.data) > 60_000)
+        stream.release_window()
+        await sending
+        command.end()
+        assert await stream.rest() == up
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+        assert service.connections[0].goaway
+
+
+# Tokens and TLS.
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ssl.SSLContext:
+    """A service's, with a certificate for HOST; `ca.pem` is its authority, `other.pem` another one."""
+    authority = Authority.create("cloudrun.local")
+    pair = authority.issue(dns_names=(HOST,), client=False)
+    for name, pem in (
+        ("ca", authority.root_pem),
+        ("cert", pair.certificate_pem),
+        ("key", pair.key_pem),
+        ("other", Authority.create("elsewhere.local").root_pem),
+    ):
+        (tmp_path / f"{name}.pem").write_bytes(pem)
+    return server_context(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+
+@pytest.mark.parametrize(
+    ("flags", "audience"),
+    [((), f"https://{HOST}"), (("--audience", "https://other.example"), "https://other.example")],
+    ids=["default", "--audience"],
+)
+async def test_a_token_from_the_metadata_server(
+    tls: ssl.SSLContext, tmp_path: Path, flags: tuple[str, ...], audience: str
+) -> None:
+    token = unsigned_token(aud="whatever", exp=FAR_FUTURE)
+    async with (
+        MetadataServer(lambda _: Answer(token.encode())) as metadata,
+        Service.listening(tls) as service,
+        running(
+            *(f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}", *flags),
+            environ={"GCE_METADATA_HOST": metadata.host},
+        ) as command,
+    ):
+        stream = await service.request()
+        assert stream.fields == [
+            (b":method", b"POST"),
+            (b":scheme", b"https"),
+            (b":authority", HOST.encode()),
+            (b":path", b"/_hbone/22"),
+            (b"authorization", f"Bearer {token}".encode()),
+        ]
+        assert [request.audience for request in metadata.requests] == [audience]
+        stream.respond(200)
+        await stream.send(b"hello")
+        stream.end()
+        command.end()
+        await stream.rest()
+        assert await command.ended() == Ended(EXIT_OK, b"hello", "")
+
+
+async def test_a_token_from_a_file_and_none_at_all(tls: ssl.SSLContext, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret-token\n")
+    async with Service.listening(tls) as service:
+        to = (f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}")
+        async with running(*to, "--token-file", tmp_path / "token"):
+            assert (await service.request())[b"authorization"] == b"Bearer secret-token"
+        async with running(*to, "--no-token"):
+            assert b"authorization" not in dict((await service.request()).fields)
+
+
+def test_which_token_the_flags_mean(tmp_path: Path) -> None:
+    def chosen(
+        url: str, *, token_file: Path | None = None, audience: str | None = None, none: bool = False
+    ) -> type:
+        where = target.parse(url)
+        return type(
+            token_source(where, token_file=token_file, audience=audience, none=none, metadata_host="m")
+        )
+
+    assert chosen("https://h/x") is MetadataToken
+    assert chosen("https://h/x", none=True) is NoToken
+    assert chosen("https://h/x", token_file=tmp_path) is FileToken
+    assert chosen("http://h/x") is NoToken, "nothing would keep it secret"
+    assert chosen("http://h/x", token_file=tmp_path) is FileToken, "asked for, as behind a TLS proxy"
+    assert chosen("http://h/x", audience="a") is MetadataToken
+
+
+def test_a_metadata_host_that_is_none() -> None:
+    with pytest.raises(UsageError, match=r"invalid GCE_METADATA_HOST='http://x' \("):
+        token_source(
+            target.parse("h:22"), token_file=None, audience=None, none=False, metadata_host="http://x"
+        )
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "body", "text"),
+    [
+        (401, EXIT_DENIED, b"", "answered 401: the token is invalid"),
+        (403, EXIT_DENIED, b"", "answered 403: no token, or the caller lacks roles/run.invoker"),
+        (404, EXIT_UNAVAILABLE, b"no such target; known are 15003, 22\n", "404: no such target; known are"),
+        (404, EXIT_UNAVAILABLE, b"two\nlines\x1b[31m", r"answered 404: two lines\?\[31m"),
+        (429, EXIT_UNAVAILABLE, b"", "answered 429: no instance of the service is free"),
+        (503, EXIT_UNAVAILABLE, b"connect to 127.0.0.1:15022: connection refused", "503: connect to 127."),
+        (204, EXIT_UNAVAILABLE, b"", "answered 204"),
+    ],
+)
+async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, text: str) -> None:
+    kind = ((b"content-type", b"text/plain"),) if body else ((b"content-type", b"text/html"),)
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        await command.send(b"SSH-2.0-here\r\n")
+        stream = await service.request()
+        stream.respond(status, kind)
+        await stream.send(body or b"<html>long and useless</html>")
+        stream.end()
+        ended = await command.ended()
+        assert_refusal(ended, code, text)
+        assert f"http://127.0.0.1:{service.port}/_hbone/22: " in ended.stderr
+        assert stream.data == b""
+
+
+async def test_a_redirect_says_where_to() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        stream = await service.request()
+        stream.respond(302, ((b"location", b"https://accounts.example/login"),), end=True)
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "302 to https://accounts.example/login")
+
+
+async def test_nobody_listens() -> None:
+    ended = await output_of(f"http://127.0.0.1:{closed_port()}/_hbone/22")
+    assert_refusal(ended, EXIT_UNAVAILABLE, "connection refused")
+
+
+async def test_no_such_name() -> None:
+    ended = await output_of("http://no-such-host.invalid/_hbone/22")
+    assert_refusal(
+        ended, EXIT_UNAVAILABLE, "connect to http://no-such-host.invalid at no-such-host.invalid:80"
+    )
+
+
+async def test_no_metadata_server() -> None:
+    ended = await output_of(f"{HOST}:22", environ={"GCE_METADATA_HOST": f"127.0.0.1:{closed_port()}"})
+    assert_refusal(ended, EXIT_DENIED, "no metadata server")
+    assert "gcloud auth print-identity-token" in ended.stderr
+    assert "--token-file" in ended.stderr
+
+
+async def test_the_metadata_server_has_none() -> None:
+    async with MetadataServer(lambda _: Answer(b"no service account", 404)) as metadata:
+        ended = await output_of(f"{HOST}:22", environ={"GCE_METADATA_HOST": metadata.host})
+    assert_refusal(ended, EXIT_DENIED, "it answered 404")
+
+
+async def test_no_token_file(tmp_path: Path) -> None:
+    ended = await output_of(f"{HOST}:22", "--token-file", tmp_path / "none")
+    assert_refusal(ended, EXIT_DENIED, f"cannot read token file {tmp_path}/none: No such file or directory")
+    assert "gcloud" not in ended.stderr
+
+
+async def test_a_certificate_that_is_not_trusted(tls: ssl.SSLContext, tmp_path: Path) -> None:
+    async with Service.listening(tls) as service:
+        at = ("--connect", f"127.0.0.1:{service.port}", "--no-token")
+        ended = await output_of(f"{HOST}:22", "--ca", tmp_path / "other.pem", *at)
+        assert_refusal(ended, EXIT_UNAVAILABLE, "certificate refused")
+        ended = await output_of("other.example:22", "--ca", tmp_path / "ca.pem", *at)
+        assert_refusal(ended, EXIT_UNAVAILABLE, "certificate is not valid for 'other.example'")
+        ended = await output_of(f"{HOST}:22", "--ca", tmp_path / "none.pem", *at)
+        assert_refusal(ended, EXIT_UNAVAILABLE, "none.pem: No such file or directory")
+
+
+async def test_a_server_without_http2(tls: ssl.SSLContext, tmp_path: Path) -> None:
+    tls.set_alpn_protocols(["http/1.1"])
+    async with Service.listening(tls) as service:
+        at = ("--connect", f"127.0.0.1:{service.port}", "--no-token", "--ca", tmp_path / "ca.pem")
+        ended = await output_of(f"{HOST}:22", *at)
+    assert_refusal(ended, EXIT_UNAVAILABLE, "does not offer HTTP/2")
+
+
+async def test_a_server_of_http1() -> None:
+    async with (
+        TcpServer.listening() as server,
+        running(f"http://127.0.0.1:{server.port}/_hbone/22") as command,
+    ):
+        peer = await server.accept()
+        await peer.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        # It may come before our request is out, or after.
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, r"protocol error|does it take HTTP/2\?")
+
+
+async def test_a_server_that_hangs_up_at_once() -> None:
+    async with (
+        TcpServer.listening() as server,
+        running(f"http://127.0.0.1:{server.port}/_hbone/22") as command,
+    ):
+        (await server.accept()).reset()
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, r"connect(ion)? to [^ ]*127\.0\.0\.1")
+
+
+async def test_a_response_that_never_comes() -> None:
+    program = (
+        "import os, sys; from hbone import cli, proxy_command; proxy_command.RESPONSE_TIMEOUT_S = 0.2; "
+        "sys.exit(cli.run(sys.argv[1:], os.environ))"
+    )
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", python=("-c", program)) as command,
+    ):
+        await service.request()
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "no response headers within 0.2 s")
+
+
+# The far side breaks off.
+
+
+async def test_the_far_side_dies_in_mid_stream() -> None:
+    async with tunnel() as (command, stream, service):
+        await stream.send(b"half an ans")
+        assert await command.read(11) == b"half an ans"
+        service.connections[0].drop()
+        ended = await command.ended()
+        assert_refusal(ended, EXIT_UNAVAILABLE, "connection to 127.0.0.1:")
+
+
+async def test_the_far_side_resets_the_stream() -> None:
+    async with tunnel() as (command, stream, _):
+        stream.reset(frames.INTERNAL_ERROR)
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "stream reset by the peer: INTERNAL_ERROR")
+
+
+async def test_a_reset_before_the_response() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        (await service.request()).reset(frames.REFUSED_STREAM)
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "REFUSED_STREAM")
+
+
+async def test_the_far_side_dies_after_its_end() -> None:
+    async with tunnel() as (command, stream, service):
+        await stream.send(b"all of it")
+        stream.end()
+        assert await command.rest() == b"all of it"
+        service.connections[0].drop()
+        command.end()
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+# Signals, and a reader that goes away: without a word.
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, EXIT_SIGINT),
+        (signal.SIGTERM, EXIT_SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+    ],
+)
+@pytest.mark.parametrize("when", ["waiting", "carrying"])
+async def test_signals(number: signal.Signals, code: int, when: str) -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        stream = await service.request()
+        if when == "carrying":
+            stream.respond(200)
+            await stream.send(b"hello")
+            await command.read(5)
+        command.signal(number)
+        assert await command.ended() == Ended(code, b"", "")
+        await stream.broken()
+
+
+async def test_nohup() -> None:
+    async with tunnel(shell='trap "" HUP; exec "$@"') as (command, stream, _):
+        await stream.send(b"hello")
+        await command.read(5)
+        command.signal(signal.SIGHUP)
+        await command.send(b"not bothered")
+        assert await stream.read(12) == b"not bothered"
+
+
+async def test_a_signal_leaves_the_output_as_it_was(fds: Descriptors) -> None:
+    read_end, write_end = fds.pipe()
+    async with tunnel(stdout=write_end) as (command, stream, _):
+        await stream.send(b"x")
+        assert await read(read_end, 1) == b"x"
+        assert not os.get_blocking(write_end)
+        command.signal(signal.SIGTERM)
+        assert (await command.ended()).code == EXIT_SIGTERM
+        assert os.get_blocking(write_end)
+
+
+async def test_a_reader_that_goes_away(fds: Descriptors) -> None:
+    read_end, write_end = fds.pipe()
+    async with tunnel(stdout=write_end) as (command, stream, _):
+        fds.close(read_end)
+        await stream.send(b"is anybody there?")
+        assert await command.ended() == Ended(128 + signal.SIGPIPE, b"", "")
+        assert await stream.broken() == frames.CANCEL
+
+
+async def test_a_full_disk_is_told_though_the_input_has_ended() -> None:
+    async with tunnel(shell='exec "$@" >/dev/full') as (command, stream, _):
+        command.end()
+        assert await stream.rest() == b""
+        await stream.send(b"x")
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "standard output: No space left on device")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+async def test_a_closed_descriptor_is_not_taken_for_the_tunnel(closed: str) -> None:
+    async with TcpServer.listening() as server:
+        url = f"http://127.0.0.1:{server.port}/_hbone/22"
+        async with running(url, shell=f'exec "$@" {closed}') as command:
+            assert_refusal(await command.ended(), EXIT_USAGE, "standard input or output is closed")
+        assert server.count == 0
+
+
+async def test_without_standard_error_nothing_goes_to_standard_output() -> None:
+    async with running(f"http://127.0.0.1:{closed_port()}/x", shell='exec "$@" 2>&-') as command:
+        assert await command.ended() == Ended(EXIT_UNAVAILABLE, b"", "")
+
+
+# What it costs to start.
+
+NEVER_NEEDED = {
+    *("cryptography", "OpenSSL", "jwt", "yaml", "kubernetes", "prometheus_client"),
+    *(
+        "gateway",
+        "agent",
+        "shared.ops",
+        "shared.net.pool",
+        "shared.net.tls_leg",
+        "hbone.demo",
+        "hbone.cloudrun",
+    ),
+    *("http.client", "http.server", "email", "xml", "multiprocessing", "unittest"),
+}
+
+
+async def test_what_is_imported(tls: ssl.SSLContext, tmp_path: Path) -> None:
+    """ssh users wait for it: measured, the event loop is 28 ms of the 60, h2 7, all of our own 8."""
+    token = unsigned_token(exp=FAR_FUTURE).encode()
+    async with (
+        MetadataServer(lambda _: Answer(token)) as metadata,
+        Service.listening(tls) as service,
+        running(
+            *(f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}"),
+            environ={"GCE_METADATA_HOST": metadata.host},
+            python=("-X", "importtime", "-m", "hbone"),
+        ) as command,
+    ):
+        stream = await service.request()
+        stream.respond(200, end=True)
+        command.end()
+        ended = await command.ended()
+    assert ended.code == EXIT_OK
+    imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
+    assert {"hbone.proxy_command", "h2.connection", "uvloop", "h11"} <= imported, "the list is one"
+    wrong = {name for name in imported for never in NEVER_NEEDED if f"{name}.".startswith(f"{never}.")}
+    assert wrong == set()

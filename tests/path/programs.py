@@ -1,0 +1,120 @@
+"""Programs that are not ours: running them, what they carry, and an Envoy as the client's sidecar."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hbone.demo.mesh import SNI
+from hbone.demo.processes import Process
+from shared.net.address import Address
+from tests.support.world import PATIENCE_S, WORKLOAD, Identity, World, find_envoy, said
+
+MUCH_BYTES = 64 << 20
+"""Many times every window and buffer on the way."""
+
+# The demo's processes are Pythons; this one turns into the program that its arguments name.
+_BECOME = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def run(*command: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Runs a program to its end; its output is kept, and its exit code is the caller's to check."""
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=PATIENCE_S)
+
+
+def start(name: str, command: Sequence[str | Path], folder: Path) -> Process:
+    """Starts a program; its lines go to `folder`/`name`.log and are records with `text`."""
+    return Process(name, ["-c", _BECOME, *map(str, command)], {}, folder)
+
+
+def random_file(path: Path, size: int) -> Path:
+    """Writes `size` bytes that no compression and no luck could get right."""
+    path.write_bytes(os.urandom(size))
+    return path
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def sidecar(world: World, folder: Path) -> Iterator[Address]:
+    """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
+    file = folder / "sidecar.json"
+    file.write_text(json.dumps(_sidecar(world.gateway, world.caller)))
+    admin_file = folder / "sidecar.admin"
+    flags = ["--disable-hot-restart", "--concurrency", "1", "--admin-address-path", str(admin_file)]
+    envoy = start("sidecar", [find_envoy(), "-c", file, *flags], folder)
+    try:
+        envoy.wait_for(lambda record: "starting main dispatch loop" in said(record), PATIENCE_S)
+        listeners = f"http://{admin_file.read_text()}/listeners?format=json"
+        with urllib.request.urlopen(listeners, timeout=PATIENCE_S) as answer:
+            bound = json.load(answer)["listener_statuses"][0]["local_address"]["socket_address"]
+        yield Address(bound["address"], bound["port_value"])
+    finally:
+        assert envoy.stop() == 0
+
+
+def _sidecar(gateway: Address, caller: Identity) -> dict[str, Any]:
+    types = "type.googleapis.com/envoy.extensions"
+    proxy = {
+        "@type": f"{types}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "outbound",
+        "cluster": "gateway",
+    }
+    server = {"san_type": "URI", "matcher": {"exact": str(WORKLOAD)}}
+    tls = {
+        "@type": f"{types}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "sni": SNI,
+        "common_tls_context": {
+            "alpn_protocols": ["istio"],
+            "tls_certificates": [
+                {
+                    "certificate_chain": {"filename": str(caller.certificates)},
+                    "private_key": {"filename": str(caller.key)},
+                }
+            ],
+            "validation_context": {
+                "trusted_ca": {"filename": str(caller.roots)},
+                "match_typed_subject_alt_names": [server],
+            },
+        },
+    }
+    return {
+        "admin": {"address": _address(Address("127.0.0.1", 0))},
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": "outbound",
+                    "address": _address(Address("127.0.0.1", 0)),
+                    "filter_chains": [
+                        {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
+                    ],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "gateway",
+                    "type": "STATIC",
+                    "load_assignment": {
+                        "cluster_name": "gateway",
+                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(gateway)}}]}],
+                    },
+                    "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+                }
+            ],
+        },
+    }
+
+
+def _address(address: Address) -> dict[str, Any]:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}

@@ -1,0 +1,77 @@
+"""Ordinary HTTP/2 clients on krun's own port: what is no tunnel is the app's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.path.programs import MUCH_BYTES, random_file, run, sha256
+from tests.support.world import World, find_program, running
+
+GREETING = b"hello from the app, you asked for /some/path?and=query\n"
+PATH = "/some/path?and=query"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    app = (sys.executable, "-m", "hbone.demo.app")
+    with running(tmp_path_factory.mktemp("app-proxy"), inbound="none", app=app) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def url(world: World) -> str:
+    return f"http://{world.container}{PATH}"
+
+
+def test_nghttp_gets(url: str) -> None:
+    done = run(find_program("nghttp"), url)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING)
+
+
+def test_nghttp_gets_many_times_on_one_connection(url: str) -> None:
+    done = run(find_program("nghttp"), "--multiply=5", url)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING * 5)
+
+
+def test_nghttp_posts(url: str, tmp_path: Path) -> None:
+    body = random_file(tmp_path / "body", 1 << 20)
+    done = run(find_program("nghttp"), f"--data={body}", url)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == body.read_bytes()
+
+
+def test_nghttp_posts_with_trailers(url: str, tmp_path: Path) -> None:
+    body = random_file(tmp_path / "body", 100_000)
+    done = run(find_program("nghttp"), f"--data={body}", "--trailer=x-checksum: 1", url)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == body.read_bytes()
+
+
+def test_curl_gets(url: str) -> None:
+    done = run(find_program("curl"), "--silent", "--show-error", "--fail", "--http2-prior-knowledge", url)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING)
+
+
+def test_curl_asks_for_headers_only(url: str) -> None:
+    done = run(find_program("curl"), "--silent", "--show-error", "--head", "--http2-prior-knowledge", url)
+    assert done.returncode == 0
+    # Python's server knows no HEAD: what counts is that its answer arrives, and no body is waited for.
+    assert done.stdout.startswith(b"HTTP/2 501")
+
+
+def test_curl_posts_64_mib(url: str, tmp_path: Path) -> None:
+    body, answer = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer"
+    curl = (find_program("curl"), "--silent", "--show-error", "--fail", "--http2-prior-knowledge")
+    done = run(*curl, "--data-binary", f"@{body}", "--output", answer, url)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sha256(answer) == sha256(body)
+
+
+def test_an_unknown_target_is_said_to_be_one(world: World) -> None:
+    url = f"http://{world.container}/_hbone/nowhere"
+    done = run(find_program("curl"), "--silent", "--http2-prior-knowledge", url)
+    assert done.stdout == b"no such target; known are 15003, 22\n"

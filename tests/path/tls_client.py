@@ -1,0 +1,50 @@
+"""A TLS client of pyOpenSSL's: unlike curl, s_client and Python's ssl it can end its own direction only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from OpenSSL import SSL
+
+from hbone.demo.mesh import SNI
+from tests.path.app import READ_BYTES
+from tests.support.world import PATIENCE_S, World
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@contextmanager
+def connected(world: World) -> Iterator[SSL.Connection]:
+    """A connection to hgate, its handshake with the workload done; every read and write has a deadline."""
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.load_verify_locations(str(world.caller.roots))
+    context.set_verify(SSL.VERIFY_PEER, lambda *arguments: bool(arguments[-1]))
+    context.use_certificate_chain_file(str(world.caller.certificates))
+    context.use_privatekey_file(str(world.caller.key))
+    with socket.create_connection((world.gateway.host, world.gateway.port)) as plain:
+        plain.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
+        connection = SSL.Connection(context, plain)
+        connection.set_tlsext_host_name(SNI.encode())
+        connection.set_connect_state()
+        connection.do_handshake()
+        yield connection
+
+
+def read_to_the_end(connection: SSL.Connection) -> bytes:
+    """All that the peer sends up to its close_notify."""
+    received = bytearray()
+    while True:
+        try:
+            received += connection.recv(READ_BYTES)
+        except SSL.ZeroReturnError:
+            return bytes(received)
+
+
+def reset_on_close(sock: socket.socket | SSL.Connection) -> None:
+    """Makes the end of a connection an RST (socket(7), SO_LINGER)."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

@@ -1,0 +1,55 @@
+"""krun's tunnel port in this process: what takes streams, without the rest of krun."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agent.requests import Requests, TunnelRecord
+from agent.settings import Settings
+from shared.net.address import Address
+from shared.net.connection import Connection
+from shared.net.listen import bound_address, listen
+from tests.support.tcp_peer import PATIENCE_S
+
+
+class KrunPort:
+    """Made by `serving`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
+        self.requests = Requests(settings, self.records.put_nowait)
+        self.port = 0
+        self._connections: set[Connection] = set()
+
+    @property
+    def open_streams(self) -> int:
+        """Streams that are not over."""
+        return sum(connection.open_streams for connection in self._connections)
+
+    async def record(self) -> TunnelRecord:
+        """What is told of the next tunnel that is over."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.records.get()
+
+    def _accept(self) -> Connection:
+        connection = Connection(
+            client=False, on_request=self.requests.take, on_lost=self._connections.discard
+        )
+        self._connections.add(connection)
+        return connection
+
+    @classmethod
+    @asynccontextmanager
+    async def serving(cls, settings: Settings) -> AsyncIterator[KrunPort]:
+        """A free loopback port that serves with `settings` until the block ends."""
+        self = cls(settings)
+        listener = await listen(Address("127.0.0.1", 0), self._accept, purpose="test")
+        self.port = bound_address(listener).port
+        try:
+            yield self
+        finally:
+            listener.close()
+            for connection in list(self._connections):
+                connection.abort("the test is over")

@@ -1,0 +1,216 @@
+"""The gateway in this process, on free loopback ports, with its access log and metrics at hand.
+
+All of it is the real thing, signals included; only its end is not that of a process (test_cli.py has that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.app import Gateway
+from shared.errors import HboneError
+from shared.net import http1_client
+from shared.ops.access_log import AccessLog
+from shared.tasks import spawn
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+
+MAX_BODY_BYTES = 1 << 20
+
+Line = dict[str, Any]
+
+
+class Records(logging.Handler):
+    """Keeps what the `hbone` loggers say, as long as the block lasts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self._changed = asyncio.Event()
+        self._logger = logging.getLogger("hbone")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self._changed.set()
+
+    async def match(self, pattern: str) -> re.Match[str]:
+        """The first message, past or to come, in which `pattern` is found."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                self._changed.clear()
+                for message in self.messages:
+                    if match := re.search(pattern, message):
+                        return match
+                await self._changed.wait()
+
+    def __enter__(self) -> Records:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.DEBUG)
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
+
+
+class RunningGateway:
+    """Made by `running`."""
+
+    def __init__(self, file: Path, records: Records, reader: asyncio.StreamReader) -> None:
+        self.records = records
+        self.port = 0
+        self.file = file
+        """Its configuration."""
+        self._task: asyncio.Task[int]
+        self._ports: dict[str, int] = {}
+        self._log = reader
+        self._clients: list[TcpPeer] = []
+
+    # Clients.
+
+    async def client(self, first: bytes = b"") -> TcpPeer:
+        """A connection to the gateway, on which `first` has been sent."""
+        client = await TcpPeer.connect(self.port)
+        self._clients.append(client)
+        if first:
+            client.send_soon(first)
+        return client
+
+    # What it tells.
+
+    async def line(self) -> Line:
+        """The next line of the access log."""
+        async with asyncio.timeout(PATIENCE_S):
+            line: Line = json.loads(await self._log.readline())
+            return line
+
+    async def get(self, server: str, path: str) -> http1_client.Response:
+        """An answer of `health`, `metrics` or `admin`."""
+        return await http1_client.get(
+            f"http://127.0.0.1:{self._ports[server]}{path}",
+            headers={},
+            timeout_s=PATIENCE_S,
+            max_bytes=MAX_BODY_BYTES,
+        )
+
+    async def dump(self, path: str) -> Any:
+        """A dump of the admin port."""
+        return json.loads((await self.get("admin", path)).body)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric; 0 if there is no such sample yet."""
+        text = (await self.get("metrics", "/metrics")).body.decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        return 0.0
+
+    async def until_open(self, count: int) -> None:
+        """Returns when so many connections are open."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.metric("hbone_connections_open") != count:
+                pass
+
+    async def refused(self) -> dict[str, float]:
+        """How many connections were turned away, by flag; none that is 0."""
+        text = (await self.get("metrics", "/metrics")).body.decode()
+        return {
+            sample.labels["flags"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "hbone_connections_refused_total" and sample.value
+        }
+
+    async def lines(self) -> list[Line]:
+        """All further lines, once the gateway has ended."""
+        async with asyncio.timeout(PATIENCE_S):
+            return [json.loads(line) for line in (await self._log.read(-1)).splitlines()]
+
+    # Signals: it has asked for them, so they do not end the tests.
+
+    def reload(self) -> None:
+        """Sends SIGHUP."""
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def exit_code(self) -> int:
+        """Returns when it has ended by itself."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.shield(self._task)
+
+    # Start and end.
+
+    async def _start(self, gateway: Gateway) -> None:
+        task = self._task = spawn(gateway.run(), name="gateway")
+        ready = spawn(self.records.match("^ready$"), name="wait for the gateway")
+        await asyncio.wait({ready, task}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            ready.cancel()
+            task.result()
+        await ready
+        self.port = int((await self.records.match(r"listening on 127\.0\.0\.1:(\d+)"))[1])
+        for server in ("health", "metrics", "admin"):
+            self._ports[server] = int((await self.records.match(rf"{server} on 127\.0\.0\.1:(\d+)"))[1])
+
+    async def _close(self) -> None:
+        for client in self._clients:
+            await client.close()
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, HboneError):
+            await self._task
+
+
+def write_config(file: Path, routes: Iterable[Mapping[str, Any]], **limits: Any) -> None:
+    """Writes the gateway's file: free loopback ports, these routes and limits. JSON is YAML, too."""
+    config = {
+        "listen": ["127.0.0.1:0"],
+        "admin": "127.0.0.1:0",
+        "metrics": "127.0.0.1:0",
+        "health": "127.0.0.1:0",
+        "routes": list(routes),
+        "limits": limits,
+    }
+    file.write_text(json.dumps(config, indent=1))
+
+
+@asynccontextmanager
+async def running(
+    file: Path,
+    routes: Iterable[Mapping[str, Any]],
+    *,
+    environ: Mapping[str, str] | None = None,
+    **limits: Any,
+) -> AsyncIterator[RunningGateway]:
+    """A gateway with these routes and limits until the block ends; then it is stopped without a drain."""
+    write_config(file, routes, **limits)
+    loop = asyncio.get_running_loop()
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader()
+    pipe, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
+    )
+    with Records() as records:
+        access_log = AccessLog(write_end, "json", "hgate")
+        os.close(write_end)
+        gateway = RunningGateway(file, records, reader)
+        try:
+            await gateway._start(Gateway(file, environ or {}, access_log))
+            yield gateway
+        finally:
+            await gateway._close()
+            pipe.close()
