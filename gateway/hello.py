@@ -1,8 +1,8 @@
 """The first phase of a connection: its ClientHello is peeked at, and kept for the far side.
 
-Owned here: reading until the hello is whole, the deadline for that, and turning a connection away with a TLS
-alert. What the name in the hello leads to is `tunnel.py`'s. No task runs for a connection before its hello is
-whole: thousands of silent ones cost a timer each.
+Owned here: reading until the hello is whole, the deadline for that, the leg that the connection becomes then,
+and turning a connection away with a TLS alert. What the name in the hello leads to is `tunnel.py`'s. No task
+runs for a connection before its hello is whole: thousands of silent ones cost a timer each.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class ClientLeg(TcpLeg):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         super().connection_lost(exc)
-        if self._on_lost is not None:
-            self._on_lost()
+        call, self._on_lost = self._on_lost, None
+        if call is not None:
+            call()
 
 
 class HelloPeek(asyncio.BufferedProtocol):

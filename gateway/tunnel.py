@@ -155,6 +155,7 @@ class Tunnels:
         self._metrics.tunnel_setup(tunnel.setup_s)
         counts = tunnel.counts = self._metrics.route(tunnel.route)
         counts.opened()
+        tunnel.task = None  # an open tunnel has none
         tunnel.relay = Relay(tunnel.leg, upstream, lambda relay: self._finished(tunnel, relay))
         tunnel.relay.start()
 

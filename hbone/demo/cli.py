@@ -112,13 +112,13 @@ def _keep(mesh: Mesh) -> None:
     """Leaves everything running until a signal, and says how to use it."""
     certificates, key, roots = (mesh.client_files / name for name in CLIENT_FILES)
     gateway = mesh.gateway
-    print(
-        f"\nrunning until ^C; logs in {mesh.folder}; try:\n"
-        f"curl --http1.1 --cacert {roots} --cert {certificates} --key {key} "
-        f"--resolve {SNI}:{gateway.port}:{gateway.host} https://{SNI}:{gateway.port}/hello",
-        flush=True,
-    )
     try:
+        print(
+            f"\nrunning until ^C; logs in {mesh.folder}; try:\n"
+            f"curl --http1.1 --cacert {roots} --cert {certificates} --key {key} "
+            f"--resolve {SNI}:{gateway.port}:{gateway.host} https://{SNI}:{gateway.port}/hello",
+            flush=True,
+        )
         threading.Event().wait()
     except (KeyboardInterrupt, SystemExit):
         print("", file=sys.stderr)

@@ -52,6 +52,7 @@ def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> 
             with _context(mesh).wrap_socket(plain, server_hostname=sni) as tls:
                 shaken = time.perf_counter()
                 certificate = tls.getpeercert() or {}
+                protocol = f"{tls.version()} {(tls.cipher() or ('?',))[0]}"
                 connection = http.client.HTTPConnection(sni)
                 connection.sock = tls
                 connection.request(method, path, body or None, {"connection": "close"})
@@ -74,7 +75,7 @@ def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> 
                     received_bytes=len(data),
                     intact=intact,
                     peer=", ".join(value for kind, value in _names(certificate) if kind == "URI"),
-                    tls=f"{tls.version()} {(tls.cipher() or ('?',))[0]}",
+                    tls=protocol,
                     connect_s=connected - began,
                     handshake_s=shaken - connected,
                     answer_s=done - shaken,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import socket
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ routes:
 """
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Mesh:
     """Everything that runs, from the client's side to the app's."""
 
@@ -51,6 +52,7 @@ class Mesh:
     krun: Process
     inbound: str
     """What ends the mTLS: envoy or builtin."""
+    running: ExitStack
 
     @property
     def client_files(self) -> Path:
@@ -58,9 +60,8 @@ class Mesh:
         return self.folder / "client"
 
     def stop(self) -> None:
-        """Ends all processes, the client's side first."""
-        for process in (self.hgate, self.cloudrun, self.krun):
-            process.stop()
+        """Ends all processes, the client's side first; an interruption spares none of them."""
+        self.running.close()
 
 
 def start(folder: Path, inbound: str) -> Mesh:
@@ -70,22 +71,17 @@ def start(folder: Path, inbound: str) -> Mesh:
     are ended.
     """
     _certificates(folder)
-    started: list[Process] = []
-    try:
+    with ExitStack() as running:
         krun = _krun(folder, inbound)
-        started.append(krun)
+        running.callback(krun.stop)
         container = _word_after(krun, "tunnels on ")
         kind = _word_after(krun, "mTLS end: ").rstrip(",")
         cloudrun = _cloudrun(folder, container)
-        started.append(cloudrun)
+        running.callback(cloudrun.stop)
         hgate = _hgate(folder, cloudrun)
-        started.append(hgate)
+        running.callback(hgate.stop)
         gateway = Address.parse(_word_after(hgate, "listening on "))
-    except BaseException:
-        for process in reversed(started):
-            process.stop()
-        raise
-    return Mesh(folder, gateway, hgate, cloudrun, krun, kind)
+        return Mesh(folder, gateway, hgate, cloudrun, krun, kind, running.pop_all())
 
 
 def _certificates(folder: Path) -> None:

@@ -125,10 +125,12 @@ class OriginPool:
             self._connect_timeout_s,
             lambda: Connection(client=True, on_change=self._changed, on_lost=self._lost),
         )
-        if not connection.lost:
-            self.connections.append(connection)
-            self._opened(self.origin)
-            self._changed()  # nobody may be left who wants it
+        if not connection.usable:
+            # To the waiters this is a failure like any other: they would only dial again, and again.
+            raise DialError(f"connect to {self.origin}: the peer ended the connection at once")
+        self.connections.append(connection)
+        self._opened(self.origin)
+        self._changed()  # nobody may be left who wants it
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         self._dialling = None

@@ -267,7 +267,7 @@ class Session:
             if not stream.remote_ended:
                 stream.credit += count
                 # Half a window: often enough that a fast peer never waits, rare enough to cost nothing.
-                if stream.credit * 2 >= self.limits.stream_window_bytes:
+                if stream.credit * 2 >= self.limits.stream_window_bytes and not self.broken:
                     self._out += frames.window_update(stream.id, stream.credit)
                     stream.receive_window += stream.credit
                     stream.credit = 0
@@ -529,9 +529,8 @@ class Session:
                     raise self._fail("SETTINGS opened a window too far", frames.FLOW_CONTROL_ERROR)
                 if delta > 0:
                     self._events.append(WindowOpened(stream))
-        if SettingCodes.HEADER_TABLE_SIZE in event.changed_settings:
-            offered = self._h2.remote_settings.header_table_size
-            self._h2.encoder.header_table_size = min(offered, ENCODER_TABLE_BYTES)
+        if self._h2.encoder.header_table_size > ENCODER_TABLE_BYTES:
+            self._h2.encoder.header_table_size = ENCODER_TABLE_BYTES
         self.peer_settings_seen = True
         self._events.append(SettingsReceived())
 
@@ -576,7 +575,7 @@ class Session:
 
     def _return_credit(self, count: int) -> None:
         self._credit += count
-        if self._credit * 2 >= self.limits.connection_window_bytes:
+        if self._credit * 2 >= self.limits.connection_window_bytes and not self.broken:
             self._out += frames.window_update(0, self._credit)
             self._receive_window += self._credit
             self._credit = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 from tests.support.http2_peer import Http2Peer
 from tests.support.metadata_server import closed_port, unsigned_token
 from tests.support.process import Process, started
-from tests.support.tcp_peer import TcpPeer, TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 APP = [
     sys.executable,
@@ -200,8 +201,9 @@ async def test_sigterm_goes_to_the_app() -> None:
         it.process.send(signal.SIGTERM)
         assert await it.heard() == "SIGTERM"
         with pytest.raises(ConnectionRefusedError):
-            while True:
-                await (await TcpPeer.connect(it.port)).close()
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    await (await TcpPeer.connect(it.port)).close()
         await it.tell("exit 7")
         assert (await it.process.ended())[0] == 7
 
@@ -270,6 +272,21 @@ async def test_the_drain_ends_with_the_app(target: TcpServer) -> None:
             await it.tell("exit 4")
             assert (await it.process.ended())[0] == 4
     assert time.monotonic() - begun < 10
+
+
+async def test_the_drain_does_not_wait_for_an_app_that_stays(target: TcpServer) -> None:
+    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}", HBONE_DRAIN_TIMEOUT="0.2") as it:
+        await it.tell("listen", "listen done")
+        await it.listening()
+        async with Http2Peer.connected(it.port) as peer:
+            stream = peer.request(b"POST", b"/_hbone/OTHER")
+            assert await stream.status() == 200
+            it.process.send(signal.SIGTERM)
+            assert await it.heard() == "SIGTERM"
+            await stream.broken()
+            assert await (await target.accept()).was_reset()
+            await it.tell("exit 6")
+            assert (await it.process.ended())[0] == 6
 
 
 # A sidecar.

@@ -100,7 +100,7 @@ async def test_a_refusal_says_why(
     reason: bytes,
     flag: str,
 ) -> None:
-    """Defect 2: a 404 of the original's own looked like the tunnel's bytes."""
+    """A 404 of the original's own looked like the tunnel's bytes."""
     stream = peer.request(method, path)
     assert await stream.status() == status
     assert stream[b"content-type"] == b"text/plain; charset=utf-8"
@@ -117,7 +117,7 @@ async def test_a_refusal_says_why(
 
 
 async def test_a_target_that_refuses(krun: KrunPort, peer: Http2Peer) -> None:
-    """Defect 3: the original had said 200 before it dialled."""
+    """The original had said 200 before it dialled."""
     stream = peer.request(b"POST", b"/_hbone/GONE")
     assert await stream.status() == 503
     record = await krun.record()
@@ -205,7 +205,7 @@ async def test_many_bytes_both_ways_at_once(krun: KrunPort, peer: Http2Peer, tar
 
 
 async def test_the_target_ends_first(krun: KrunPort, peer: Http2Peer, target: TcpServer) -> None:
-    """Defect 8: the original could not end its side first."""
+    """The original could not end its side first."""
     stream = peer.request(b"POST", b"/_hbone/15003")
     there = await target.accept()
     await there.send(b"all I have")

@@ -2,7 +2,7 @@
 # Builds h2spec, the conformance test of HTTP/2, from the Go module proxy: build_h2spec.sh [FOLDER]
 #
 # Leaves FOLDER/h2spec (default: .venv/bin of this checkout) and prints its path; does nothing when it is there
-# already. Wrong things end it with one line on standard error and exit code 69, as our own commands.
+# already. What goes wrong ends it with one line on standard error and exit code 69, as our own commands have it.
 set -eu
 
 VERSION=2.6.0
@@ -32,8 +32,8 @@ trap 'rm -rf "$work" "$binary.$$"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# A module of our own around it, because `go install PACKAGE@VERSION` would leave the versions' checksums to the
-# network. They are the release's, but for x/sys: its old one does not build on macOS.
+# A module of our own around it, with the release's own dependencies, because `go install PACKAGE@VERSION` would
+# ask yet another host for the checksums.
 cat >"$work/go.mod" <<END
 module conformance
 
@@ -48,7 +48,7 @@ require (
 	github.com/spf13/pflag v1.0.3 // indirect
 	$MODULE $MODULE_VERSION
 	golang.org/x/net v0.0.0-20161104230106-55a3084c9119 // indirect
-	golang.org/x/sys v0.30.0 // indirect
+	golang.org/x/sys v0.0.0-20190209173611-3b5209105503 // indirect
 )
 END
 cat >"$work/go.sum" <<END
@@ -68,14 +68,14 @@ $MODULE $MODULE_VERSION h1:ecwW3RnjsJlnVZkvXHaxa+Hg0EW+6KF8mFovyFk+WZA=
 $MODULE $MODULE_VERSION/go.mod h1:jn/HqC28P+sr5C23xwQQyRzsvJPpWnPGX20sJKIJIwE=
 golang.org/x/net v0.0.0-20161104230106-55a3084c9119 h1:T/FVHYSpR0pXqxZ6zNrRnmk4iHorxWyidE9VCMGJ5rQ=
 golang.org/x/net v0.0.0-20161104230106-55a3084c9119/go.mod h1:mL1N/T3taQHkDXs73rZJwtUhF3w3ftmwwsq0BUmARs4=
-golang.org/x/sys v0.30.0 h1:QjkSwP/36a20jFYWkSue1YwXzLmsV5Gfq7Eiy72C1uc=
-golang.org/x/sys v0.30.0/go.mod h1:/VUhepiaJMQUp4+oa/7Zr1D23ma6VTLIYjOOTFZPUcA=
+golang.org/x/sys v0.0.0-20190209173611-3b5209105503 h1:5SvYFrOM3W8Mexn9/oA44Ji7vhXAZQ9hiP+1Q/DMrWg=
+golang.org/x/sys v0.0.0-20190209173611-3b5209105503/go.mod h1:STP8DvDyc/dI5b8T5hshtkjS+E42TnysNCUPdjciGhY=
 END
 
 # Static, and whatever the caller's own Go settings are.
 (cd "$work" && CGO_ENABLED=0 GO111MODULE=on GOWORK=off GOFLAGS=-mod=readonly go build -trimpath \
     -ldflags "-s -w -X main.VERSION=$VERSION -X main.COMMIT=$COMMIT" -o "$binary.$$" "$MODULE/cmd/h2spec") \
     >"$work/said" 2>&1 ||
-    fail "h2spec $VERSION cannot be built (GOPROXY=$(go env GOPROXY)): $(tail -n 1 "$work/said")"
+    fail "h2spec $VERSION cannot be built: $(tail -n 1 "$work/said")"
 mv "$binary.$$" "$binary" # in one step: two builds at once do no harm
 echo "$binary"

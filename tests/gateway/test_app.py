@@ -25,9 +25,17 @@ SECRET = "opaque-token-that-nobody-may-see"
 # Bad input, beside a tunnel that must not notice.
 
 
-@pytest.mark.parametrize("bad", [pytest.param(bad, id=name) for name, bad in bad_hellos().items()])
+BAD = bad_hellos() | {
+    "a name that is none of Istio's": Bad(
+        hello("outbound_.x"), "BAD_SNI", UNRECOGNIZED_NAME, "not of the form"
+    ),
+    "a name that no route takes": Bad(hello("hello.a.run.app"), "NO_ROUTE", UNRECOGNIZED_NAME, "no route"),
+}
+
+
+@pytest.mark.parametrize("bad", [pytest.param(bad, id=name) for name, bad in BAD.items()])
 async def test_bad_input_is_counted_and_logged_and_disturbs_nobody(world: World, bad: Bad) -> None:
-    """Defect 4: in the original some of these ended the whole gateway."""
+    """In the original some of these ended the whole gateway."""
     gateway = await world.start()
     bystander, stream = await world.open()
     client = await world.client(bad.data)
@@ -71,7 +79,7 @@ async def test_a_probe_is_counted_and_not_logged(world: World) -> None:
 async def test_all_of_it_at_once(world: World) -> None:
     gateway = await world.start()
     bystander, stream = await world.open()
-    every = [bad for bad in bad_hellos().values() for _ in range(10)]
+    every = [bad for bad in BAD.values() for _ in range(10)]
     clients = []
     for bad in every:
         client = await world.client(bad.data)

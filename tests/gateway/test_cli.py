@@ -15,6 +15,7 @@ from gateway.cli import run
 from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.tasks import spawn
 from tests.support.gateway_world import tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.http2_peer import PeerStream, Service
@@ -268,12 +269,25 @@ async def test_out_of_files(tmp_path: Path, service: Service) -> None:
     limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     async with AsyncExitStack() as block:
         _, port = await block.enter_async_context(hgate(file, before=limited))
-        first, first_stream = await block.enter_async_context(opened(port, service))
+        client, stream = await block.enter_async_context(opened(port, service))
         async with AsyncExitStack() as crowd:
             for _ in range(100):
                 await crowd.enter_async_context(TcpPeer.connected(port))
-            await first_stream.send(b"hello")
-            assert await first.read(5) == b"hello"
-        client, stream = await block.enter_async_context(opened(port, service))
-        await stream.send(b"hello")
-        assert await client.read(5) == b"hello"
+            await stream.send(b"hello")
+            assert await client.read(5) == b"hello"
+        while not await is_served(port, service):
+            pass  # it has not seen yet that the crowd has gone
+
+
+async def is_served(port: int, service: Service) -> bool:
+    """Whether a new connection is carried; else it is closed."""
+    async with TcpPeer.connected(port) as client:
+        await client.send(hello())
+        request = spawn(service.request(), name="the service's request")
+        closed = spawn(client.was_reset(), name="the client's end")
+        await asyncio.wait({request, closed}, return_when=asyncio.FIRST_COMPLETED)
+        closed.cancel()
+        if request.done():
+            return True
+        request.cancel()
+        return False

@@ -39,6 +39,11 @@ class Command:
             self._stdout = asyncio.StreamReader()  # it went elsewhere
             self._stdout.feed_eof()
 
+    @property
+    def pid(self) -> int:
+        """Its process id: the shell has made way for it."""
+        return self._process.pid
+
     async def send(self, data: bytes) -> None:
         """Writes to its standard input, as fast as it takes it."""
         self._stdin.write(data)

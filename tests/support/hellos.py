@@ -61,7 +61,7 @@ class Bad:
 
 
 def bad_hellos() -> dict[str, Bad]:
-    """What `issue` and FACTS.md section 0 name, each by what is wrong with it."""
+    """What a port is sent by mistake or malice, each by what is wrong with it."""
     good = hello()
     foreign = bytes((22, 3, 1, 0, 4, 2, 0, 0, 0))  # a ServerHello
     return {
@@ -92,6 +92,6 @@ def bad_hellos() -> dict[str, Bad]:
 
 
 def lying(record: bytes) -> bytes:
-    """A hello whose session id says that it is longer than everything (FACTS.md section 0, defect 4)."""
+    """A hello whose session id says that it is longer than everything: the original crashed."""
     session_id_at = RECORD_HEADER_BYTES + 4 + 34
     return record[:session_id_at] + b"\xff" + record[session_id_at + 1 :]

