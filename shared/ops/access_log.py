@@ -288,6 +288,7 @@ class _Output:
         mode = os.fstat(fd).st_mode
         self._socket: socket.socket | None = None
         self._must_ask = False
+        self._is_pipe = stat.S_ISFIFO(mode)
         if stat.S_ISSOCK(mode):
             self._fd = os.dup(fd)
             self._socket = socket.socket(fileno=self._fd)
@@ -315,6 +316,10 @@ class _Output:
                 raise BlockingIOError
             # A pipe that is ready takes this much without waiting (POSIX write(), PIPE_BUF).
             data = data[: select.PIPE_BUF]
+        if self._is_pipe:
+            # It takes this much whole or not at all, so that a line of the log, which shares krun's standard
+            # error with us, cannot come into the middle of ours.
+            data = data[: data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or len(data)]
         return os.write(self._fd, data)
 
     def wait(self, seconds: float) -> bool:

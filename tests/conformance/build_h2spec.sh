@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds h2spec, the conformance test of HTTP/2, from the Go module proxy: build_h2spec.sh [FOLDER]
 #
-# Leaves FOLDER/h2spec (default: .venv/bin of this checkout) and prints its path; does nothing when it is there
-# already. What goes wrong ends it with one line on standard error and exit code 69, as our own commands have it.
+# Leaves FOLDER/h2spec (default: .venv/bin of this checkout) and prints its path; does nothing when it is
+# there already. What goes wrong ends it with one line on standard error and exit code 69, as in our commands.
 set -eu
 
 VERSION=2.6.0
@@ -32,8 +32,8 @@ trap 'rm -rf "$work" "$binary.$$"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# A module of our own around it, with the release's own dependencies, because `go install PACKAGE@VERSION` would
-# ask yet another host for the checksums.
+# A module of our own around it, with the release's own dependencies, because `go install PACKAGE@VERSION`
+# would ask yet another host for the checksums.
 cat >"$work/go.mod" <<END
 module conformance
 

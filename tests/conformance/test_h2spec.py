@@ -1,12 +1,13 @@
 """krun passes h2spec whole, and a run that did not pass would say so.
 
 h2spec is not downloaded for the tests' sake: where `make conformance` has not built it, the first test is
-skipped, and in CI built there.
+skipped; CI builds it where Go is there.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -35,7 +36,8 @@ Timeout</error>
 
 
 def test_h2spec_passes_whole() -> None:
-    if os.environ.get("CI") != "true" and not (ROOT / ".venv/bin/h2spec").exists():
+    can_build = os.environ.get("CI") == "true" and shutil.which("go") is not None
+    if not can_build and not (ROOT / ".venv/bin/h2spec").exists():
         pytest.skip("h2spec is not built: make conformance does it, with Go")
     runs = run_all(build())
     assert all(run.passed for run in runs), report(runs)
