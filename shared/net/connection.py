@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
             return  # ended by us; the peer may not have seen it yet
         session = self.session
         try:
-            session.receive_data(READ_BUFFER[:nbytes])
+            session.receive_data(READ_BUFFER[:nbytes], self._loop.time())
         except SessionError as error:
             self._handle(session.events())
             self._fail(error)

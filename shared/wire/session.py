@@ -22,7 +22,7 @@ What is not here: sockets, deadlines, which stream gets what (`shared/net/connec
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import h2.config
@@ -30,6 +30,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
+import hpack
 from h2.settings import SettingCodes
 
 from shared.wire import frames
@@ -46,6 +47,7 @@ from shared.wire.events import (
     TrailersReceived,
     WindowOpened,
 )
+from shared.wire.flood_guard import FloodError, FloodGuard, FloodLimits
 
 DATA_BYTES = 16384 - frames.HEADER_BYTES
 """Payload of the DATA frames that we write: with its header a frame fills one TLS record (16 KiB)."""
@@ -103,15 +105,38 @@ class SessionLimits:
     max_header_list_bytes: int = 64 << 10
     """Decoded header list, as RFC 9113 section 6.5.2 counts it. Cloud Run's own limit is about 60 KiB."""
 
+    floods: FloodLimits = field(default_factory=FloodLimits)
+    """What costs the peer little and us much."""
+
     def __post_init__(self) -> None:
         if min(self.stream_window_bytes, self.connection_window_bytes) < FIRST_WINDOW:
             raise ValueError(f"windows below {FIRST_WINDOW} bytes")
+
+
+def _error_code(error: h2.exceptions.ProtocolError) -> int:
+    """h2's, but for a header block that HPACK cannot read (RFC 9113 section 4.3): h2 says PROTOCOL_ERROR.
+    A list that is only too long is another subclass, and has its own code."""
+    unreadable = type(error) is h2.exceptions.ProtocolError and isinstance(error.__cause__, hpack.HPACKError)
+    return frames.COMPRESSION_ERROR if unreadable else int(error.error_code)
+
+
+def _reason(error: h2.exceptions.ProtocolError) -> str:
+    """What h2 says, which for its errors about a stream is no more than the stream's number."""
+    text, name = str(error), type(error).__name__
+    return f"{name}, stream {text}" if text.isdigit() else text or name
+
+
+class _H2(h2.connection.H2Connection):
+    """h2's, with a shorter memory of streams that are over: 65,536 records are 10 MiB a connection."""
+
+    MAX_CLOSED_STREAMS = REMEMBERED_RESETS
 
 
 class StreamState:
     """The session's record of one stream. `owner` is the net side's to use."""
 
     __slots__ = (
+        "answered",
         "body_left",
         "credit",
         "held",
@@ -132,6 +157,7 @@ class StreamState:
         self.held = 0  # received bytes that the owner has not consumed
         self.local_ended = False
         self.remote_ended = False
+        self.answered = False  # we have sent response headers
         self.over = False  # ended both ways, or reset: nothing more goes in or out
         self.body_left = UNCOUNTED  # what content-length still promises
         self.owner: Any = None
@@ -159,9 +185,11 @@ class Session:
         self._pad_left = 0
         self._data_ends = False
         self._reset_here: set[int] = set()
+        self._guard = FloodGuard(self.limits.floods)
+        self._now = 0.0
         self._in_headers = False  # between HEADERS or PUSH_PROMISE and its last CONTINUATION
         self._preface_left = 0 if client else len(frames.PREFACE)
-        self._h2 = h2.connection.H2Connection(
+        self._h2 = _H2(
             # Our own headers are written in lower case and in order; h2 need not look at them again.
             h2.config.H2Configuration(
                 client_side=client,
@@ -213,6 +241,7 @@ class Session:
         """Server: sends response headers; both: trailers, with `end_stream`."""
         if stream.over or stream.local_ended or self.broken:
             return
+        stream.answered = True
         self._h2.send_headers(stream.id, headers, end_stream=end_stream)
         self._pull()
         if end_stream:
@@ -238,6 +267,7 @@ class Session:
                 out += chunk
         stream.send_window -= allowed
         self.send_window -= allowed
+        self._guard.data_sent(1 + allowed // DATA_BYTES)
         return allowed
 
     def end_stream(self, stream: StreamState) -> None:
@@ -279,21 +309,23 @@ class Session:
             self.goaway_sent = True
             self._out += frames.goaway(self._h2.highest_inbound_stream_id, code)
 
-    def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes what the network delivered.
+    def receive_data(self, data: bytes | bytearray | memoryview, now: float = 0.0) -> None:
+        """Takes what the network delivered; `now` is the time in seconds of a steady clock, by which floods
+        are told from honest use.
 
         Raises:
             SessionError: the connection is over (rule 5).
         """
         if self.broken:
             return
+        self._now = now
         try:
             self._scan(memoryview(data))
+        except FloodError as error:
+            raise self._fail(str(error), frames.ENHANCE_YOUR_CALM) from error
         except h2.exceptions.ProtocolError as error:
-            # h2 has written its GOAWAY already.
-            self._pull()
-            self.broken = self.goaway_sent = True
-            raise SessionError(str(error) or type(error).__name__, int(error.error_code)) from error
+            self._h2.clear_outbound_data_buffer()  # its GOAWAY, which may have another code
+            raise self._fail(_reason(error), _error_code(error)) from error
 
     # Receiving: frame by frame.
 
@@ -390,6 +422,8 @@ class Session:
         self._data_left = payload
         self._pad_left = padding
         self._data_ends = ends and stream is not None
+        if not payload and not ends:
+            self._guard.empty_data(self._now)
         if not payload and not padding:
             self._data_frame_done()
 
@@ -420,14 +454,18 @@ class Session:
     def _control_frame(self, kind: int, flags: int, stream_id: int, frame: memoryview) -> None:
         if not self.peer_settings_seen and (kind != frames.SETTINGS or flags & frames.FLAG_ACK):
             raise self._fail("the first frame is not SETTINGS", frames.PROTOCOL_ERROR)
+        self._guard.control_frame(kind, flags, len(frame) - frames.HEADER_BYTES, self._now)
         if not self._in_headers:
             if kind == frames.WINDOW_UPDATE and len(frame) == frames.HEADER_BYTES + 4:
                 increment = int.from_bytes(frame[frames.HEADER_BYTES :], "big") & frames.MAX_WINDOW
-                if increment and self._window_update(stream_id, increment):
+                if self._window_update(stream_id, increment):
                     return
             elif kind == frames.GOAWAY:
                 self._goaway(stream_id, frame[frames.HEADER_BYTES :])
                 return
+            elif kind == frames.SETTINGS and flags & frames.FLAG_ACK and len(frame) > frames.HEADER_BYTES:
+                # h2 would say PROTOCOL_ERROR (RFC 9113 section 6.5).
+                raise self._fail("SETTINGS acknowledgement with a payload", frames.FRAME_SIZE_ERROR)
             elif kind > frames.CONTINUATION:
                 return  # an extension's frame: ignored (RFC 9113 section 5.5)
         if kind in (frames.HEADERS, frames.PUSH_PROMISE) or self._in_headers:
@@ -438,6 +476,8 @@ class Session:
 
     def _window_update(self, stream_id: int, increment: int) -> bool:
         """True if it was for the connection or a stream of ours; else h2 judges it."""
+        if stream_id == 0 and not increment:
+            return False
         if stream_id == 0:
             self.send_window += increment
             if self.send_window > frames.MAX_WINDOW:
@@ -450,6 +490,8 @@ class Session:
         stream.send_window += increment
         if stream.send_window > frames.MAX_WINDOW:
             self._stream_error(stream, frames.FLOW_CONTROL_ERROR)
+        elif not increment:  # an error of the stream only (RFC 9113 section 6.9)
+            self._stream_error(stream, frames.PROTOCOL_ERROR)
         else:
             self._events.append(WindowOpened(stream))
         return True
@@ -490,6 +532,8 @@ class Session:
                     self._finish(stream)
                     code = int(event.error_code or 0)
                     self._events.append(StreamReset(stream, code, by_peer=event.remote_reset))
+                    if not self.client and not stream.answered:
+                        self._guard.stream_wasted(self._now)
             case h2.events.RemoteSettingsChanged():
                 self._settings_changed(event)
 
@@ -500,6 +544,7 @@ class Session:
         if len(self.streams) >= self.limits.max_streams or self.goaway_sent:
             self._h2.reset_stream(stream_id, frames.REFUSED_STREAM)
             self._remember_reset(stream_id)
+            self._guard.stream_wasted(self._now)
             return
         stream = self._add_stream(stream_id)
         self._take_content_length(stream)
@@ -562,6 +607,8 @@ class Session:
     def _stream_error(self, stream: StreamState, code: int) -> None:
         self.reset(stream, code)
         self._events.append(StreamReset(stream, code, by_peer=False))
+        if not self.client:
+            self._guard.stream_wasted(self._now)
 
     def _finish(self, stream: StreamState) -> None:
         stream.over = True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.wire import frames
 from shared.wire.events import DataReceived, RequestReceived
+from shared.wire.flood_guard import FloodLimits
 from shared.wire.session import DATA_BYTES, Session, SessionLimits, StreamState
 from tests.shared.wire.dialogue import (
     INITIAL_WINDOW,
@@ -143,11 +145,18 @@ def test_a_window_opened_too_far_by_settings() -> None:
     assert text == "FLOW_CONTROL_ERROR: SETTINGS opened a window too far"
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_window_opened_by_nothing(number: int) -> None:
+def test_the_connection_s_window_opened_by_nothing() -> None:
     talk = Dialogue.client()
     talk.opened()
-    assert talk.broke(frames.window_update(number, 0)).startswith("PROTOCOL_ERROR")
+    assert talk.broke(frames.window_update(0, 0)).startswith("PROTOCOL_ERROR")
+
+
+def test_a_stream_s_window_opened_by_nothing_costs_that_stream_only() -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    assert talk.received(frames.window_update(1, 0)) == [("reset", 1, "PROTOCOL_ERROR", "by us")]
+    assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
+    talk.opened()
 
 
 def test_windows_of_streams_that_are_over() -> None:
@@ -191,7 +200,7 @@ def test_an_ended_stream_needs_no_credit_but_its_connection_does() -> None:
 
 
 def test_padding_is_credited_at_once() -> None:
-    talk = Dialogue.server(SMALL)
+    talk = Dialogue.server(replace(SMALL, floods=FloodLimits(empty_data=HALF)))
     stream = talk.asked()
     frame_count = HALF // 256
     talk.received(*[data(1, pad=255)] * frame_count)

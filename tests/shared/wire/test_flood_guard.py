@@ -1,0 +1,149 @@
+"""Floods against a session, each answered by ending that connection, and what must not look like one."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from shared.wire import frames
+from shared.wire.flood_guard import FloodLimits
+from shared.wire.session import SessionLimits
+from tests.shared.wire.dialogue import OK, POST, Dialogue, headers, ping, settings
+
+CALM = "ENHANCE_YOUR_CALM"
+FEW = FloodLimits(
+    control_frames=5,
+    control_frames_per_s=1,
+    resets=5,
+    resets_per_s=1,
+    empty_data=5,
+    empty_data_per_s=1,
+    window_updates=5,
+    window_updates_per_data_frame=2,
+    header_block_bytes=1000,
+)
+
+
+def server(limits: FloodLimits = FEW, max_streams: int = 250) -> Dialogue:
+    return Dialogue.server(SessionLimits(max_streams=max_streams, floods=limits))
+
+
+def reset(number: int) -> bytes:
+    return frames.header(4, frames.RST_STREAM, 0, number) + struct.pack(">I", frames.CANCEL)
+
+
+def data(number: int, payload: bytes = b"", flags: int = 0) -> bytes:
+    return frames.header(len(payload), frames.DATA, flags, number) + payload
+
+
+def priority(number: int) -> bytes:
+    return frames.header(5, frames.PRIORITY, 0, number) + bytes((0, 0, 0, 0, 16))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [ping(b"12345678"), settings({}), priority(7), frames.header(3, 0xFA, 0, 0) + b"new"],
+    ids=["PING", "SETTINGS", "PRIORITY", "unknown"],
+)
+def test_control_frames(frame: bytes) -> None:
+    talk = server()
+    for _ in range(4):  # the preface's SETTINGS was the first
+        talk.received(frame)
+    talk.sent()
+    assert talk.broke(frame) == f"{CALM}: too many control frames"
+
+
+def test_control_frames_at_a_walking_pace() -> None:
+    talk = server()
+    for second in range(1, 100):
+        talk.session.receive_data(ping(b"12345678"), float(second))
+    assert len(talk.sent()) == 99
+
+
+def test_rapid_reset() -> None:
+    talk = server()
+    for number in range(1, 11, 2):
+        talk.received(headers(number, POST), reset(number))
+    assert talk.broke(headers(11, POST) + reset(11)) == f"{CALM}: too many streams opened in vain"
+
+
+def test_resets_of_answered_streams_are_an_honest_end() -> None:
+    talk = server()
+    for number in range(1, 201, 2):
+        talk.session.send_headers(talk.asked(number), OK)
+        talk.received(reset(number))
+    talk.asked(201)
+
+
+def test_made_you_reset() -> None:
+    talk = server(replace(FEW, window_updates=100))
+    for number in range(1, 11, 2):
+        talk.asked(number)
+        talk.received(frames.window_update(number, frames.MAX_WINDOW))
+    talk.asked(11)
+    too_far = frames.window_update(11, frames.MAX_WINDOW)
+    assert talk.broke(too_far) == f"{CALM}: too many streams opened in vain"
+
+
+def test_streams_beyond_the_limit() -> None:
+    talk = server(max_streams=1)
+    talk.asked(1)
+    for number in range(3, 13, 2):
+        assert talk.received(headers(number, POST)) == []
+    assert talk.broke(headers(13, POST)) == f"{CALM}: too many streams opened in vain"
+
+
+def test_empty_data() -> None:
+    talk = server()
+    talk.asked()
+    for _ in range(5):
+        talk.received(data(1))
+    assert talk.broke(data(1)) == f"{CALM}: too many empty DATA frames"
+
+
+def test_data_that_is_nothing_but_padding() -> None:
+    talk = server()
+    talk.asked()
+    for _ in range(5):
+        talk.received(data(1, b"\x02\0\0", frames.FLAG_PADDED))
+    assert talk.broke(data(1, b"\x02\0\0", frames.FLAG_PADDED)) == f"{CALM}: too many empty DATA frames"
+
+
+def test_window_updates_beyond_what_our_data_calls_for() -> None:
+    talk = server()
+    stream = talk.asked()
+    talk.session.send_headers(stream, OK)
+    talk.session.send_data(stream, b"x")  # calls for two more
+    for _ in range(7):
+        talk.received(frames.window_update(1, 1))
+    talk.sent()
+    assert talk.broke(frames.window_update(1, 1)) == f"{CALM}: too many WINDOW_UPDATE frames"
+
+
+def test_continuation_flood() -> None:
+    talk = server()
+    block = frames.header(100, frames.HEADERS, 0, 1) + bytes(100)
+    more = frames.header(100, frames.CONTINUATION, 0, 1) + bytes(100)
+    talk.received(block, *[more] * 9)
+    assert talk.broke(more) == f"{CALM}: a header block of more than 1000 bytes"
+
+
+def test_a_million_one_byte_frames_that_are_read_pass() -> None:
+    talk = server(FloodLimits())
+    stream = talk.asked()
+    batch = data(1, b"x") * 1000
+    for _ in range(1000):
+        talk.session.receive_data(batch)
+        for event in talk.session.events():
+            talk.session.consumed(stream, len(event.data))  # type: ignore[attr-defined]  # DATA only
+    assert not talk.session.broken
+    assert stream.held == 0
+
+
+def test_a_client_is_not_blamed_for_what_the_server_resets() -> None:
+    talk = Dialogue.client(SessionLimits(floods=FEW))
+    for _ in range(100):
+        stream = talk.opened()
+        assert talk.received(reset(stream.id)) == [("reset", stream.id, "CANCEL", "by the peer")]
