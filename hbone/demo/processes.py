@@ -24,6 +24,9 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
 """For a process to end after SIGTERM; longer than krun's own drain."""
 
+LAST_LINES_TIMEOUT_S = 1.0
+"""For the output of a process that has ended; a child of its own may have outlived it and hold the pipe."""
+
 KEPT_RECORDS = 1000
 """A request leaves one or two per process; with `--keep` there may be any number of them."""
 
@@ -83,7 +86,7 @@ class Process:
             self._process.kill()
             code = self._process.wait()
         for reader in self._readers:
-            reader.join(1.0)  # a process of its own may have outlived it and still hold the pipe
+            reader.join(LAST_LINES_TIMEOUT_S)
         with self._changed:
             self._log.close()
         return code

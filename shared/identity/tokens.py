@@ -238,7 +238,7 @@ class MetadataToken:
             )
         except DialError as error:
             raise TokenError(
-                f"no metadata server: {error}; set GCE_METADATA_HOST or use token: {{file: PATH}}"
+                f"no metadata server: {error}; set GCE_METADATA_HOST or use a token file"
             ) from error
         except UpstreamError as error:
             raise TokenError(f"no token from the metadata server: {error}") from error

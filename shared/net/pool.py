@@ -69,7 +69,7 @@ class OriginPool:
 
         Raises:
             DialError: no connection could be made.
-            UpstreamError: all connections are full and stayed so for `timeout_s` seconds.
+            UpstreamError: after `timeout_s` seconds there is no connection, or all are full.
         """
         stream = self.open_now(headers)
         if stream is not None:
@@ -83,9 +83,9 @@ class OriginPool:
                     if stream is not None:
                         return stream
         except TimeoutError as error:
-            raise UpstreamError(
-                f"{self.origin}: no free stream on {len(self.connections)} connections within {timeout_s:g} s"
-            ) from error
+            count = len(self.connections)
+            what = f"no free stream on {count} connections" if count else "not connected"
+            raise UpstreamError(f"{self.origin}: {what} within {timeout_s:g} s") from error
         finally:
             self._openers -= 1
             self._tell_if_unused()
@@ -111,6 +111,8 @@ class OriginPool:
             await asyncio.wait((dialling,))
             if not dialling.cancelled():
                 dialling.result()
+                if not self.connections:  # lost between the dialler's last step and this one
+                    raise self._ended_at_once()
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room_waiters.add(waiter)
@@ -126,11 +128,14 @@ class OriginPool:
             lambda: Connection(client=True, on_change=self._changed, on_lost=self._lost),
         )
         if not connection.usable:
-            # To the waiters this is a failure like any other: they would only dial again, and again.
-            raise DialError(f"connect to {self.origin}: the peer ended the connection at once")
+            raise self._ended_at_once()
         self.connections.append(connection)
         self._opened(self.origin)
         self._changed()  # nobody may be left who wants it
+
+    def _ended_at_once(self) -> DialError:
+        """To the waiters this is a failure like any other: they would only dial again, and again."""
+        return DialError(f"connect to {self.origin}: the peer ended the connection at once")
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         self._dialling = None

@@ -72,7 +72,7 @@ class Stream:
         self._closed = False  # what still comes is dropped
         self._trailers_pending: Headers | None = None
         self._response: asyncio.Future[int] | None = None
-        self.waiting = bytearray()  # given to `write`, not yet allowed by the windows
+        self.waiting = bytearray()  # given to `write` while there was no room
         self.headers: Headers = ()
         self.bodiless = False
         self.trailers: Headers | None = None
@@ -141,7 +141,7 @@ class Stream:
 
     def write(self, data: Buffer) -> None:
         waiting = self.waiting
-        if waiting:
+        if waiting or self._full:
             waiting += data
             return
         connection = self._connection

@@ -42,7 +42,7 @@ MAX_QUERY_FIELDS = 100
 LINGER_S = 1.0
 """For the client to take a response and close its side."""
 
-_ABSOLUTE_FORM = re.compile(r"https?://[^/?#]*", re.IGNORECASE)  # RFC 9112 section 3.2.2
+_ABSOLUTE_FORM = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)  # RFC 9112 section 3.2.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,13 @@ class HttpServer:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
 
-    async def start(self, address: Address) -> Address:
+    async def start(self, address: Address, *, shared: bool = False) -> Address:
         """Listens on `address`, and returns it with the port in place of 0. Can be called for several.
 
-        Raises UnavailableError if the address cannot be had.
+        `shared` lets other processes of the same user listen beside us (`listen`). Raises UnavailableError if
+        the address cannot be had.
         """
-        server = await listen(address, lambda: _Connection(self), purpose=self.name)
+        server = await listen(address, lambda: _Connection(self), purpose=self.name, shared=shared)
         self._servers.append(server)
         return bound_address(server)
 

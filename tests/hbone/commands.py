@@ -78,12 +78,16 @@ class Command:
             stdout, stderr = await asyncio.gather(self._stdout.read(), self._stderr.read())
             return Ended(await self._process.wait(), stdout, stderr.decode())
 
-    async def kill(self) -> None:
-        """Makes sure that nothing of it is left."""
-        if self._process.returncode is None:
-            self._process.kill()
+    async def stop(self) -> None:
+        """Makes sure that nothing of it is left, its temporary files included if it still listens."""
         self._stdin.close()
-        await self.ended()
+        try:
+            if self._process.returncode is None:
+                self._process.terminate()
+            await self.ended()
+        except TimeoutError:
+            self._process.kill()
+            await self.ended()
 
 
 @asynccontextmanager
@@ -108,7 +112,7 @@ async def running(
     try:
         yield command
     finally:
-        await command.kill()
+        await command.stop()
 
 
 async def output_of(*arguments: object, environ: Mapping[str, str] | None = None) -> Ended:

@@ -344,6 +344,15 @@ async def test_the_reader_has_gone_before_what_the_far_side_said_first(fds: Desc
         assert await it.far.was_reset()
 
 
+async def test_a_reader_that_has_gone_before_join_is_told_at_join(fds: Descriptors) -> None:
+    (stdin, _), (person_in, stdout) = fds.pipe(), fds.pipe()
+    fds.close(person_in)
+    leg, keeper = StdioLeg(stdin, stdout), Keeper()
+    leg.write(b"SSH-2.0-OpenSSH_9.9\r\n")
+    leg.join(keeper)
+    assert str(keeper.error) == "standard output: Broken pipe"
+
+
 # A slow reader.
 
 

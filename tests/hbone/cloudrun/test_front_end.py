@@ -10,7 +10,6 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
-import uvloop
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
@@ -358,18 +357,8 @@ async def test_a_container_of_http1(credentials: Credentials) -> None:
         assert status == 503
 
 
-async def test_a_container_that_hangs_up_at_once(
-    credentials: Credentials, request: pytest.FixtureRequest
-) -> None:
+async def test_a_container_that_hangs_up_at_once(credentials: Credentials) -> None:
     """It is asked once, or perhaps twice, and then there is none."""
-    if not isinstance(asyncio.get_running_loop(), uvloop.Loop):
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                reason="OriginPool.open dials again, without end, when the connection is lost between "
-                "the dialler's last step and the waiter's next one",
-            )
-        )
     connections = 0
 
     def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

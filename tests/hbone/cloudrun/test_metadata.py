@@ -107,13 +107,7 @@ async def test_the_port_is_taken(credentials: Credentials) -> None:
     "query",
     [
         f"audience={quote(URL, safe='')}&format=full",
-        pytest.param(
-            f"audience={URL}&format=full",
-            id="as Google's documentation has it",
-            marks=pytest.mark.xfail(
-                strict=True, reason="shared/ops/http_server.py takes a URL in a query for an absolute target"
-            ),
-        ),
+        pytest.param(f"audience={URL}&format=full", id="as Google's documentation has it"),
     ],
 )
 async def test_curl(credentials: Credentials, query: str) -> None:

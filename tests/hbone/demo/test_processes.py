@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -127,20 +128,29 @@ def test_stop_forces_it_if_it_must(start: Start, monkeypatch: pytest.MonkeyPatch
     assert process.stop() == -signal.SIGKILL
 
 
-def test_a_child_that_outlives_it_harms_nobody(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_outlives_it_harms_nobody(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It holds the pipe, and writes when the log is closed."""
     complaints: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", complaints.append)
+    monkeypatch.setattr(processes, "LAST_LINES_TIMEOUT_S", 0.01)
+    os.mkfifo(tmp_path / "go on")
     process = start(
         "import subprocess, sys\n"
-        "child = 'import sys; print(1); sys.stdin.read(); print(2)'\n"
-        "subprocess.Popen([sys.executable, '-u', '-c', child], stdin=subprocess.PIPE)\n" + FOREVER
+        "child = 'import os; print(1); open(os.environ[\"GO_ON\"]).read(); print(2)'\n"
+        "subprocess.Popen([sys.executable, '-u', '-c', child], start_new_session=True)\n" + FOREVER,
+        {"GO_ON": str(tmp_path / "go on")},
     )
     process.wait_for(lambda record: record == text("1"))
-    process.stop()  # which closes the child's standard input, too
-    for reader in [thread for thread in threading.enumerate() if thread.name == "program's output"]:
+    readers = [thread for thread in threading.enumerate() if thread.name == "program's output"]
+    process.stop()
+    (tmp_path / "go on").write_text("now")
+    for reader in readers:
         reader.join(PATIENCE_S)
+    assert process.wait_for(lambda record: record == text("2"))
     assert complaints == []
+    assert (tmp_path / "program.log").read_text() == "1\n"
 
 
 def test_what_is_kept_is_bounded(start: Start) -> None:

@@ -69,10 +69,11 @@ def test_a_server_says_the_same_without_the_clients_settings() -> None:
     assert read(bytes(session.data_to_send())) == ["SETTINGS {3: 5, 4: 70000, 5: 20000, 6: 10000}"]
 
 
-@pytest.mark.parametrize("field", ["stream_window_bytes", "connection_window_bytes"])
-def test_windows_that_a_peer_could_overrun_before_it_knows_them(field: str) -> None:
+def test_windows_that_a_peer_could_overrun_before_it_knows_them() -> None:
     with pytest.raises(ValueError, match="windows below 65535 bytes"):
-        SessionLimits(**{field: WINDOW - 1})
+        SessionLimits(stream_window_bytes=WINDOW - 1)
+    with pytest.raises(ValueError, match="windows below 65535 bytes"):
+        SessionLimits(connection_window_bytes=WINDOW - 1)
 
 
 def test_settings_are_acknowledged() -> None:

@@ -1,0 +1,589 @@
+"""A connection on a transport in memory: reading, writing, congestion, turns, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from shared.errors import StreamResetError
+from shared.net.answers import answer
+from shared.net.connection import CONGESTED_BYTES, PREFACE_TIMEOUT_S, Connection
+from shared.net.legs import Leg
+from shared.net.read_buffer import READ_BYTES
+from shared.net.stream import Stream
+from shared.net.tcp import CLOSE_TIMEOUT_S
+from shared.tasks import spawn
+from shared.wire import frames
+from shared.wire.session import SessionLimits
+from tests.shared.net.hasty_loop import hasty
+from tests.shared.net.in_memory import SMALL, Line, Seen, Wire, feed
+from tests.shared.net.loopback import until
+from tests.shared.wire.dialogue import (
+    GET,
+    INITIAL_WINDOW,
+    MAX_STREAMS,
+    OK,
+    POST,
+    PREFACE,
+    WINDOW,
+    data,
+    frame,
+    goaway,
+    headers,
+    ping,
+    read,
+    reset,
+    settings,
+    window,
+)
+
+PEER_NAME = "192.0.2.7:4431"
+
+
+def joined(stream: Stream) -> Seen:
+    """A relay's end for `stream`."""
+    seen = Seen()
+    stream.join(seen)
+    return seen
+
+
+# Start.
+
+
+async def test_both_ends_speak_at_once() -> None:
+    for client in (True, False):
+        connection = Connection(client=client)
+        wire = Wire()
+        connection.connection_made(wire)
+        wire_bytes = wire.take()
+        assert wire_bytes.startswith(PREFACE) is client
+        assert read(wire_bytes.removeprefix(PREFACE))[0].startswith("SETTINGS {")
+        assert wire.marks == (CONGESTED_BYTES, None)
+        connection.connection_lost(None)
+
+
+@hasty
+async def test_a_peer_that_never_says_settings() -> None:
+    lost: list[Connection] = []
+    connection = Connection(client=True, on_lost=lost.append)
+    wire = Wire()
+    connection.connection_made(wire)
+    stream = connection.open(POST)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(StreamResetError, match=f"no SETTINGS from {PEER_NAME} within 10 s"):
+        await stream.response(3600)
+    assert asyncio.get_running_loop().time() - started == pytest.approx(PREFACE_TIMEOUT_S, abs=0.5)
+    assert wire.aborted
+    assert lost == []
+    connection.connection_lost(None)
+    assert lost == [connection]
+
+
+@hasty
+async def test_settings_in_time() -> None:
+    line = Line(client=False)
+    await asyncio.sleep(PREFACE_TIMEOUT_S + 1)
+    assert not line.connection.lost
+
+
+# Streams.
+
+
+async def test_a_request_comes_with_its_headers() -> None:
+    line = Line(client=False)
+    stream = line.request(1)
+    assert (stream.id, list(stream.headers), stream.bodiless) == (1, POST, False)
+    stream = line.request(3, GET, end=True)
+    assert (stream.id, stream.bodiless, stream.connection) == (3, True, line.connection)
+    assert line.connection.open_streams == 2
+
+
+async def test_opening_a_stream() -> None:
+    line = Line(client=True)
+    stream = line.connection.open(POST)
+    assert (stream.id, stream.over, line.connection.open_streams) == (1, False, 1)
+    assert await line.sent() == ["HEADERS 1 :method=POST :scheme=http :authority=a :path=/_hbone/15003"]
+    assert line.connection.open(GET, end_stream=True).id == 3
+    assert (await line.sent())[0].endswith(" END")
+
+
+async def test_room() -> None:
+    line = Line(client=True, peer_settings={MAX_STREAMS: 2})
+    assert line.connection.room == 2
+    line.connection.open(POST)
+    line.connection.open(POST)
+    assert line.connection.room == 0
+    with pytest.raises(StreamResetError, match=f"^connection to {PEER_NAME} takes no new stream$") as caught:
+        line.connection.open(POST)
+    assert caught.value.code == frames.REFUSED_STREAM
+    line.get(reset(1, frames.CANCEL))
+    assert line.connection.room == 1
+
+
+async def test_changes_are_told() -> None:
+    line = Line(client=True)
+    line.get(settings({MAX_STREAMS: 5}))
+    assert line.changes == 1
+    line.connection.open(POST)
+    line.get(headers(1, OK), data(1, b"x"))
+    assert line.changes == 1
+    line.get(reset(1, frames.CANCEL))
+    assert line.changes == 2
+    line.get(goaway(0))
+    assert line.changes >= 3
+    assert not line.connection.usable
+
+
+async def test_what_a_turn_of_the_loop_sends_is_one_write() -> None:
+    line = Line(client=True)
+    streams = [line.connection.open(POST) for _ in range(5)]
+    for stream in streams:
+        stream.write(b"x")
+    assert line.wire.writes == []
+    await asyncio.sleep(0)
+    assert len(line.wire.writes) == 1
+    assert len(await line.sent()) == 10
+
+
+async def test_a_lot_is_written_at_once() -> None:
+    line = Line(client=True, peer_settings={INITIAL_WINDOW: 1 << 20})
+    line.get(window(0, 1 << 20))
+    line.connection.open(POST).write(bytes(READ_BYTES))
+    assert len(line.wire.writes) == 1
+    assert len(line.wire.writes[0]) > READ_BYTES
+
+
+async def test_events_of_one_read_reach_their_streams_in_order() -> None:
+    line = Line(client=False)
+    first, second = joined(line.request(1)), joined(line.request(3))
+    line.get(data(1, b"a"), data(3, b"b"), data(1, b"c", end=True), reset(3, frames.CANCEL))
+    assert first.story == [b"ac", "ended"]
+    assert second.story == [b"b", "failed: stream reset by the peer: CANCEL"]
+
+
+async def test_an_end_and_a_reset_in_one_read() -> None:
+    """The usual way for a server to say that it wants no more: both have to be told."""
+    line = Line(client=True)
+    seen = joined(line.connection.open(POST))
+    line.get(headers(1, OK), data(1, b"all", end=True), reset(1, frames.NO_ERROR))
+    assert seen.story == [b"all", "ended", "failed: stream reset by the peer: NO_ERROR"]
+
+
+async def test_an_end_and_an_end_of_ours_meanwhile() -> None:
+    line = Line(client=True)
+    stream = line.connection.open(POST)
+    seen = Seen()
+    stream.on_response = lambda _: stream.write_eof()
+    stream.join(seen)
+    line.get(headers(1, OK), data(1, b"all", end=True), reset(1, frames.NO_ERROR))
+    assert seen.story == [b"all", "ended", "failed: stream reset by the peer: NO_ERROR"]
+
+
+async def test_a_reset_of_ours_ends_the_story() -> None:
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    stream = line.requests[0]
+    line.get(data(1, b"a"))
+    stream.abort()
+    line.get(data(1, b"b"), reset(1, frames.CANCEL))
+    assert seen.story == [b"a"]
+    assert await line.sent() == ["RST_STREAM 1 CONNECT_ERROR"]
+
+
+async def test_a_protocol_error_on_one_stream_breaks_only_that() -> None:
+    line = Line(client=False)
+    first, second = joined(line.request(1)), joined(line.request(3))
+    line.get(data(1, b"all", end=True), data(1, b"more"), data(3, b"fine"))
+    assert first.story == [b"all", "ended", "failed: stream reset by us, for a protocol error: STREAM_CLOSED"]
+    assert second.story == [b"fine"]
+    assert await line.sent() == ["RST_STREAM 1 STREAM_CLOSED"]
+    line.requests[0].write(b"late")
+    line.requests[0].write_eof()
+    line.requests[0].close()
+    assert await line.sent() == []
+
+
+async def test_a_stream_that_is_reset_before_its_request_was_looked_at() -> None:
+    line = Line(client=False)
+    line.get(headers(1, POST), data(1, b"x"), reset(1, frames.CANCEL))
+    (stream,) = line.requests
+    assert stream.over
+    stream.respond(OK)
+    stream.write(b"x")
+    assert joined(stream).story == [b"x", "failed: stream reset by the peer: CANCEL"]
+    assert await line.sent() == []
+
+
+# Errors of the whole connection.
+
+
+async def test_a_connection_error() -> None:
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    line.get(data(1, b"before"), frame(frames.DATA, 0, 0))
+    text = "connection ended, protocol error: DATA on stream 0"
+    assert seen.story == [b"before", f"failed: {text}"]
+    assert await line.sent() == ["GOAWAY 1 PROTOCOL_ERROR"]
+    assert line.wire.ended
+    assert (line.connection.lost, line.connection.room, line.connection.open_streams) == (True, 0, 0)
+    line.get(ping(b"12345678"), headers(3, POST))
+    assert len(line.requests) == 1
+    assert await line.sent() == []
+    line.lose()
+    assert line.lost == 1
+
+
+async def test_a_request_right_before_a_connection_error() -> None:
+    """It is answered by an owner who cannot know that the connection has ended since."""
+    line = Line(client=False, on_request=lambda stream: answer(stream, 404, "no such target"))
+    line.get(headers(1, GET, end=True), headers(3, POST), frame(frames.SETTINGS, 0, 1))
+    assert await line.sent() == ["GOAWAY 3 PROTOCOL_ERROR"]
+    assert line.wire.ended
+
+
+async def test_what_is_not_http2() -> None:
+    connection = Connection(client=False)
+    wire = Wire()
+    connection.connection_made(wire)
+    wire.take()
+    feed(connection, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert read(wire.take()) == ["GOAWAY 0 PROTOCOL_ERROR"]
+    assert wire.ended
+    connection.connection_lost(None)
+
+
+async def test_a_lost_connection_breaks_its_streams() -> None:
+    line = Line(client=True)
+    seen = joined(line.connection.open(POST))
+    unanswered = line.connection.open(POST)
+    response = spawn(unanswered.response(5), name="response")
+    await asyncio.sleep(0)
+    line.lose(ConnectionResetError(104, "Connection reset by peer"))
+    text = f"connection to {PEER_NAME} lost: [Errno 104] Connection reset by peer"
+    assert seen.story == [f"failed: {text}"]
+    with pytest.raises(StreamResetError) as caught:
+        await response
+    assert str(caught.value) == text
+    assert (line.lost, line.changes) == (1, 1)
+    assert not line.connection.usable
+    with pytest.raises(StreamResetError):
+        line.connection.open(POST)
+
+
+async def test_a_peer_that_ends_the_connection() -> None:
+    line = Line(client=True)
+    seen = joined(line.connection.open(POST))
+    assert line.connection.eof_received() is False, "the transport closes"
+    line.lose()
+    assert seen.story == [f"failed: connection to {PEER_NAME} lost: closed by the peer"]
+
+
+async def test_abort() -> None:
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    line.connection.abort("krun stops")
+    assert seen.story == ["failed: krun stops"]
+    assert line.wire.aborted
+    line.lose()
+    assert line.lost == 1
+
+
+# GOAWAY.
+
+
+async def test_streams_that_a_goaway_leaves_out() -> None:
+    line = Line(client=True)
+    kept, left_out = joined(line.connection.open(POST)), joined(line.connection.open(POST))
+    await line.sent()
+    line.get(goaway(1, frames.NO_ERROR))
+    assert left_out.story == ["failed: stream not taken, GOAWAY: NO_ERROR"]
+    assert await line.sent() == ["RST_STREAM 3 CANCEL"]
+    assert (line.connection.room, line.connection.usable) == (0, False)
+    line.get(headers(1, OK), data(1, b"goes on"))
+    assert kept.story == [b"goes on"]
+    assert not line.wire.ended
+
+
+async def test_a_goaway_that_leaves_out_nothing_and_then_one_that_does() -> None:
+    line = Line(client=True)
+    first, second = joined(line.connection.open(POST)), joined(line.connection.open(POST))
+    line.get(goaway(frames.MAX_STREAM_ID))
+    assert (first.story, second.story) == ([], [])
+    line.get(goaway(1))
+    assert (first.story, second.story) == ([], ["failed: stream not taken, GOAWAY: NO_ERROR"])
+
+
+async def test_a_client_closes_after_goaway_with_its_last_stream() -> None:
+    line = Line(client=True)
+    stream = line.connection.open(POST)
+    line.get(goaway(1), headers(1, OK), data(1, b"x", end=True))
+    assert not line.wire.ended
+    stream.write(b"last words")
+    stream.write_eof()
+    assert line.wire.ended
+    assert (await line.sent())[1:] == ["DATA 1 b'last words'", "DATA 1 b'' END"]
+
+
+async def test_a_client_without_streams_closes_on_goaway() -> None:
+    line = Line(client=True)
+    line.get(goaway(0))
+    assert line.wire.ended
+
+
+async def test_a_server_goes_on_after_a_clients_goaway() -> None:
+    line = Line(client=False)
+    line.get(goaway(0))
+    line.request(1)
+    assert not line.wire.ended
+
+
+# Closing.
+
+
+async def test_drain() -> None:
+    line = Line(client=False)
+    stream = line.request(1)
+    line.connection.drain()
+    assert await line.sent() == ["GOAWAY 1 NO_ERROR"]
+    line.get(headers(3, POST), data(3, b"x"), data(1, b"y", end=True))
+    assert len(line.requests) == 1
+    assert await line.sent() == ["RST_STREAM 3 REFUSED_STREAM"]
+    stream.respond(OK)
+    stream.write(b"z")
+    assert not line.wire.ended
+    stream.write_eof()
+    assert line.wire.ended
+    assert await line.sent() == ["HEADERS 1 :status=200", "DATA 1 b'z'", "DATA 1 b'' END"]
+
+
+async def test_drain_without_streams_closes_at_once() -> None:
+    line = Line(client=False)
+    line.connection.drain()
+    assert line.wire.ended
+    assert await line.sent() == ["GOAWAY 0 NO_ERROR"]
+
+
+async def test_drain_before_there_is_a_transport() -> None:
+    connection = Connection(client=False)
+    connection.drain()
+    wire = Wire()
+    connection.connection_made(wire)
+    assert read(wire.take())[-1] == "GOAWAY 0 NO_ERROR"
+    assert wire.ended
+    connection.connection_lost(None)
+
+
+async def test_what_a_peer_still_sends_to_a_drained_connection() -> None:
+    """The transport has ended: nothing may be written, and nothing pile up."""
+    line = Line(client=False)
+    line.connection.drain()
+    await line.sent()
+    line.get(*[headers(number, POST) for number in range(1, 2001, 2)], *[ping(b"12345678")] * 1000)
+    assert await line.sent() == []
+    assert line.connection.session.pending_bytes == 0
+    assert line.connection.eof_received() is False
+
+
+async def test_close_breaks_what_is_open() -> None:
+    line = Line(client=True)
+    seen = joined(line.connection.open(POST))
+    await line.sent()
+    line.connection.close()
+    assert seen.story == [f"failed: connection to {PEER_NAME} closed by us"]
+    assert await line.sent() == ["GOAWAY 0 NO_ERROR"]
+    assert line.wire.ended
+    assert (line.connection.usable, line.connection.room) == (False, 0)
+    line.connection.close()
+    line.get(frame(frames.DATA, 0, 0))
+    assert not line.connection.session.broken, "what still comes is not even looked at"
+    line.lose()
+    line.connection.close()
+    assert line.lost == 1
+
+
+async def test_tls_ends_with_its_own_farewell() -> None:
+    line = Line(client=False, half_close=False)
+    line.connection.drain()
+    assert (line.wire.closed, line.wire.ended) == (True, False)
+
+
+@hasty
+async def test_a_peer_that_never_closes_is_reset() -> None:
+    line = Line(client=False)
+    line.connection.drain()
+    started = asyncio.get_running_loop().time()
+    await line.wire.gone.wait()
+    assert asyncio.get_running_loop().time() - started == pytest.approx(CLOSE_TIMEOUT_S, abs=0.5)
+
+
+@hasty
+async def test_a_peer_that_takes_its_time_is_waited_for() -> None:
+    line = Line(client=False)
+    line.wire.unsent = 3000
+    line.connection.drain()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    for seconds in (20, 40, 70):
+        loop.call_later(seconds, setattr, line.wire, "unsent", line.wire.unsent - seconds)
+    await line.wire.gone.wait()
+    assert loop.time() - started == pytest.approx(4 * CLOSE_TIMEOUT_S, abs=1)
+
+
+@hasty
+async def test_a_peer_that_closes_is_not_reset() -> None:
+    line = Line(client=False)
+    line.connection.drain()
+    line.lose()
+    line.wire.closed = False
+    await asyncio.sleep(2 * CLOSE_TIMEOUT_S)
+    assert not line.wire.aborted
+
+
+async def test_the_last_bytes_arrive_while_the_peer_goes_on_sending() -> None:
+    """A closed socket answers with RST, which destroys what is on its way: so ours stays open for reading."""
+    body = bytes(range(256)) * 20_000
+    loop = asyncio.get_running_loop()
+    connections: list[Connection] = []
+
+    def take(stream: Stream) -> None:
+        stream.respond(OK)
+        stream.write(body)
+        stream.write_eof()
+        connections[0].drain()
+
+    def accept() -> Connection:
+        connections.append(Connection(client=False, on_request=take, on_lost=connections.remove))
+        return connections[0]
+
+    server = await loop.create_server(accept, "127.0.0.1", 0)
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, server.sockets[0].getsockname())
+        start = PREFACE + settings({INITIAL_WINDOW: 1 << 30}) + window(0, 1 << 30) + headers(1, GET, end=True)
+        await loop.sock_sendall(sock, start)
+        await until(lambda: bool(connections) and connections[0]._ended)
+        received = bytearray()
+        async with asyncio.timeout(20):
+            while piece := await loop.sock_recv(sock, 1 << 16):
+                received += piece
+                await loop.sock_sendall(sock, window(0, 1))
+    assert body_of(bytes(received)) == body
+    await until(lambda: not connections)
+    server.close()
+
+
+def body_of(wire: bytes) -> bytes:
+    """The payload of all DATA frames."""
+    body = b""
+    while wire:
+        size, kind, _, _ = frames.read_header(wire, 0)
+        if kind == frames.DATA:
+            body += wire[9 : 9 + size]
+        wire = wire[9 + size :]
+    return body
+
+
+# Congestion, and whose turn it is.
+
+
+async def test_a_congested_transport_stops_the_streams() -> None:
+    line = Line(client=False, peer_settings={INITIAL_WINDOW: 1 << 20})
+    line.get(window(0, 1 << 20))
+    seen = [joined(line.request(number)) for number in (1, 3)]
+    first, second = line.requests
+    line.connection.pause_writing()
+    first.write(b"a" * 100)
+    assert seen[0].story == ["full"], "its source is to pause"
+    first.write(b"b" * 100)
+    assert len(first.waiting) == 100, "one write goes into the transport, what was under way waits here"
+    await line.sent()
+    line.connection.resume_writing()
+    assert seen[0].story == ["full", "drained"]
+    assert await line.sent() == [f"DATA 1 {b'b' * 100!r}"]
+    second.write(b"c")
+    assert seen[1].story == []
+    assert await line.sent() == ["DATA 3 b'c'"]
+
+
+async def test_streams_take_turns_at_a_window() -> None:
+    line = Line(client=True, peer_settings={INITIAL_WINDOW: 1 << 20})
+    streams = [line.connection.open(POST) for _ in range(3)]
+    streams[0].write(bytes(WINDOW))
+    for stream in streams:
+        stream.write(bytes((stream.id,)) * 4)
+    await line.sent()
+    order = []
+    for _ in range(6):
+        line.get(window(0, 2))
+        order += [sent.split()[1] for sent in await line.sent()]
+    assert order == ["1", "3", "5", "1", "3", "5"]
+
+
+class Source(Seen):
+    """A relay's end whose other leg always has more for `stream`."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def drained(self, leg: Leg) -> None:
+        self._stream.write(bytes(READ_BYTES))
+
+
+async def test_streams_take_turns_at_a_transport() -> None:
+    line = Line(client=True, peer_settings={INITIAL_WINDOW: 1 << 30})
+    line.get(window(0, 1 << 30))
+    streams = [line.connection.open(POST) for _ in range(3)]
+    line.wire.full = line.connection.pause_writing
+    for stream in streams:
+        stream.join(Source(stream))
+        stream.write(bytes(READ_BYTES))
+    await line.sent()
+    order = []
+    for _ in range(6):
+        line.connection.resume_writing()
+        order += sorted({sent.split()[1] for sent in await line.sent()})
+    assert order == ["1", "3", "5", "1", "3", "5"]
+
+
+async def test_a_stream_waits_for_its_own_window_without_holding_up_others() -> None:
+    line = Line(client=True)
+    line.get(window(0, 1 << 20))
+    stuck, free = line.connection.open(POST), line.connection.open(POST)
+    stuck.write(bytes(WINDOW + 1))
+    await line.sent()
+    free.write(b"x")
+    assert await line.sent() == ["DATA 3 b'x'"]
+    line.get(window(0, 5))
+    assert await line.sent() == []
+    line.get(window(1, 1))
+    assert await line.sent() == ["DATA 1 b'\\x00'"]
+
+
+async def test_credit_is_given_for_what_is_passed_on() -> None:
+    line = Line(client=False, limits=SMALL)
+    joined(line.request(1))
+    line.get(data(1, bytes(16384)))
+    assert await line.sent() == []
+    line.get(data(1, bytes(16384)))
+    assert await line.sent() == ["WINDOW_UPDATE 1 +32768", "WINDOW_UPDATE 0 +32768"]
+
+
+async def test_a_peer_that_asks_and_does_not_read() -> None:
+    line = Line(client=False, limits=SessionLimits(max_streams=1))
+    seen = joined(line.request(1))
+    line.connection.pause_writing()
+    limit = CONGESTED_BYTES + READ_BYTES
+    line.wire.unsent = limit
+    line.get(ping(b"12345678"))
+    assert not line.wire.aborted
+    await line.sent()
+    line.wire.unsent = limit + 1
+    line.get(data(1, b"no answer to this"))
+    assert not line.wire.aborted
+    line.get(ping(b"12345678"))
+    assert line.wire.aborted
+    assert seen.story[-1] == f"failed: {PEER_NAME} does not read: {limit + 1} bytes unsent"
+    line.lose()

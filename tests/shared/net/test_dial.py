@@ -1,0 +1,260 @@
+"""Connections that cannot be made, and what the errors say; TLS and ALPN against real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from shared.errors import DialError, UnavailableError
+from shared.net.address import Address
+from shared.net.connection import Connection
+from shared.net.dial import Origin, dial, dial_http2, reason
+from shared.net.tcp import TcpLeg
+from shared.net.tls import ALPN_H2, server_context
+from tests.shared.net.conftest import Credentials
+from tests.shared.net.hasty_loop import hasty
+from tests.shared.net.in_memory import Seen
+from tests.shared.net.loopback import PATIENCE_S, App, until
+from tests.shared.wire.dialogue import POST
+from tests.support.http2_peer import Service
+from tests.support.metadata_server import closed_port
+
+NO_SUCH_HOST = "no-such-host.invalid"
+"""RFC 6761 section 6.4: never resolves."""
+
+
+async def over(leg: TcpLeg) -> None:
+    leg.abort()
+    await until(lambda: leg._transport.is_closing())
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def full_backlog() -> Iterator[int]:
+    """A port whose queue of connections is full: the kernel answers no further SYN."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            assert waiting.connect_ex(("127.0.0.1", port)) == errno.EINPROGRESS
+        yield port
+
+
+async def refused(address: Address, timeout_s: float = PATIENCE_S) -> str:
+    """Why `address` cannot be dialled."""
+    with pytest.raises(DialError) as caught:
+        await dial(address, timeout_s)
+    return str(caught.value)
+
+
+async def refused_http2(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
+    """Why `origin` cannot be dialled."""
+    with pytest.raises(DialError) as caught:
+        await dial_http2(origin, timeout_s, lambda: Connection(client=True))
+    return str(caught.value)
+
+
+# TCP.
+
+
+async def test_dial() -> None:
+    app = App()
+    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
+    peer = await app.accept()
+    assert leg.peer_name == f"127.0.0.1:{app.port}"
+    await peer.send(b"220 ready")
+    seen = Seen()
+    leg.join(seen)
+    await until(lambda: seen.story == [b"220 ready"])
+    await over(leg)
+    await app.close()
+
+
+async def test_small_writes_are_not_held_back() -> None:
+    app = App()
+    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
+    sock = leg._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await over(leg)
+    await app.close()
+
+
+async def test_nobody_listens() -> None:
+    port = closed_port()
+    assert await refused(Address("127.0.0.1", port)) == f"connect to 127.0.0.1:{port}: connection refused"
+    with pytest.raises(DialError) as caught:
+        await dial(Address("127.0.0.1", port), PATIENCE_S)
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+
+async def test_no_such_host() -> None:
+    text = await refused(Address(NO_SUCH_HOST, 80))
+    assert re.fullmatch(f"connect to {NO_SUCH_HOST}:80: [A-Z][a-z ]+", text), text
+
+
+@hasty
+async def test_no_answer() -> None:
+    with full_backlog() as port:
+        address = Address("127.0.0.1", port)
+        assert await refused(address, 2.5) == f"connect to {address}: no answer within 2.5 s"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)"), "connection refused"),
+        (ConnectionResetError(104, "Connection reset by peer"), "connection reset"),
+        (OSError(113, "No route to host"), "No route to host"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (
+            OSError("Multiple exceptions: [Errno 111] a, [Errno 113] b"),
+            "Multiple exceptions: [Errno 111] a, [Errno 113] b",
+        ),
+        (OSError(), "OSError"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)"), "TLS failed: "),
+        (ssl.SSLError(), "TLS failed: "),
+        (ssl.SSLCertVerificationError("name does not fit"), "certificate refused: "),
+    ],
+)
+def test_reason(error: OSError, text: str) -> None:
+    assert reason(error).startswith(text)
+    assert "127.0.0.1" not in reason(error)
+
+
+# HTTP/2.
+
+
+@asynccontextmanager
+async def connected(origin: Origin) -> AsyncIterator[Connection]:
+    lost = asyncio.Event()
+    connection = await dial_http2(
+        origin, PATIENCE_S, lambda: Connection(client=True, on_lost=lambda _: lost.set())
+    )
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await lost.wait()
+
+
+async def test_h2c() -> None:
+    async with Service.listening() as service:
+        address = Address("127.0.0.1", service.port)
+        async with connected(Origin("http", "service", address)) as connection:
+            stream = connection.open(POST)
+            (await service.request()).respond(200)
+            assert await stream.response(PATIENCE_S) == 200
+            assert connection.peer_name == str(address)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_tls(credentials: Credentials, host: str) -> None:
+    context = server_context(credentials.certificate, credentials.key)
+    async with Service.listening(context) as service:
+        origin = Origin("https", host, Address("127.0.0.1", service.port), credentials.ca)
+        async with connected(origin) as connection:
+            assert connection._transport is not None
+            tls = connection._transport.get_extra_info("ssl_object")
+            assert (tls.selected_alpn_protocol(), tls.version()) == (ALPN_H2, "TLSv1.3")
+            stream = connection.open(POST)
+            (await service.request()).respond(204)
+            assert await stream.response(PATIENCE_S) == 204
+
+
+async def test_a_certificate_of_somebody_else(credentials: Credentials) -> None:
+    context = server_context(credentials.certificate, credentials.key)
+    async with Service.listening(context) as service:
+        address = Address("127.0.0.1", service.port)
+        for ca in (credentials.other_ca, None):
+            text = await refused_http2(Origin("https", "localhost", address, ca))
+            assert re.fullmatch(
+                f"connect to https://localhost at {address}: certificate refused: .*certificate.*", text
+            ), text
+        text = await refused_http2(Origin("https", "hello.a.run.app", address, credentials.ca))
+        assert text.startswith(
+            f"connect to https://hello.a.run.app at {address}: certificate refused: Hostname"
+        )
+
+
+async def test_a_server_without_http2(credentials: Credentials) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(credentials.certificate, credentials.key)
+    async with Service.listening(context) as service:
+        address = Address("127.0.0.1", service.port)
+        text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
+        assert (
+            text == f"connect to https://localhost at {address}: the server does not offer HTTP/2 (ALPN h2)"
+        )
+        await until(lambda: all(peer.lost for peer in service.connections))
+
+
+async def test_a_server_without_tls(credentials: Credentials) -> None:
+    async def not_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(not_tls, "127.0.0.1", 0)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
+    assert text.startswith(f"connect to https://localhost at {address}: TLS failed: ")
+    server.close()
+
+
+async def test_a_server_that_hangs_up_in_the_handshake(credentials: Credentials) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
+    assert text.startswith(f"connect to https://localhost at {address}: ")
+    server.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_nobody_listens_for_http2(credentials: Credentials, scheme: str) -> None:
+    address = Address("127.0.0.1", closed_port())
+    text = await refused_http2(Origin(scheme, "localhost", address, credentials.ca))
+    assert text == f"connect to {scheme}://localhost at {address}: connection refused"
+
+
+@hasty
+async def test_a_handshake_that_hangs(credentials: Credentials) -> None:
+    app = App()
+    address = Address("127.0.0.1", app.port)
+    text = await refused_http2(Origin("https", "localhost", address, credentials.ca), 3)
+    assert text == f"connect to https://localhost at {address}: not connected within 3 s"
+    await app.close()
+
+
+async def test_a_ca_file_that_is_not_there(tmp_path: Path) -> None:
+    origin = Origin("https", "localhost", Address("127.0.0.1", closed_port()), tmp_path / "none.pem")
+    with pytest.raises(UnavailableError, match=f"^trusted certificates: {tmp_path}/none.pem: No such file"):
+        await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True))
+
+
+def test_equal_origins_share() -> None:
+    one = Origin("https", "h", Address("a", 1), Path("ca.pem"))
+    assert len({one, Origin("https", "h", Address("a", 1), Path("ca.pem"))}) == 1
+    for other in (
+        Origin("http", "h", Address("a", 1), Path("ca.pem")),
+        Origin("https", "i", Address("a", 1), Path("ca.pem")),
+        Origin("https", "h", Address("a", 2), Path("ca.pem")),
+        Origin("https", "h", Address("a", 1), None),
+    ):
+        assert other != one

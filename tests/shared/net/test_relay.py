@@ -1,0 +1,257 @@
+"""The relay's rules, with legs in memory. Real legs and real sockets have `test_close_orders.py`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shared.errors import StreamResetError
+from shared.net.legs import Buffer, RelayEnd
+from shared.net.relay import LINGER_S, Relay
+from tests.shared.net.hasty_loop import hasty
+
+BROKE = StreamResetError("stream reset by the peer: CANCEL", 8)
+STOP = StreamResetError("we are stopping", 8)
+
+
+class Ends:
+    """Two legs whose calls are written down in one list, and the relay between them."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.down = MemoryLeg("down", self.story)
+        self.up = MemoryLeg("up", self.story)
+        self.relay = Relay(self.down, self.up, self._finished)
+        self.finished = 0
+
+    def start(self) -> Ends:
+        self.relay.start()
+        assert self.told() == ["down joined", "up joined"]
+        return self
+
+    def told(self) -> list[str]:
+        """What the legs were told since the last call."""
+        story = self.story[:]
+        self.story.clear()
+        return story
+
+    def _finished(self, relay: Relay) -> None:
+        assert relay is self.relay
+        assert relay.over
+        self.finished += 1
+
+
+class MemoryLeg:
+    def __init__(self, name: str, story: list[str]) -> None:
+        self.name = name
+        self.early = b""
+        self.early_end = False
+        self.early_error: StreamResetError | None = None
+        self._story = story
+
+    def join(self, relay: RelayEnd) -> None:
+        self._tell("joined")
+        if self.early:
+            relay.received(self, self.early)
+        if self.early_end:
+            relay.ended(self)
+        if self.early_error is not None:
+            relay.failed(self, self.early_error)
+
+    def write(self, data: Buffer) -> None:
+        self._tell(f"<- {bytes(data).decode()}")
+
+    def write_eof(self) -> None:
+        self._tell("eof")
+
+    def pause_reading(self) -> None:
+        self._tell("paused")
+
+    def resume_reading(self) -> None:
+        self._tell("resumed")
+
+    def close(self) -> None:
+        self._tell("closed")
+
+    def abort(self) -> None:
+        self._tell("aborted")
+
+    def _tell(self, what: str) -> None:
+        self._story.append(f"{self.name} {what}")
+
+
+async def test_bytes_go_on_in_order_and_are_counted() -> None:
+    ends = Ends().start()
+    ends.relay.received(ends.down, b"ab")
+    ends.relay.received(ends.up, memoryview(b"cde"))
+    ends.relay.received(ends.down, bytearray(b"f"))
+    assert ends.told() == ["up <- ab", "down <- cde", "up <- f"]
+    assert (ends.relay.sent_bytes, ends.relay.received_bytes) == (3, 3)
+
+
+async def test_what_came_before_goes_first() -> None:
+    """And the downstream is the first to be joined: a TLS leg takes nothing before."""
+    ends = Ends()
+    ends.down.early, ends.up.early = b"hello", b"220 ready"
+    ends.relay.start()
+    assert ends.told() == ["down joined", "up <- hello", "up joined", "down <- 220 ready"]
+
+
+async def test_back_pressure() -> None:
+    ends = Ends().start()
+    ends.relay.full(ends.down)
+    ends.relay.drained(ends.down)
+    ends.relay.full(ends.up)
+    ends.relay.drained(ends.up)
+    assert ends.told() == ["up paused", "up resumed", "down paused", "down resumed"]
+
+
+@pytest.mark.parametrize("first", ["down", "up"])
+async def test_each_direction_ends_by_itself(first: str) -> None:
+    ends = Ends().start()
+    one, other = (ends.down, ends.up) if first == "down" else (ends.up, ends.down)
+    ends.relay.ended(one)
+    assert ends.told() == [f"{other.name} eof"]
+    ends.relay.received(other, b"still here")
+    assert ends.told() == [f"{one.name} <- still here"]
+    assert not ends.relay.over
+    ends.relay.ended(other)
+    assert ends.told() == [f"{one.name} eof", "down closed", "up closed"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
+
+
+async def test_an_end_said_twice() -> None:
+    ends = Ends().start()
+    ends.relay.ended(ends.down)
+    ends.relay.ended(ends.down)
+    assert ends.told() == ["up eof"]
+    assert not ends.relay.over
+
+
+@pytest.mark.parametrize("broken", ["down", "up"])
+@pytest.mark.parametrize("other_ended", [True, False])
+async def test_a_leg_that_breaks_before_its_end(broken: str, other_ended: bool) -> None:
+    ends = Ends().start()
+    one, other = (ends.down, ends.up) if broken == "down" else (ends.up, ends.down)
+    if other_ended:
+        ends.relay.ended(other)
+    ends.told()
+    ends.relay.failed(one, BROKE)
+    assert ends.told() == [f"{other.name} aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, BROKE, one)
+
+
+async def test_a_downstream_that_breaks_after_its_end() -> None:
+    ends = Ends().start()
+    ends.relay.received(ends.down, b"last words")
+    ends.relay.ended(ends.down)
+    ends.relay.failed(ends.down, BROKE)
+    assert ends.told() == ["up <- last words", "up eof", "down closed", "up closed"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
+
+
+async def test_an_upstream_that_breaks_after_its_end() -> None:
+    ends = Ends().start()
+    ends.relay.full(ends.up)
+    ends.relay.received(ends.up, b"answer")
+    ends.relay.ended(ends.up)
+    assert ends.told() == ["down paused", "down <- answer", "down eof"]
+    ends.relay.failed(ends.up, BROKE)
+    assert ends.told() == ["down resumed"], "to drop what it still sends, so that it can read what it got"
+    ends.relay.received(ends.down, b"nobody reads this")
+    assert ends.told() == []
+    assert ends.relay.sent_bytes == 0
+    assert not ends.relay.over
+    ends.relay.ended(ends.down)
+    assert ends.told() == ["up eof", "down closed", "up closed"]
+    assert (ends.finished, ends.relay.error) == (1, None)
+
+
+async def test_a_downstream_that_breaks_while_it_is_waited_for() -> None:
+    ends = Ends().start()
+    ends.relay.ended(ends.up)
+    ends.relay.failed(ends.up, BROKE)
+    ends.told()
+    ends.relay.failed(ends.down, BROKE)
+    assert ends.told() == ["down closed", "up closed"]
+    assert (ends.finished, ends.relay.error) == (1, None)
+
+
+@hasty
+async def test_a_downstream_is_not_waited_for_for_ever() -> None:
+    ends = Ends().start()
+    ends.relay.ended(ends.up)
+    ends.relay.failed(ends.up, BROKE)
+    ends.told()
+    await asyncio.sleep(LINGER_S - 0.5)
+    assert ends.told() == []
+    await asyncio.sleep(1)
+    assert ends.told() == ["down closed", "up closed"]
+    assert (ends.finished, ends.relay.error) == (1, None)
+
+
+@hasty
+async def test_a_relay_that_is_over_forgets_its_deadline() -> None:
+    ends = Ends().start()
+    ends.relay.ended(ends.up)
+    ends.relay.failed(ends.up, BROKE)
+    ends.relay.abort(STOP)
+    ends.told()
+    await asyncio.sleep(2 * LINGER_S)
+    assert (ends.told(), ends.finished) == ([], 1)
+
+
+async def test_both_had_ended_and_one_had_broken_before() -> None:
+    ends = Ends()
+    ends.down.early, ends.down.early_end = b"question", True
+    ends.up.early, ends.up.early_end, ends.up.early_error = b"answer", True, BROKE
+    ends.relay.start()
+    assert ends.told() == [
+        "down joined",
+        "up <- question",
+        "up eof",
+        "up joined",
+        "down <- answer",
+        "down eof",
+        "down closed",
+        "up closed",
+    ]
+    assert (ends.finished, ends.relay.error) == (1, None)
+
+
+async def test_a_downstream_that_broke_before() -> None:
+    ends = Ends()
+    ends.down.early, ends.down.early_error = b"half a", BROKE
+    ends.relay.start()
+    assert ends.told() == ["down joined", "up <- half a", "up aborted"]
+    assert (ends.finished, ends.relay.broken) == (1, ends.down)
+
+
+async def test_an_upstream_that_broke_before() -> None:
+    ends = Ends()
+    ends.up.early, ends.up.early_error = b"half an", BROKE
+    ends.relay.start()
+    assert ends.told() == ["down joined", "up joined", "down <- half an", "down aborted"]
+    assert (ends.finished, ends.relay.broken) == (1, ends.up)
+
+
+async def test_abort() -> None:
+    ends = Ends().start()
+    ends.relay.abort(STOP)
+    ends.relay.abort(BROKE)
+    assert ends.told() == ["down aborted", "up aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, STOP, None)
+
+
+async def test_nothing_happens_after_the_end() -> None:
+    ends = Ends().start()
+    ends.relay.failed(ends.up, BROKE)
+    ends.told()
+    for leg in (ends.down, ends.up):
+        ends.relay.received(leg, b"late")
+        ends.relay.ended(leg)
+        ends.relay.failed(leg, STOP)
+    ends.relay.abort(STOP)
+    assert ends.told() == []
+    assert (ends.finished, ends.relay.error, ends.relay.sent_bytes) == (1, BROKE, 0)

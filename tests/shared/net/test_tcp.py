@@ -1,0 +1,370 @@
+"""The TCP leg on real sockets, a bare one at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.net.address import Address
+from shared.net.dial import dial
+from shared.net.read_buffer import READ_BYTES
+from shared.net.tcp import (
+    CLOSE_TIMEOUT_S,
+    EARLY_BYTES,
+    RESET_ON_CLOSE,
+    CloseWatch,
+    TcpLeg,
+    address_text,
+    reset,
+)
+from tests.shared.net.hasty_loop import hasty
+from tests.shared.net.in_memory import Seen, Wire
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, App, Peer, until
+
+MIB = 1 << 20
+UNREAD_MIB = 32
+"""More than both kernel buffers of a loopback connection hold."""
+
+
+@asynccontextmanager
+async def dialled() -> AsyncIterator[tuple[TcpLeg, Peer]]:
+    """A leg and its peer."""
+    app = App()
+    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
+    try:
+        yield leg, await app.accept()
+    finally:
+        leg.abort()
+        await app.close()
+        await until(lambda: leg._transport.is_closing())
+        await asyncio.sleep(0)
+
+
+def joined(leg: TcpLeg) -> Seen:
+    seen = Seen()
+    leg.join(seen)
+    return seen
+
+
+# What it pushes.
+
+
+async def test_bytes_and_end() -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        await peer.send(b"hello")
+        await until(lambda: seen.story == [b"hello"])
+        peer.fin()
+        await until(lambda: seen.story == [b"hello", "ended"])
+        leg.write(b"still here")
+        assert await peer.read(10) == b"still here"
+
+
+async def test_reset() -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        await peer.rst()
+        await until(lambda: bool(seen.story))
+        assert seen.story == ["failed: connection reset: [Errno 104] Connection reset by peer"]
+
+
+async def test_reset_after_the_end() -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        peer.fin()
+        await until(lambda: seen.story == ["ended"])
+        await peer.rst()
+        leg.write(b"a socket that only writes hears of it when it does")
+        await until(lambda: len(seen.story) == 2)
+        assert str(seen.story[1]).startswith("failed: connection reset: ")
+
+
+async def test_what_comes_before_join_is_kept() -> None:
+    async with dialled() as (leg, peer):
+        await peer.send(b"early")
+        peer.fin()
+        await until(lambda: leg._ended)
+        assert joined(leg).story == [b"early", "ended"]
+
+
+async def test_a_reset_before_join() -> None:
+    async with dialled() as (leg, peer):
+        await peer.send(b"early")
+        await until(lambda: bool(leg._early))
+        await peer.rst()
+        await until(lambda: leg._error is not None)
+        assert joined(leg).story == [b"early", f"failed: {leg._error}"]
+
+
+async def test_an_end_and_a_reset_before_join() -> None:
+    """Both are told: who has ended before breaking has delivered everything."""
+    async with dialled() as (leg, peer):
+        await peer.send(b"all of it")
+        peer.fin()
+        await until(lambda: leg._ended)
+        await peer.rst()
+        leg.write(b"to hear of it")
+        await until(lambda: leg._error is not None)
+        assert joined(leg).story == [b"all of it", "ended", f"failed: {leg._error}"]
+
+
+async def test_what_is_kept_before_join_is_bounded() -> None:
+    async with dialled() as (leg, peer):
+        peer.send_soon(bytes(UNREAD_MIB * MIB))
+        await until(lambda: len(leg._early) >= EARLY_BYTES)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(leg._early) < EARLY_BYTES + READ_BYTES
+        assert peer.is_sending
+        seen = joined(leg)
+        await peer.all_sent()
+        peer.fin()
+        await until(lambda: seen.story[-1] == "ended")
+        assert seen.story == [bytes(UNREAD_MIB * MIB), "ended"]
+
+
+async def test_a_relay_that_is_full_at_once() -> None:
+    async with dialled() as (leg, peer):
+
+        class Full(Seen):
+            def received(self, _: object, data: object) -> None:
+                super().received(leg, data)  # type: ignore[arg-type]  # a view, as ever
+                leg.pause_reading()
+
+        await peer.send(bytes(EARLY_BYTES))
+        await until(lambda: len(leg._early) >= EARLY_BYTES)
+        seen = Full()
+        leg.join(seen)
+        await peer.send(b"x")
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen.story == [bytes(EARLY_BYTES)]
+        leg.resume_reading()
+        await until(lambda: seen.story == [bytes(EARLY_BYTES) + b"x"])
+
+
+async def test_pause_and_resume() -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        leg.pause_reading()
+        leg.pause_reading()
+        peer.send_soon(bytes(UNREAD_MIB * MIB))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert seen.story == []
+        assert peer.is_sending
+        leg.resume_reading()
+        leg.resume_reading()
+        await peer.all_sent()
+        await until(lambda: seen.story == [bytes(UNREAD_MIB * MIB)])
+
+
+# What it sends.
+
+
+async def test_full_and_drained() -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        leg.write(bytes(UNREAD_MIB * MIB))
+        assert seen.story == ["full"]
+        leg.write_eof()
+        assert await peer.ended() == FIN
+        assert len(peer.received) == UNREAD_MIB * MIB
+        assert seen.story == ["full", "drained"]
+
+
+async def test_join_of_a_leg_that_is_full() -> None:
+    async with dialled() as (leg, _):
+        leg.write(bytes(UNREAD_MIB * MIB))
+        assert joined(leg).story == ["full"]
+
+
+async def test_no_reference_to_a_view_is_kept() -> None:
+    async with dialled() as (leg, peer):
+        buffer = bytearray(b"x" * UNREAD_MIB * MIB)
+        leg.write(memoryview(buffer))
+        buffer[:] = bytes(len(buffer))
+        leg.write_eof()
+        assert await peer.ended() == FIN
+        assert peer.received == b"x" * UNREAD_MIB * MIB
+
+
+# Letting go.
+
+
+async def test_close_lets_everything_written_leave() -> None:
+    async with dialled() as (leg, peer):
+        joined(leg)
+        leg.write(bytes(UNREAD_MIB * MIB))
+        leg.close()
+        assert await peer.ended() == FIN
+        assert len(peer.received) == UNREAD_MIB * MIB
+
+
+async def test_abort_is_a_reset() -> None:
+    async with dialled() as (leg, peer):
+        joined(leg)
+        leg.write(bytes(UNREAD_MIB * MIB))
+        leg.abort()
+        assert await peer.ended() == RST
+        assert len(peer.received) < UNREAD_MIB * MIB
+
+
+@hasty
+async def test_a_peer_that_does_not_read_is_reset_in_the_end() -> None:
+    """Not ended with FIN, which would make what it got look like the whole."""
+    async with dialled() as (leg, peer):
+        joined(leg)
+        leg.write(bytes(UNREAD_MIB * MIB))
+        leg.close()
+        await asyncio.sleep(CLOSE_TIMEOUT_S - 1)
+        assert leg._transport.get_write_buffer_size() > 0
+        await asyncio.sleep(2)
+        peer.start_reading()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert peer.end == RST
+
+
+@hasty
+async def test_a_peer_that_reads_slowly_gets_everything() -> None:
+    wire = Wire()
+    wire.unsent = 100
+    watch = CloseWatch(wire)
+    for left in (99, 50, 1):
+        await asyncio.sleep(CLOSE_TIMEOUT_S - 1)
+        wire.unsent = left
+        await asyncio.sleep(1)
+        assert not wire.aborted
+    await asyncio.sleep(CLOSE_TIMEOUT_S + 1)
+    assert wire.aborted
+    watch.cancel()
+
+
+@hasty
+async def test_a_watch_ends_with_the_connection() -> None:
+    async with dialled() as (leg, peer):
+        leg.write(bytes(UNREAD_MIB * MIB))
+        leg.close()
+        assert leg._closing is not None
+        timer = leg._closing._timer
+        await peer.rst()
+        await until(lambda: timer.cancelled())
+
+
+@pytest.mark.parametrize("how", ["closed", "aborted", "reset by the peer"])
+async def test_nothing_raises_on_a_leg_that_is_gone(how: str) -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        if how == "closed":
+            leg.close()
+        elif how == "aborted":
+            leg.abort()
+        else:
+            await peer.rst()
+            await until(lambda: bool(seen.story))
+        told = list(seen.story)
+        for _ in range(2):
+            leg.write(b"x")
+            leg.write_eof()
+            leg.pause_reading()
+            leg.resume_reading()
+            leg.close()
+            leg.abort()
+            await asyncio.sleep(0)
+        assert seen.story == told
+
+
+@pytest.mark.parametrize("method", ["write_eof", "pause_reading", "resume_reading", "close", "abort"])
+async def test_nothing_raises_between_a_failed_write_and_the_news_of_it(method: str) -> None:
+    async with dialled() as (leg, peer):
+        seen = joined(leg)
+        leg.pause_reading()
+        await peer.rst()
+        leg.write(b"to nobody")
+        leg.write(b"still nobody")
+        getattr(leg, method)()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(seen.story) <= 1
+
+
+# Taking over, giving away.
+
+
+class Greeter(asyncio.Protocol):
+    """Takes the first bytes of a connection, and then makes a leg of it."""
+
+    def __init__(self, legs: list[TcpLeg]) -> None:
+        self._legs = legs
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._legs.append(TcpLeg.over(self._transport, data))  # type: ignore[arg-type]  # uvloop's is a Transport
+
+
+async def test_over_keeps_what_was_read_before() -> None:
+    legs: list[TcpLeg] = []
+    server = await asyncio.get_running_loop().create_server(lambda: Greeter(legs), "127.0.0.1", 0)
+    peer = await Peer.connect(server.sockets[0].getsockname()[1])
+    await peer.send(b"hello")
+    await until(lambda: bool(legs))
+    (leg,) = legs
+    assert leg.peer_name == address_text(peer.sock.getsockname())
+    await peer.send(b" again")
+    await until(lambda: len(leg._early) == 11)
+    seen = joined(leg)
+    assert seen.story == [b"hello again"]
+    leg.write(b"x")
+    assert await peer.read(1) == b"x"
+    leg.close()
+    assert await peer.ended() == FIN
+    await peer.close()
+    server.close()
+
+
+async def test_release_gives_the_transport_away() -> None:
+    async with dialled() as (leg, peer):
+        transport = leg.release()
+        leg.write(b"not sent")
+        leg.close()
+        leg.abort()
+        transport.write(b"sent")
+        transport.close()
+        assert await peer.ended() == FIN
+        assert peer.received == b"sent"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (("192.0.2.1", 80), "192.0.2.1:80"),
+        (("2001:db8::1", 443, 0, 0), "[2001:db8::1]:443"),
+        ("/run/socket", "/run/socket"),
+        ("", "unknown"),
+        (None, "unknown"),
+        ((), "unknown"),
+    ],
+)
+def test_address_text(name: object, text: str) -> None:
+    assert address_text(name) == text
+
+
+async def test_reset_of_a_connection_that_has_gone() -> None:
+    async with dialled() as (leg, peer):
+        await peer.rst()
+        await until(lambda: leg._error is not None)
+        reset(leg._transport)
+
+
+def test_the_reset_option_is_linger_of_no_time() -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        assert struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)

@@ -1,0 +1,92 @@
+"""TLS contexts: what they offer, what they trust, and errors that name the file."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UnavailableError
+from shared.identity.authority import Authority
+from shared.net.tls import client_context, server_context
+from tests.shared.net.conftest import Credentials
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str = "localhost") -> ssl.SSLObject:
+    """The client's end after a handshake in memory."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(5):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0]
+
+
+def test_a_handshake(credentials: Credentials) -> None:
+    client = client_context(credentials.ca)
+    tls = handshake(client, server_context(credentials.certificate, credentials.key))
+    assert (tls.selected_alpn_protocol(), tls.version()) == ("h2", "TLSv1.3")
+
+
+def test_certificates_and_names_are_checked(credentials: Credentials) -> None:
+    server = server_context(credentials.certificate, credentials.key)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(client_context(credentials.other_ca), server)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(client_context(credentials.ca), server, "other.example")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(client_context(None), server)
+
+
+@pytest.mark.parametrize("old", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+def test_nothing_older_than_tls_1_2(credentials: Credentials, old: ssl.TLSVersion) -> None:
+    server = server_context(credentials.certificate, credentials.key)
+    client = ssl.create_default_context(cafile=credentials.ca)
+    client.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    client.maximum_version = old
+    with pytest.raises(ssl.SSLError):
+        handshake(client, server)
+    assert client_context(credentials.ca).minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_a_clients_context_is_made_once(credentials: Credentials) -> None:
+    assert client_context(credentials.ca) is client_context(credentials.ca)
+    assert client_context(None) is client_context(None)
+    assert client_context(credentials.ca) is not client_context(credentials.other_ca)
+
+
+def test_trusted_certificates_that_cannot_be_read(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing.pem", tmp_path / "empty.pem"
+    empty.write_text("no certificate here\n")
+    with pytest.raises(
+        UnavailableError, match=f"^trusted certificates: {missing}: No such file or directory$"
+    ):
+        client_context(missing)
+    with pytest.raises(UnavailableError, match=f"^trusted certificates: {empty}: .*certificate"):
+        client_context(empty)
+    empty.write_bytes(Authority.create("late.local").root_pem)
+    client_context(empty)  # a failure is not remembered
+
+
+def test_a_servers_files_that_cannot_be_used(credentials: Credentials, tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(
+        UnavailableError, match=f"^certificate {missing}, key {credentials.key}: No such file"
+    ):
+        server_context(missing, credentials.key)
+    with pytest.raises(UnavailableError, match="No such file"):
+        server_context(credentials.certificate, missing)
+    other = tmp_path / "other.pem"
+    other.write_bytes(Authority.create("other.local").issue(dns_names=["a"]).key_pem)
+    with pytest.raises(UnavailableError) as caught:
+        server_context(credentials.certificate, other)
+    assert "mismatch" in str(caught.value)
+    assert "PRIVATE KEY" not in str(caught.value)
