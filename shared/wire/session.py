@@ -22,6 +22,7 @@ What is not here: sockets, deadlines, which stream gets what (`shared/net/connec
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +77,9 @@ STATUS_WITHOUT_BODY = (b"204", b"304")
 """Their content-length tells of another response's body (RFC 9110 section 8.6)."""
 
 
+_QUOTED = re.compile(r"""b?['"].*""", re.DOTALL)  # h2 puts what it quotes last
+
+
 class SessionError(Exception):
     """The connection is beyond repair; `code` is the GOAWAY error code (RFC 9113 section 7)."""
 
@@ -121,8 +125,9 @@ def _error_code(error: h2.exceptions.ProtocolError) -> int:
 
 
 def _reason(error: h2.exceptions.ProtocolError) -> str:
-    """What h2 says, which for its errors about a stream is no more than the stream's number."""
-    text, name = str(error), type(error).__name__
+    """What h2 says, without what it quotes of a header, which may be a token. Of its errors about a stream
+    it says no more than the stream's number."""
+    text, name = _QUOTED.sub("...", str(error)), type(error).__name__
     return f"{name}, stream {text}" if text.isdigit() else text or name
 
 
@@ -325,7 +330,8 @@ class Session:
             raise self._fail(str(error), frames.ENHANCE_YOUR_CALM) from error
         except h2.exceptions.ProtocolError as error:
             self._h2.clear_outbound_data_buffer()  # its GOAWAY, which may have another code
-            raise self._fail(_reason(error), _error_code(error)) from error
+            # Not chained: what it quotes of a header may be a token, and a traceback would show it.
+            raise self._fail(_reason(error), _error_code(error)) from None
 
     # Receiving: frame by frame.
 

@@ -49,7 +49,9 @@ _STATISTICS = re.compile(r"^(?:stat::)?(\w+): +(\d+)$", re.MULTILINE)
 
 def main() -> int:
     """Runs, or replays, what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.run", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("--seconds", type=int, default=DEFAULT_SECONDS, help="for each target")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="feed one file to one target")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)  # the process of one target
@@ -61,7 +63,9 @@ def main() -> int:
 
     unknown = set(given.targets) - set(TARGETS)
     if unknown or (given.replay and len(given.targets) != 1):
-        parser.error(f"TARGET is one of {' '.join(TARGETS)}" + (", one with --replay" if given.replay else ""))
+        parser.error(
+            f"TARGET is one of {' '.join(TARGETS)}" + (", one with --replay" if given.replay else "")
+        )
     if given.replay:
         TARGETS[given.targets[0]].check(given.replay.read_bytes())
         print(f"{given.replay}: {given.targets[0]} keeps its promise")

@@ -1,10 +1,10 @@
 """What is fuzzed: for everything that reads a stranger's bytes, one function that feeds it and one promise.
 
-A target `fuzz_X(data)` returns if what it reads kept the promise in its docstring and raises otherwise; any
-exception that a reader does not document is a finding. Targets keep nothing between two calls, touch no network
-and no file but those under /dev/null, and take the same way each time for the same bytes.
+A target `fuzz_X(data)` returns if the reader kept the promise in its docstring and raises otherwise; an
+exception that the reader does not document is a finding. A target keeps nothing between two calls, touches no
+network and no file, and does the same each time for the same bytes.
 
-Seeds are the inputs that a person can read; recorded and found ones are files in corpus/TARGET. How inputs are
+Seeds are inputs short enough to stand here, longer and binary ones are files in corpus/TARGET. How inputs are
 changed and replayed is `test_fuzz.py`'s (with pytest) and `run.py`'s (guided by coverage).
 """
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 import base64
 import json
 import re
+import struct
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -27,12 +29,13 @@ import h11
 import hpack
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.utils import CryptographyDeprecationWarning
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
 from agent.app_proxy import checked_by_cloud_run, request_of
 from gateway import config
 from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
-from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl
+from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
 from hbone import target
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
 from shared.identity import spiffe, tokens
@@ -40,6 +43,7 @@ from shared.identity.jwt_check import TokenChecker, TokenRejected
 from shared.net.address import Address
 from shared.net.stream import Stream
 from shared.wire import client_hello, events, frames, istio_sni, tunnel_request
+from shared.wire.flood_guard import FloodLimits
 from shared.wire.session import (
     FIRST_WINDOW,
     REMEMBERED_RESETS,
@@ -56,7 +60,7 @@ SECRET = "c4n4ry-never-to-be-told"
 """Stands where seeds have a secret: no text that a reader makes may repeat it."""
 
 MAX_TEXT_CHARS = 4096
-"""The longest error text: two shown parts of 255 characters, each escaped as at most six, and what is said."""
+"""The longest error text: 255 characters shown twice, each escaped as at most six, and what is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,8 @@ def place_of(error: BaseException) -> str:
 
 
 def fuzz_client_hello(data: bytes) -> None:
-    """A hello, None or ClientHelloError; what is decided for some bytes stays decided when more come, whatever
-    the type of the buffer, and however the same message is split over records. A name that comes out has a
+    """A hello, None or ClientHelloError; what is decided for some bytes stays decided when more come, for
+    every type of buffer, and however the same message is split over records. A name that comes out has a
     destination or is refused with NoRouteError."""
     whole = hello_outcome(data)
     assert hello_outcome(memoryview(data)) == whole
@@ -149,7 +153,8 @@ def fuzz_client_hello(data: bytes) -> None:
         assert hello_outcome(data[: whole.size - 1]) is None
         _check_server_name(whole.server_name)
     message = _handshake_message(data)
-    if message is not None:
+    assert message is None or whole is not None, "undecided with a whole message at hand"
+    if message is not None and len(message) == _length(message):
         for cuts in ({1}, {4}, {5, 6}, {len(message) // 2}, {len(message) - 1}, set(range(1, 64))):
             edges = sorted({0, len(message)} | {cut for cut in cuts if cut < len(message)})
             fragments = [message[start:end] for start, end in pairwise(edges)]
@@ -181,7 +186,8 @@ def _without_size(outcome: object) -> object:
 
 
 def _handshake_message(data: bytes) -> bytes | None:
-    """The ClientHello message at the start of `data`, if it is complete and ends where a record ends."""
+    """What the records at the start of `data` carry, up to the one where their message ends; None if they do
+    not get so far."""
     message = b""
     at = 0
     for _ in range(client_hello.MAX_RECORDS):
@@ -193,10 +199,14 @@ def _handshake_message(data: bytes) -> bytes | None:
         if not 0 < length <= 16384 or at > len(data):
             return None
         message += data[at - length : at]
-        if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
-            size = 4 + int.from_bytes(message[1:4], "big")
-            return message if message[0] == 1 and len(message) == size <= 16388 else None
+        if len(message) >= 4 and len(message) >= _length(message):
+            return message
     return None
+
+
+def _length(message: bytes) -> int:
+    """The length of a handshake message that its header tells."""
+    return 4 + int.from_bytes(message[1:4], "big")
 
 
 def _check_server_name(name: str | None) -> None:
@@ -221,7 +231,11 @@ def _check_server_name(name: str | None) -> None:
 
 LIMITS = (
     SessionLimits(
-        max_streams=3, stream_window_bytes=65535, connection_window_bytes=65535, max_header_list_bytes=1024
+        max_streams=3,
+        stream_window_bytes=65535,
+        connection_window_bytes=131072,
+        max_header_list_bytes=1024,
+        floods=FloodLimits(control_frames=30, resets=8, empty_data=8, window_updates=30),
     ),
     SessionLimits(),
 )
@@ -248,6 +262,22 @@ HEADER_LISTS: tuple[list[tuple[bytes, bytes]], ...] = (
 )
 """What a scripted peer puts into HEADERS: requests, responses, trailers, and lists that are none of these."""
 
+RARE_KINDS = (
+    frames.SETTINGS,
+    frames.PING,
+    frames.GOAWAY,
+    frames.PRIORITY,
+    frames.PUSH_PROMISE,
+    0x20,  # an extension's
+)
+
+PIECE_S = 1 / 16
+"""The time between two pieces, for an owner that reacts. For one that looks on the clock stands still: pieces
+are to make no difference."""
+
+EDGES = (0, 1, 100, 16384, 65535, 65536, 1 << 20, 2**31 - 65536, 2**31 - 1, 2**31)
+"""Numbers around which a window or a setting changes its meaning."""
+
 PADDING_BYTES = 256
 """The most that a frame's padding adds. It is credited with the frame's header, before it has arrived."""
 
@@ -264,7 +294,7 @@ class PeerBooks:
         self.data = {0: 0}
         """Bytes that have arrived in DATA frames, padding included, by stream; 0 is the connection."""
         self.granted = {0: FIRST_WINDOW}
-        """What WINDOW_UPDATE has allowed us to send, by stream; 0 is the connection, its first window included."""
+        """What WINDOW_UPDATE has allowed us to send, by stream; 0 is the connection with its first window."""
         self.first_window = FIRST_WINDOW
         """The largest that SETTINGS has allowed for any stream."""
         self.frame_bytes = 16384
@@ -309,10 +339,7 @@ class PeerBooks:
             self.granted[stream_id] = self.granted.get(stream_id, 0) + increment
         elif kind == frames.SETTINGS:
             for at in range(0, len(body) - 5, 6):
-                code, value = (
-                    int.from_bytes(body[at : at + 2], "big"),
-                    int.from_bytes(body[at + 2 : at + 6], "big"),
-                )
+                code, value = struct.unpack_from(">HI", body, at)
                 if code == 4:
                     self.first_window = max(self.first_window, value)
                 elif code == 5:
@@ -331,7 +358,6 @@ class OurBooks:
         self.last: Frame | None = None
         self._skip = preface_bytes
         self._ended: set[int] = set()
-        self._largest = 0
 
     def take(self, output: bytes, peer: PeerBooks) -> None:
         """Reads on; `output` ends where a frame ends."""
@@ -371,6 +397,7 @@ class Conversation:
         self.seen: list[tuple[object, ...]] = []
         """Every event as plain values, neighbouring pieces of DATA joined."""
         self.over = False
+        self._now = 0.0
         self._random = Random(seed)
         self._passive = passive
         self._answered: set[int] = set()
@@ -397,9 +424,10 @@ class Conversation:
         pending = session.pending_bytes
         broken: SessionError | None = None
         try:
-            session.receive_data(memoryview(data))
+            session.receive_data(memoryview(data), self._now)
         except SessionError as error:
             broken = error
+        self._now += 0.0 if self._passive else PIECE_S
         # A PING is answered with as many bytes, a HEADERS frame of ten with an RST_STREAM of 13.
         answers = session.pending_bytes - pending
         assert answers <= 2 * (len(data) + waiting) + 64, f"{answers} bytes of answers to {len(data)}"
@@ -411,9 +439,10 @@ class Conversation:
         self._silent |= {stream.id for stream in self.streams.values() if stream.over}
         if broken is not None:
             self.over = True
-            self.seen.append(("error", told(broken), broken.code))
+            self.seen.append(("error", broken.code))
             assert 0 <= broken.code <= 0xD and isinstance(self._ours.last, GoAwayFrame)
             self._last_words()
+            told(broken)
 
     def finish(self) -> None:
         """The owner lets go of everything, after which nothing may be left."""
@@ -459,7 +488,7 @@ class Conversation:
             case events.ResponseReceived(headers=headers):
                 assert self.session.client and number not in self._answered
                 self._answered.add(number)
-                if dict(headers)[b":status"] == b"200" and number != 3:  # 3 is a CONNECT, where there is one
+                if dict(headers)[b":status"] == b"200" and number != 3:  # 3 may be a CONNECT, 204 has no body
                     self._promise(number, headers)
             case events.StreamEnded():
                 assert number not in self._ended
@@ -468,8 +497,8 @@ class Conversation:
                 assert body == self._promised.get(number, body), "another length than content-length says"
             case events.StreamReset():
                 self._silent.add(number)
-        values = [getattr(event, name) for name in type(event).__slots__ if name != "stream"]
-        self.seen.append((type(event).__name__, number, *values))
+        names = ("headers", "ended", "code", "by_peer", "last_stream_id")
+        self.seen.append((type(event).__name__, number, *(getattr(event, name, None) for name in names)))
 
     def _promise(self, number: int, headers: events.Headers) -> None:
         length = dict(headers).get(b"content-length")
@@ -656,36 +685,30 @@ class ScriptedPeer:
             case 4:
                 self._send(frames.RST_STREAM, 0, self._stream(), script.take(4).rjust(4, b"\0"))
             case 5:
-                setting = script.number().to_bytes(2, "big") + script.number(4).to_bytes(4, "big")
+                setting = (script.number() % 8).to_bytes(2, "big") + self._value()
                 self._send(frames.SETTINGS, 0, 0, setting)
             case 6:
-                self._send(frames.WINDOW_UPDATE, 0, self._stream(), script.number(4).to_bytes(4, "big"))
+                self._send(frames.WINDOW_UPDATE, 0, self._stream(), self._value())
             case 7:
                 self._send(frames.CONTINUATION, script.number(), self._stream(), self._rest_of_headers)
                 self._rest_of_headers = b""
             case 8:
-                kinds = (
-                    frames.SETTINGS,
-                    frames.PING,
-                    frames.GOAWAY,
-                    frames.PRIORITY,
-                    frames.PUSH_PROMISE,
-                    0x20,
-                )
-                self._send(
-                    kinds[script.number() % 6], script.number(), self._stream(), bytes(script.number() % 20)
-                )
+                kind, flags = RARE_KINDS[script.number() % len(RARE_KINDS)], script.number()
+                self._send(kind, flags, self._stream(), bytes(script.number() % 20))
             case 9:
                 self.out += script.take(script.number())
             case 10:
                 self.deliver()
+            case 11:
+                self.deliver(all_but=script.number() * 8)
             case _:
                 self._owner()
 
-    def deliver(self) -> None:
-        """What has been put together is fed to the session."""
-        out, self.out = self.out, b""
-        self._conversation.feed(out)
+    def deliver(self, all_but: int = 0) -> None:
+        """What has been put together, but for the last so many bytes, is fed to the session."""
+        end = max(0, len(self.out) - all_but)
+        sent, self.out = self.out[:end], self.out[end:]
+        self._conversation.feed(sent)
 
     def _send(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         self.out += frame(kind, flags, stream_id, body)
@@ -694,6 +717,12 @@ class ScriptedPeer:
         """One of the first eight streams of a client; rarely any small number, 0 among them."""
         number = self._script.number()
         return number % 8 * 2 + 1 if number < 240 else number - 240
+
+    def _value(self) -> bytes:
+        """Four bytes that mean a window or another setting: one of EDGES or any."""
+        choice = self._script.number()
+        value = EDGES[choice] if choice < len(EDGES) else self._script.number(4)
+        return value.to_bytes(4, "big")
 
     def _headers(self, stream_id: int) -> None:
         block = bytes(self._encoder.encode(HEADER_LISTS[self._script.number() % 16], huffman=False))
@@ -714,28 +743,28 @@ class ScriptedPeer:
         self._send(frames.DATA, flags & 0x9, stream_id, payload + padding)
 
     def _owner(self) -> None:
+        """One thing that the owner does: what, then the stream (three bits) and how much of it (five)."""
         conversation, script = self._conversation, self._script
         action, choice = script.number(), script.number()
+        amount = choice // 8
         stream = conversation.streams.get(choice % 8 * 2 + 1)
-        if action % 8 == 0:
-            conversation.open(choice % 8)
-        elif action % 64 == 1:
-            conversation.session.goaway()
-        if stream is None:
-            return
         match action % 8:
-            case 2:
-                conversation.answer(stream, end=choice > 127)
-            case 3:
-                conversation.write(stream, choice * 400)
-            case 4:
-                conversation.end(stream, trailers=choice > 127)
-            case 5:
+            case 0:
+                conversation.open(choice % 8)
+            case 1 if action == 1:  # seldom: no stream is taken after it
+                conversation.session.goaway()
+            case 2 if stream is not None:
+                conversation.answer(stream, end=amount > 15)
+            case 3 if stream is not None:
+                conversation.write(stream, amount * 3300)
+            case 4 if stream is not None:
+                conversation.end(stream, trailers=amount > 15)
+            case 5 if stream is not None:
                 conversation.session.reset(stream, frames.CANCEL)
-            case 6:
+            case 6 if stream is not None:
                 conversation.consume(stream, 1 << 31)
-            case 7:
-                conversation.consume(stream, choice)
+            case 7 if stream is not None:
+                conversation.consume(stream, amount)
 
 
 def fuzz_session_script(data: bytes) -> None:
@@ -828,13 +857,11 @@ def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes]
     assert got.method == pseudo[b":method"] and got.target == pseudo[b":path"]
     names = [name for name, _ in got.headers]
     assert not {b"x-forwarded-client-cert", b"x-serverless-authorization"} & set(names)
-    assert (
-        names.count(b"host") == 1 and names.count(b"content-length") + names.count(b"transfer-encoding") < 2
-    )
-    both = any(name == b"x-serverless-authorization" for name, _ in event.headers)
-    assert both or not any(
-        name == b"authorization" and checked_by_cloud_run(value) for name, value in got.headers
-    )
+    assert names.count(b"host") == 1
+    assert names.count(b"content-length") + names.count(b"transfer-encoding") < 2
+    if not any(name == b"x-serverless-authorization" for name, _ in event.headers):
+        kept = [value for name, value in got.headers if name == b"authorization"]
+        assert not any(checked_by_cloud_run(value) for value in kept)
     received = b""
     while isinstance(part := server.next_event(), h11.Data):
         received += part.data
@@ -867,23 +894,26 @@ def fuzz_config(data: bytes) -> None:
 
 
 def fuzz_routes(data: bytes) -> None:
-    """A glob, a URL or an audience is taken or refused with ValueError. A glob takes a host if and only if
-    each star stands for one or more characters of it. Any name has a Target or is refused with NoRouteError,
-    and a Target's URL and audience differ from their templates only where these have placeholders.
+    """A glob, a URL, an audience or a target of CONNECT is taken or refused with ValueError. A glob takes a
+    host if and only if each star stands for one or more characters of it. Any name has a Target or is refused
+    with NoRouteError, and a Target differs from its templates only where these have placeholders.
 
-    Lines: glob, tunnel URL, audience, names."""
-    glob, url, audience, *names = data.decode("utf-8", "replace").split("\n", 11) + [""] * 3
-    if not (glob + url + audience).isprintable():
+    Lines: glob, tunnel URL, audience, target (none: POST), names."""
+    lines = data.decode("utf-8", "replace").split("\n", 12)
+    glob, url, audience, authority, *names = lines + [""] * 4
+    if not (glob + url + audience + authority).isprintable():
         return  # refused where the file is read
     try:
         pattern = compile_glob(glob)
-        route = Route(glob.lower(), tunnel=TunnelUrl.parse(url), token=TokenRule(Template.parse(audience)))
+        tunnel = TunnelUrl.parse_origin(url) if authority else TunnelUrl.parse(url)
+        route = Route(glob.lower(), tunnel=tunnel, token=TokenRule(Template.parse(audience)))
+        if authority:
+            route = replace(route, method="CONNECT", authority=read_target(authority))
     except ValueError as error:
         told(error)
         return
+    Template.parse(tunnel.origin().text)
     table = RouteTable([route])
-    assert route.tunnel is not None
-    Template.parse(route.tunnel.origin().text)
     for name in names:
         if name.isascii() and len(name) < 100 and "\n" not in name:
             taken = pattern.fullmatch(name.lower()) is not None
@@ -938,17 +968,21 @@ def _check_goal(route: Route, goal: Target) -> None:
     assert url.username is None and url.password is None and not url.query and not url.fragment
     assert url.hostname == goal.host and (url.port or DEFAULT_PORTS[url.scheme]) == goal.port
     assert 1 <= goal.port <= 65535 and url.path == goal.path
-    assert not {".", ".."} & set(goal.path.split("/"))
-    assert goal.path.count("/") == route.tunnel.path.text.count("/")
     assert goal.dial == (route.connect or Address(goal.host, goal.port))
-    filled = [(route.tunnel.host, goal.host), (route.tunnel.path, goal.path)]
+    filled = [(route.tunnel.host, goal.host)]
     if route.token.audience is not None:
         filled.append((route.token.audience, goal.token.value))
+    if route.method == "CONNECT":
+        assert not goal.path and Address.parse(goal.connect_target).port > 0
+        filled.append((route.authority, goal.connect_target))
+    else:
+        assert not {".", ".."} & set(goal.path.split("/")) and not goal.connect_target
+        assert goal.path.count("/") == route.tunnel.path.text.count("/")
+        filled.append((route.tunnel.path, goal.path))
     for template, text in filled:
-        shape = "".join(
-            re.escape(piece) if place % 2 == 0 else _VALUES[piece]
-            for place, piece in enumerate(template.pieces)
-        )
+        literals = [re.escape(piece) for piece in template.pieces[::2]]
+        values = [_VALUES[piece] for piece in template.pieces[1::2]] + [""]
+        shape = "".join(literal + value for literal, value in zip(literals, values, strict=True))
         assert re.fullmatch(shape, text), f"{text!a} is no filled {template.text!a}"
 
 
@@ -979,9 +1013,8 @@ def fuzz_spiffe(data: bytes) -> None:
         allowed = False
     else:
         allowed = True
-    assert allowed == any(
-        _spiffe_takes(pattern.split("/"), str(identity).split("/")) for pattern in rules.patterns
-    )
+    parts = str(identity).split("/")
+    assert allowed == any(_spiffe_takes(pattern.split("/"), parts) for pattern in rules.patterns)
     assert allowed == any(re.fullmatch(regex, str(identity)) for regex in rules.regexes())
 
 
@@ -998,22 +1031,24 @@ def _spiffe_takes(pattern: list[str], parts: list[str]) -> bool:
 def fuzz_certificate(data: bytes) -> None:
     """A peer's certificate proves one SPIFFE ID with a path or is refused with DeniedError; to be shown, it
     gives a list of names or ValueError."""
-    try:
-        named = spiffe.ids_of(data)
-    except ValueError as error:
-        told(error)
-        named = None
-    try:
-        identity = spiffe.peer_id(data)
-    except DeniedError as error:
-        told(error)
-    else:
-        assert identity.path and named == [identity]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)  # of what will be a ValueError later
+        try:
+            named = spiffe.ids_of(data)
+        except ValueError as error:
+            told(error)
+            named = None
+        try:
+            identity = spiffe.peer_id(data)
+        except DeniedError as error:
+            told(error)
+        else:
+            assert identity.path and named == [identity]
 
 
 def fuzz_address(data: bytes) -> None:
-    """HOST:PORT is an Address, or ValueError; a tunnel's URL is a TunnelTarget that a URL parser takes apart in
-    the same way, or UsageError; both say themselves again."""
+    """HOST:PORT is an Address, or ValueError; a tunnel's URL is a TunnelTarget that a URL parser takes apart
+    in the same way, or UsageError; both say themselves again."""
     text = data.decode("utf-8", "surrogateescape")
     try:
         address = Address.parse(text)
@@ -1031,9 +1066,8 @@ def fuzz_address(data: bytes) -> None:
     assert target.parse(str(read)) == read or read.address.host.endswith(".")
     assert (url.scheme, url.hostname, url.username) == (read.scheme, read.host, None)
     assert (url.port or {"https": 443, "http": 80}[url.scheme]) == read.address.port > 0
-    assert (
-        url.path.startswith("/") and str(read).isascii() and str(read).isprintable() and " " not in str(read)
-    )
+    assert url.path.startswith("/")
+    assert str(read).isascii() and str(read).isprintable() and " " not in str(read)
 
 
 # Tokens.
@@ -1072,12 +1106,8 @@ def fuzz_token(data: bytes) -> None:
         value = f"Bearer {_part(content)}.{_part(CLAIMS)}.{SECRET}"
     token = value.partition(" ")[2].strip()
     secret = token.rpartition(".")[2]
-    if (
-        len(secret) < 16
-        or secret in token[: -len(secret)]
-        or secret.encode() in content[: len(content) - len(secret)]
-    ):
-        secret = ""
+    if len(secret) < 16 or value.count(secret) + (mode > 0 and secret.encode() in content) > 1:
+        secret = ""  # it stands elsewhere too, where it may be told
     try:
         claims = tokens.claims_of(token)
         assert isinstance(claims, dict)
@@ -1097,183 +1127,26 @@ def fuzz_token(data: bytes) -> None:
         assert "https://a.run.app" in ([audience] if isinstance(audience, str) else audience)
 
 
-# Where each starts.
-
-_HBONE_FILE = b"""listen: ["0.0.0.0:15443", "127.0.0.1:0"]
-admin: off
-limits: {hello_timeout: 5s, max_connections: 100}
-routes:
-  - host: "*.fortio.svc.cluster.local"
-    tunnel: "https://{service}.a.run.app/_hbone/15003"
-    connect: "127.0.0.1:24443"
-    token: {audience: "https://{service}.a.run.app"}
-    method: CONNECT
-  - {host: istiod.istio-system.svc, forward: "istiod.istio-system.svc:15012"}
-  - {host: "*", tunnel: "http://[::1]:{port}/{host}/{subset}", token: none}
-"""
-_ISTIO_NAME = b"outbound_.8080_.v1_.hello.fortio.svc.cluster.local"
-_GREETED, _CLIENT, _ONLOOKER, _ROOMY = 4, 1, 8, 2
-
-
-def _request(headers: list[tuple[bytes, bytes]], flags: int = frames.FLAG_END_HEADERS) -> bytes:
-    return frame(frames.HEADERS, flags, 1, bytes(hpack.Encoder().encode(headers, huffman=False)))
-
-
-def _in_session(mode: int, *sent: bytes) -> bytes:
-    return bytes((mode | _GREETED, 7, 5, 0)) + b"".join(sent)
-
-
-_TUNNEL = (
-    _request(REQUEST),
-    frame(frames.DATA, 0, 1, b"to the service"),
-    frame(frames.WINDOW_UPDATE, 0, 0, b"\0\0\x40\0"),
-    frame(frames.DATA, frames.FLAG_END_STREAM | frames.FLAG_PADDED, 1, b"\2.." + bytes(2)),
-)
-_ANSWER = (_request([(b":status", b"200"), (b"content-length", b"5")]), frame(frames.DATA, 1, 1, b"hello"))
-_ENDS = (
-    frame(frames.PING, 0, 0, b"12345678"),
-    frame(frames.SETTINGS, 0, 0, b"\0\4\0\0\0\0\0\5\0\0\x80\0"),
-    frame(frames.RST_STREAM, 0, 1, b"\0\0\0\x08"),
-    frame(frames.GOAWAY, 0, 0, bytes(8) + b"bye"),
-)
-
 TARGETS = {
-    target.name: target
-    for target in (
+    made.name: made
+    for made in (
+        FuzzTarget(fuzz_client_hello, 4096, {"http-request": b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"}),
+        FuzzTarget(fuzz_session, 8192, {"no-preface": bytes(4) + b"GET / HTTP/1.1\r\n\r\n"}),
+        FuzzTarget(fuzz_session_script, 1024, {"settings-only": bytes(2)}),
+        FuzzTarget(fuzz_request, 6000, {"tunnel": b"2", "no-pseudo-headers": b"1a: b"}),
+        FuzzTarget(fuzz_config, 5000, {"smallest": b"routes: []\0a", "anchor": b"routes: &a [*a]"}),
+        FuzzTarget(fuzz_routes, 1024, {"no-path": b"a\nhttps://a\n\n\na"}),
         FuzzTarget(
-            fuzz_client_hello,
-            max_bytes=4096,
-            seeds={
-                "http-request": b"GET / HTTP/1.1\r\nhost: a\r\n\r\n",
-                "smallest-hello": b"\x16\3\1\0\x2d\1\0\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0",
-                "in-two-records": b"\x16\3\1\0\2\1\0\x16\3\1\0\x2b\0\x29\3\3" + bytes(33) + b"\0\2\x13\1\1\0",
-                "broken-off-by-an-alert": b"\x16\3\1\0\2\1\0\x15\3\1\0\2\2\x28",
-                "length-of-16-mib": b"\x16\3\1\0\4\1\xff\xff\xff",
-            },
+            fuzz_spiffe, 3000, {"workload": b"spiffe://demo.local/ns/a/sa/b\nspiffe://demo.local/ns/*/sa/*"}
         ),
+        FuzzTarget(fuzz_certificate, 2048, {"empty-sequence": b"\x30\0"}),
         FuzzTarget(
-            fuzz_session,
-            max_bytes=8192,
-            seeds={
-                "no-preface": bytes(4) + b"GET / HTTP/1.1\r\n\r\n",
-                "a-tunnel": _in_session(0, *_TUNNEL),
-                "a-tunnel-for-an-onlooker": _in_session(_ONLOOKER, *_TUNNEL),
-                "an-answer": _in_session(_CLIENT, *_ANSWER),
-                "an-answer-for-an-onlooker": _in_session(_CLIENT | _ONLOOKER, *_ANSWER),
-                "ends-of-all-kinds": _in_session(_ROOMY, *_TUNNEL[:2], *_ENDS),
-                "ends-for-a-client": _in_session(_CLIENT, *_ENDS, *_ANSWER),
-            },
-        ),
-        FuzzTarget(
-            fuzz_session_script,
-            max_bytes=1024,
-            seeds={
-                # Setting, seed; 0 is new HEADERS: list, flags; 2 is DATA: stream, flags, length (, padding).
-                "two-tunnels": bytes(
-                    (0, 0, 0, 0, 0, 0, 0, 0, 10, 2, 0, 0, 63, 255, 10, 2, 2, 8, 1, 0, 9, 10)
-                ),
-                "too-many-streams": bytes((0, 1))
-                + bytes((0, 0, 0)) * 5
-                + b"\x0a"
-                + bytes((2, 3, 1, 9, 9, 10)),
-                "fills-the-window": bytes((4, 0, 0, 0, 0)) + bytes((2, 0, 0, 63, 255)) * 6 + b"\x0a",
-                "body-too-short": bytes((0, 2, 0, 2, 0, 2, 0, 1, 0, 4, 10)),
-                "reset-inside-data": bytes(
-                    (0, 0, 0, 0, 0, 10, 2, 0, 0, 0, 99, 4, 0, 0, 0, 0, 8, 10, 12, 5, 0)
-                ),
-                "headers-in-two": bytes((0, 0, 0, 0, 4, 7, 0, 4, 0, 10)),
-                "answers-to-a-client": bytes(
-                    (1, 0, 5, 4, 0, 1, 0, 0, 1, 0, 6, 0, 3, 0, 0, 0, 0, 1, 0, 11, 1, 10)
-                ),
-                "owner-writes-and-ends": bytes((0, 0, 0, 0, 0, 10, 13, 2, 0, 13, 3, 200, 12, 4, 0, 10)),
-            },
-        ),
-        FuzzTarget(
-            fuzz_request,
-            max_bytes=6000,
-            seeds={
-                "tunnel": b"2",
-                "app-request": b"0:method: PUT\n:scheme: https\n:authority: a\n:path: /x?y\ncontent-length: 3\nte: trailers",
-                "app-request-without-body": b"1:method: GET\n:scheme: https\n:authority: a\n:path: /\ncookie: a\ncookie: b",
-                "prefix-alone": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /_hbone?x",
-                "own-authorization": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /\nauthorization: Basic "
-                + SECRET.encode(),
-                "checked-token": b"1:method: GET\n:scheme: http\n:authority: a\n:path: /\nauthorization: Bearer a.b."
-                + b"SIGNATURE_REMOVED_BY_GOOGLE\nx-forwarded-client-cert: By=x",
-                "both-tokens": b"1:method: GET\n:scheme: http\nhost: a\n:path: /\nauthorization: Bearer a.b.c\n"
-                b"x-serverless-authorization: Bearer " + SECRET.encode(),
-            },
-        ),
-        FuzzTarget(
-            fuzz_config,
-            max_bytes=4096,
-            seeds={
-                "all-of-it": _HBONE_FILE
-                + b"\0"
-                + _ISTIO_NAME
-                + b"\0istiod.istio-system.svc\0inbound|1|v|a.b",
-                "smallest": b"routes: []\0a",
-                "wrong-field": b"routes: []\nlimit: {}\n",
-                "anchor": b"routes: &a [*a]",
-                "open-bracket": b"routes: [\n\n{host: 'a",
-                "not-utf-8": b"routes: []\n\xff",
-            },
-        ),
-        FuzzTarget(
-            fuzz_routes,
-            max_bytes=1024,
-            seeds={
-                "cloud-run": b"*.fortio.svc.cluster.local\nhttps://{service}.a.run.app/_hbone/15003\n"
-                b"https://{service}.a.run.app\n" + _ISTIO_NAME,
-                "every-placeholder": b"*\nhttp://{service}.{namespace}:{port}/{subset}/{host}/x\n{host}\n"
-                + _ISTIO_NAME,
-                "ipv6": b"a*b*c.*\nhttps://[2001:DB8::1]:8443/\nx\naxbyc.d\nabc.d",
-                "no-path": b"a\nhttps://a\n\na",
-                "bad-names": b"*\nhttps://{host}/{host}\n{service}\n..\n1.2.3.4\noutbound_.0_._.a\na@b\n"
-                + b"a." * 130,
-            },
-        ),
-        FuzzTarget(
-            fuzz_spiffe,
-            max_bytes=3000,
-            seeds={
-                "workload": b"spiffe://demo.local/ns/demo/sa/hello\nspiffe://demo.local/ns/*/sa/*",
-                "any-rest": b"spiffe://demo.local/a/b\nspiffe://other, spiffe://demo.local/**",
-                "trust-domain": b"spiffe://demo.local\nspiffe://demo.local",
-                "with-port": b"spiffe://demo.local:1/a\nspiffe://*/a",
-                "dots": b"spiffe://demo.local/../a\nspiffe://demo.local/*/**/a",
-            },
-        ),
-        FuzzTarget(fuzz_certificate, max_bytes=2048),
-        FuzzTarget(
-            fuzz_address,
-            max_bytes=600,
-            seeds={
-                "host-port": b"example.com.:443",
-                "ipv4": b"127.0.0.1:0",
-                "ipv6-zone": b"[fe80::1%eth0]:15443",
-                "url": b"https://hello.a.run.app/_hbone/22",
-                "url-with-port": b"HTTP://[::1]:8080/x?y=%20",
-                "host-port-path": b"hello.a.run.app:443/_hbone/name",
-                "user-in-url": b"https://a@b/c",
-                "surrogate": b"https://\xff/",
-            },
+            fuzz_address, 600, {"host-port": b"example.com.:443", "url": b"https://a.run.app/_hbone/22"}
         ),
         FuzzTarget(
             fuzz_token,
-            max_bytes=6000,
-            seeds={
-                "no-token": b"\0",
-                "basic": b"\0Basic YTpi",
-                "opaque": b"\0Bearer " + SECRET.encode(),
-                "three-parts": b"\0Bearer e30.e30." + SECRET.encode(),
-                "badly-signed": b"\1" + CLAIMS,
-                "well-signed": b"\2" + CLAIMS,
-                "well-signed-list": b'\2{"aud": ["x", "https://a.run.app"], "exp": 1800000000.5, "nbf": 1e9, "iss": 7}',
-                "expiry-too-large": b'\2{"aud": "x", "exp": 1e400, "sub": "\\u0000\\ud800"}',
-                "header-without-key": b'\3{"alg": "none"}',
-                "header-with-extensions": b'\3{"alg": "ES256", "kid": "key", "crit": ["b64"], "b64": false}',
-            },
+            6000,
+            {"no-token": b"\0", "badly-signed": b"\1" + CLAIMS, "well-signed": b"\2" + CLAIMS},
         ),
     )
 }
