@@ -87,8 +87,8 @@ class _Exchange(asyncio.Protocol):
             self._send(request_of(self._stream))
             if self._stream.bodiless:
                 self._send(self._h11.EndOfMessage())
-        except self._h11.LocalProtocolError as error:
-            self._give_up(400, f"request cannot be sent as HTTP/1.1: {error}")
+        except self._h11.LocalProtocolError:  # its text repeats the header, which may be a token
+            self._give_up(400, "a header of the request cannot be sent as HTTP/1.1")
             return
         self._stream.join(self)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from agent.app_proxy import AppProxy
 from agent.settings import INBOUND_TARGET, SSHD_TARGET, Settings
-from shared.errors import DialError, HboneError, NoRouteError, RefusedError
+from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, NoRouteError, RefusedError
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.dial import dial
@@ -20,9 +20,6 @@ from shared.net.relay import Relay
 from shared.net.stream import Stream, header_value
 from shared.tasks import spawn
 from shared.wire.tunnel_request import target_name
-
-DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
-"""Response flag of a tunnel that its peer broke."""
 
 
 @dataclass(slots=True)

@@ -20,8 +20,8 @@ from gateway.config import load
 from gateway.hello import EmptyConnectionError, HelloPeek
 from gateway.routes import RouteTable
 from gateway.templates import Template
-from gateway.tunnel import DOWNSTREAM_RESET, TokenSources, Tunnels
-from shared.errors import EXIT_OK, ConfigError, HboneError
+from gateway.tunnel import TokenSources, Tunnels
+from shared.errors import DOWNSTREAM_RESET, EXIT_OK, ConfigError, HboneError
 from shared.identity.tokens import DEFAULT_METADATA_HOST
 from shared.net.address import Address
 from shared.net.dial import Origin

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gateway.hello import ClientLeg, turn_away
 from gateway.routes import RouteTable, Target, Token
-from shared.errors import HboneError, UsageError
+from shared.errors import DOWNSTREAM_RESET, HboneError, UsageError
 from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
 from shared.net.answers import refusal
 from shared.net.dial import Origin, dial
@@ -30,9 +30,6 @@ from shared.wire.client_hello import ClientHello
 
 MAX_TOKEN_SOURCES = 1000
 """Audiences with a cached token. Beyond it the oldest is forgotten: it costs one more token request."""
-
-DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
-"""Response flag of a tunnel that the client broke."""
 
 
 class TokenSources:

@@ -38,6 +38,10 @@ ALERT_DECODE_ERROR = 50
 ALERT_INTERNAL_ERROR = 80
 ALERT_UNRECOGNIZED_NAME = 112
 
+DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
+"""Response flag of a tunnel that the client broke: nobody's fault here, and in no way rare (a client that
+closes before it has read the last close_notify)."""
+
 
 class HboneError(Exception):
     """Anything foreseeable: shown as one line, without a traceback."""

@@ -34,10 +34,11 @@ async def dial(address: Address, timeout_s: float) -> TcpLeg:
 
 def reason(error: OSError) -> str:
     """The cause of a failed connection in a few words, without the address that asyncio puts into it."""
+    # Only OpenSSL's own errors have these attributes.
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate refused: {error.verify_message}"
+        return f"certificate refused: {getattr(error, 'verify_message', None) or error}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {error.reason or error}"
+        return f"TLS failed: {getattr(error, 'reason', None) or error}"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, ConnectionResetError):

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Final, Protocol, TypedDict, Unpack
 
+from shared.errors import DOWNSTREAM_RESET
 from shared.ops.log import MAX_SCAN_CHARS, Format, Redactor, choose_format, cut, text_value, timestamp
 
 MAX_LINES = 10_000
@@ -148,7 +149,8 @@ class AccessLog:
 
     def tunnel(self, **fields: Unpack[Fields]) -> None:
         """A tunnel has ended."""
-        self._add(_FAILED if fields.get("error") else _COMPLETE, fields)
+        failed = fields.get("error") and fields.get("flags") != DOWNSTREAM_RESET
+        self._add(_FAILED if failed else _COMPLETE, fields)
 
     def refused(self, **fields: Unpack[Fields]) -> None:
         """A connection was turned away before it had a tunnel."""

@@ -77,6 +77,9 @@ STATUS_WITHOUT_BODY = (b"204", b"304")
 """Their content-length tells of another response's body (RFC 9110 section 8.6)."""
 
 
+SHOWN_CHARS = 200
+"""Of h2's text; it repeats numbers of any length."""
+
 _QUOTED = re.compile(r"""b?['"].*""", re.DOTALL)  # h2 puts what it quotes last
 
 
@@ -127,7 +130,7 @@ def _error_code(error: h2.exceptions.ProtocolError) -> int:
 def _reason(error: h2.exceptions.ProtocolError) -> str:
     """What h2 says, without what it quotes of a header, which may be a token. Of its errors about a stream
     it says no more than the stream's number."""
-    text, name = _QUOTED.sub("...", str(error)), type(error).__name__
+    text, name = _QUOTED.sub("...", str(error))[:SHOWN_CHARS], type(error).__name__
     return f"{name}, stream {text}" if text.isdigit() else text or name
 
 

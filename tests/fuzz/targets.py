@@ -17,7 +17,7 @@ import struct
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -35,7 +35,7 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStr
 from agent.app_proxy import checked_by_cloud_run, request_of
 from gateway import config
 from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
-from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
+from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl
 from hbone import target
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
 from shared.identity import spiffe, tokens
@@ -905,10 +905,8 @@ def fuzz_routes(data: bytes) -> None:
         return  # refused where the file is read
     try:
         pattern = compile_glob(glob)
-        tunnel = TunnelUrl.parse_origin(url) if authority else TunnelUrl.parse(url)
+        tunnel = TunnelUrl.parse(url)
         route = Route(glob.lower(), tunnel=tunnel, token=TokenRule(Template.parse(audience)))
-        if authority:
-            route = replace(route, method="CONNECT", authority=read_target(authority))
     except ValueError as error:
         told(error)
         return
@@ -972,13 +970,9 @@ def _check_goal(route: Route, goal: Target) -> None:
     filled = [(route.tunnel.host, goal.host)]
     if route.token.audience is not None:
         filled.append((route.token.audience, goal.token.value))
-    if route.method == "CONNECT":
-        assert not goal.path and Address.parse(goal.connect_target).port > 0
-        filled.append((route.authority, goal.connect_target))
-    else:
-        assert not {".", ".."} & set(goal.path.split("/")) and not goal.connect_target
-        assert goal.path.count("/") == route.tunnel.path.text.count("/")
-        filled.append((route.tunnel.path, goal.path))
+    assert not {".", ".."} & set(goal.path.split("/"))
+    assert goal.path.count("/") == route.tunnel.path.text.count("/")
+    filled.append((route.tunnel.path, goal.path))
     for template, text in filled:
         literals = [re.escape(piece) for piece in template.pieces[::2]]
         values = [_VALUES[piece] for piece in template.pieces[1::2]] + [""]

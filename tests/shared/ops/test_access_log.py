@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.errors import DOWNSTREAM_RESET
 from shared.ops.access_log import CLOSE_WAIT_S, MAX_BYTES, MAX_LINES, AccessLog, Fields
 from shared.ops.log import MAX_VALUE_CHARS, Format, Redactor, cut
 
@@ -140,6 +141,14 @@ async def test_only_what_is_given(pipe: Pipe) -> None:
         "WARNING hbone.access: connection refused src.addr=10.1.2.3:1"
         ' flags=NO_ROUTE error="no route takes it"',
     ]
+
+
+async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
+    log = AccessLog(pipe.writer, "text", "gateway")
+    log.tunnel(flags=DOWNSTREAM_RESET, error="connection reset")
+    log.close()
+    (line,) = pipe.lines()
+    assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
 
 
 @pytest.mark.parametrize(
