@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.requests import Requests, TunnelRecord
+from agent.requests import Requests
 from agent.settings import Settings
 from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, UnavailableError
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
+from shared.net.tunnel_server import TunnelRecord
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 

@@ -1,8 +1,8 @@
 """The built-in mTLS end: what Envoy does on 127.0.0.1:15003, where no Envoy runs.
 
-Owned here: the listener, who may come in, the way to the app, the certificate files and their renewal, the
-drain. Its TLS is `shared/net/tls_leg.py` and `shared/net/tls_context.py`, its rules about names
-`shared/identity/spiffe.py`; the log line is the caller's (`finished`).
+Owned here: the listener, who may come in, the way to the app, the drain. Its TLS is `shared/net/tls_leg.py`
+and `shared/net/tls_context.py`, the renewal of its files `shared/net/certificate_files.py`, its rules about
+names `shared/identity/spiffe.py`; the log line is the caller's (`finished`).
 
 The rules:
 
@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from OpenSSL import SSL
-
 from agent.inbound_record import InboundRecord
-from shared.errors import ConfigError, DialError, HboneError, RefusedError, StreamResetError, UnavailableError
+from shared.errors import DialError, HboneError, RefusedError, StreamResetError
 from shared.identity.spiffe import AllowList, peer_id
 from shared.net.address import Address
+from shared.net.certificate_files import LOOK_EVERY_S, CertificateFiles
 from shared.net.dial import dial
 from shared.net.listen import bound_address, listen
 from shared.net.relay import Relay
@@ -66,9 +64,8 @@ class InboundSettings:
     dial_timeout_s: float = 5.0
     """How long the app may take to accept; on loopback a longer wait means a full backlog."""
 
-    look_every_s: float = 1.0
-    """How often the files are looked at, three stat calls, when connections come; a renewed certificate is
-    valid long before the old one ends, so nobody waits for it."""
+    look_every_s: float = LOOK_EVERY_S
+    """How often the files are looked at when connections come."""
 
 
 class Inbound:
@@ -83,7 +80,14 @@ class Inbound:
         self._visits: dict[TlsServerLeg, _Visit] = {}
         self._empty = asyncio.Event()
         self._empty.set()
-        self._files = _ServerFiles(settings, self._check)
+        names = (settings.certificates, settings.private_key, settings.roots)
+        self._files = CertificateFiles(
+            names,
+            lambda: server_context(*names, self._check),
+            log=log,
+            purpose="inbound",
+            look_every_s=settings.look_every_s,
+        )
         self._server: asyncio.Server | None = None
 
     @property
@@ -144,7 +148,7 @@ class Inbound:
         now = asyncio.get_running_loop().time()
         if len(self._visits) >= self._settings.max_connections:
             return _Surplus(self._turned_away)
-        leg = TlsServerLeg(self._files.context(now), self)
+        leg = TlsServerLeg(self._files.current(now), self)
         self._visits[leg] = _Visit(leg, now)
         self._empty.clear()
         return leg
@@ -227,44 +231,3 @@ class _Surplus(asyncio.Protocol):
         client = address_text(transport.get_extra_info("peername"))
         reset(cast(asyncio.Transport, transport))  # uvloop's is none by name
         self._turned_away(client)
-
-
-class _ServerFiles:
-    """The TLS context made of the files as they are, or were when they last could be used (rule 3)."""
-
-    _context: SSL.Context
-
-    def __init__(self, settings: InboundSettings, verify: Callable[[bytes], None]) -> None:
-        self._names = (settings.certificates, settings.private_key, settings.roots)
-        self._every_s = settings.look_every_s
-        self._verify = verify
-        self._stamp: tuple[object, ...] = ()
-        self._next_look = 0.0
-
-    def read(self) -> None:
-        """Makes a context of the files. Raises what `server_context` raises; then the old one stays."""
-        # Looked at before it is read: what changes in between is found by the next look.
-        self._stamp = tuple(map(_stamp, self._names))
-        self._context = server_context(*self._names, self._verify)
-
-    def context(self, now: float) -> SSL.Context:
-        """The context for a connection that comes `now` (the loop's clock, seconds)."""
-        if now >= self._next_look:
-            self._next_look = now + self._every_s
-            if tuple(map(_stamp, self._names)) != self._stamp:
-                try:
-                    # Blocks for the three small files of a memory-backed volume, about a millisecond.
-                    self.read()
-                    log.info("inbound: certificate files read again")
-                except (ConfigError, UnavailableError) as error:
-                    log.warning("inbound: keeping the certificate in use: %s", error)
-        return self._context
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    """Changes whenever the file does: written over, replaced, or behind a symbolic link that moved on."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)

@@ -1,42 +1,61 @@
 """hgate as a whole: makes every long-lived object, starts them in order, drains and stops them.
 
-Start: file → admin, metrics and health ports → listeners → ready. SIGTERM or SIGINT: not ready, no new
-connections, tunnels finish up to the drain timeout, then the rest is reset. SIGHUP reads the file again; a
-file with a mistake changes nothing and says why.
+Start: file → admin, metrics and health ports → listeners → ready. SIGHUP, or a change of the file, reads it
+again (`reload.py`). The end, on SIGTERM or SIGINT:
+
+1. Not ready; connections are still accepted for the drain delay, so that whoever looks has time to notice.
+   SIGINT is a person's, who does not want to wait for that.
+2. The listeners are given up without losing a client (`listeners.py`).
+3. Open tunnels have the drain timeout to finish.
+4. What is left is reset, with the flag STOPPED.
+
+A second signal leads to step 4 at once. One of several workers (`workers.py`) does the same, but for the
+ports and the file's changes, which are the front's (`front.py`), and for the second signal, which is SIGQUIT:
+a worker can get the first one twice, from its parent and from whoever signals the whole group.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from gateway.config import load
+from gateway import admin, metric_sums
+from gateway.config import GatewayConfig
+from gateway.hbone import HboneListener
+from gateway.hbone_rules import Rules
 from gateway.hello import EmptyConnectionError, HelloPeek
+from gateway.listeners import Listeners
+from gateway.ops_ports import OpsPorts
+from gateway.reload import ConfigFile, Reloads, keep_fixed
 from gateway.routes import RouteTable
-from gateway.templates import Template
+from gateway.stopping import StopRequests
 from gateway.tunnel import TokenSources, Tunnels
-from shared.errors import DOWNSTREAM_RESET, EXIT_OK, ConfigError, HboneError
+from gateway.worker_link import Answerer, Crew, hold
+from shared.errors import DOWNSTREAM_RESET, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, HboneError
 from shared.identity.tokens import DEFAULT_METADATA_HOST
-from shared.net.address import Address
 from shared.net.dial import Origin
-from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
 from shared.net.tcp import address_text
+from shared.net.tls import client_context
 from shared.ops.access_log import AccessLog
-from shared.ops.http_server import HttpServer, Request, Response
+from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
+from shared.tasks import spawn
 
 log = logging.getLogger("hbone.gateway")
 
 OVER_LIMIT = "LIMIT"
 """Response flag of a connection that came while `max_connections` were open."""
+
+NOTICE_S = 5.0
+"""The drain delay where the file has none and somebody asks for readiness: two of the kubelet's probes as
+deploy/k8s has them, or the second that endpoints take to reach every node, several times over."""
 
 
 class StoppedError(HboneError):
@@ -48,10 +67,21 @@ class StoppedError(HboneError):
 class Gateway:
     """The running gateway."""
 
-    def __init__(self, config_file: Path, environ: Mapping[str, str], access_log: AccessLog) -> None:
-        """Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong."""
-        self._file = config_file
-        self._config = load(config_file)
+    def __init__(
+        self,
+        config_file: Path,
+        environ: Mapping[str, str],
+        access_log: AccessLog,
+        crew: Crew | None = None,
+    ) -> None:
+        """`crew` makes it one of several workers.
+
+        Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong.
+        """
+        file = ConfigFile(config_file)
+        self._config = file.read()
+        self._crew = crew
+        self._reloads = Reloads(file, self._apply, quiet=crew is not None)
         self._access_log = access_log
         self.metrics = TunnelMetrics("gateway", more_flags=(OVER_LIMIT, DOWNSTREAM_RESET))
         self.readiness = Readiness()
@@ -65,7 +95,7 @@ class Gateway:
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
             self._pool,
-            TokenSources(environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST),
+            token_sources(environ),
             access_log,
             self.metrics,
             connect_timeout_s=limits.connect_timeout_s,
@@ -73,18 +103,31 @@ class Gateway:
             changed=self._tunnel_over,
         )
         self._peeking: set[HelloPeek] = set()
-        self._listeners: list[asyncio.Server] = []
-        self._servers: list[HttpServer] = []
+        self._listeners = (
+            Listeners(self._peek, siblings=crew.count, ports=crew.ports) if crew else Listeners(self._peek)
+        )
+        self._hbone = self._hbone_listener()
+        self._ports = OpsPorts(
+            ready=self.readiness.healthz,
+            live=_alive,
+            scrape=self._scrape,
+            config=lambda _: admin.config(self._config),
+            tunnels=self._show_tunnels,
+            connections=self._show_connections,
+        )
+        self._answerer = Answerer(crew.questions, self._answers()) if crew else None
         self._idle = asyncio.Event()
         self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._requests = StopRequests()
         self.metrics.watch(
             "hbone_connections_open", "Downstream connections, from accept to end.", self._open_connections
         )
         self.metrics.watch(
-            "hbone_connections_limit",
-            "Downstream connections that may be open.",
-            lambda: self._config.limits.max_connections,
+            "hbone_connections_limit", "Downstream connections that may be open.", self._most_connections
         )
+        if crew is None:
+            self.metrics.add(self._reloads.families)
 
     async def run(self) -> int:
         """Serves until a signal ends it; returns the exit code.
@@ -95,8 +138,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         started = self.readiness.task("listeners")
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reloads.request)
         try:
             await self._start()
             started.done()
@@ -104,86 +147,96 @@ class Gateway:
             await self._drain()
         finally:
             await self._close()
+        if self._crew is None and self._force.is_set():
+            return EXIT_SIGINT if self._requests.signal is signal.SIGINT else EXIT_SIGTERM
         return EXIT_OK
-
-    def reload(self) -> None:
-        """Reads the file again: its routes count for new connections, open tunnels stay as they are."""
-        try:
-            config = load(self._file)
-        except ConfigError as error:
-            log.error("reload: %s; the running configuration stays", error)
-            return
-        self._tunnels.routes = RouteTable(config.routes)
-        kept = (config.listen, config.admin, config.metrics, config.health, config.limits)
-        running = self._config
-        self._config = dataclasses.replace(running, routes=config.routes)
-        if kept != (running.listen, running.admin, running.metrics, running.health, running.limits):
-            log.warning("reload: ports and limits change at the next start only")
-        log.info("reload: %d routes from %s", len(config.routes), self._file)
 
     # Start and stop.
 
+    def _signalled(self, number: signal.Signals) -> None:
+        self._requests.add(number, asyncio.get_running_loop().time())
+        if self._requests.count > 1 and self._crew is None:
+            self._force.set()
+        self._stop.set()
+
     async def _start(self) -> None:
-        config = self._config
-        health = HttpServer(
-            {("GET", "/healthz/ready"): self.readiness.healthz, ("GET", "/healthz/live"): _alive},
-            name="health",
-        )
-        metrics = HttpServer(
-            {("GET", "/metrics"): self._scrape, ("GET", "/stats/prometheus"): self._scrape}, name="metrics"
-        )
-        admin = HttpServer(
-            {
-                ("GET", "/config"): self._show_config,
-                ("GET", "/tunnels"): self._show_tunnels,
-                ("GET", "/connections"): self._show_connections,
-            },
-            name="admin",
-        )
-        for server, address in ((health, config.health), (metrics, config.metrics), (admin, config.admin)):
-            if address is not None:
-                bound = await server.start(address)
-                self._servers.append(server)
-                log.info("%s on %s", server.name, bound)
-        for address in config.listen:
-            listener = await listen(address, self._peek, purpose="listen")
-            self._listeners.append(listener)
-            log.info(
-                "listening on %s", bound_address(listener), extra={"address": str(bound_address(listener))}
-            )
+        if self._crew is None or self._answerer is None:
+            await self._ports.start(self._config)
+        else:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._force_stop)
+            hold(self._crew.lifeline, self._stop)
+            self._answerer.start()
+        await self._listeners.open(self._config.listen)
+        if self._hbone is not None:
+            await self._hbone.start()
+        self._reloads.watch(changes=self._crew is None)
+
+    def _force_stop(self) -> None:
+        self._force.set()
+        self._stop.set()
 
     async def _drain(self) -> None:
         self.readiness.draining = True
-        for listener in self._listeners:
-            listener.close()
-        waiting = self._open_connections()
-        if not waiting:
+        self._ports.leave_to_successor()
+        self._reloads.close()
+        delay_s = self._drain_delay()
+        if delay_s:
+            log.info("not ready any more; connections are accepted for another %g s", delay_s)
+            await _within(delay_s, self._force)
+        if not self._force.is_set():
+            draining = [] if self._hbone is None else [self._hbone.drain()]
+            await asyncio.gather(self._listeners.close(), *draining)
+        waiting = self._unfinished()
+        if not waiting or self._force.is_set():
             return
         timeout_s = self._config.limits.drain_timeout_s
         log.info("draining: %d connections have up to %g s", waiting, timeout_s)
         self._idle.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            log.warning("drain timeout: %d connections are reset", self._open_connections())
+        if not await _within(timeout_s, self._idle, self._force):
+            log.warning("drain timeout: %d connections are reset", self._unfinished())
+
+    def _drain_delay(self) -> float:
+        """Seconds."""
+        delay_s = self._config.limits.drain_delay_s
+        if self._requests.signal is signal.SIGINT:
+            return 0.0
+        if delay_s is not None:
+            return delay_s
+        asked_for = self._ports.readiness_is_asked_for
+        return NOTICE_S if asked_for and not self._listeners.have_company() else 0.0
 
     async def _close(self) -> None:
-        for listener in self._listeners:
-            listener.close()
+        self._listeners.abort()
+        self._reloads.close()
         stopped = StoppedError("the gateway stops")
         for peek in list(self._peeking):
             peek.stop(stopped)
         self._tunnels.abort_all(stopped)
+        if self._hbone is not None:
+            await self._hbone.close(stopped)
         self._pool.close()
-        for server in self._servers:
-            await server.close()
+        await self._ports.close()
+        if self._answerer is not None:
+            self._answerer.close()
         self._access_log.close()
+
+    # Reload.
+
+    async def _apply(self, config: GatewayConfig) -> None:
+        """Puts a new configuration into effect: its routes, listeners and limits count for new connections,
+        and open ones stay as they are. Raises HboneError, and changes nothing, if that cannot be."""
+        routes = await asyncio.to_thread(_prepare, config)
+        await self._listeners.open(config.listen)
+        self._tunnels.routes = routes
+        if self._hbone is not None and config.hbone is not None:
+            self._hbone.rules = Rules(config.hbone.rules)
+        self._config = keep_fixed(self._config, config)
+        await self._listeners.keep_only(config.listen)
 
     # Connections.
 
     def _peek(self) -> asyncio.BaseProtocol:
-        if self._open_connections() >= self._config.limits.max_connections:
+        if self._open_connections() >= self._most_connections():
             return _OverLimit(self._over_limit)
         timeout_s = self._config.limits.hello_timeout_s
         return HelloPeek(timeout_s, self._peeking, self._tunnels.take, self._refused)
@@ -201,7 +254,7 @@ class Gateway:
 
     def _over_limit(self, peer: str) -> None:
         self.metrics.refused(OVER_LIMIT)
-        limit = self._config.limits.max_connections
+        limit = self._most_connections()
         self._access_log.refused(
             src_addr=peer, flags=OVER_LIMIT, error=f"{limit} connections are open, which is max_connections"
         )
@@ -209,46 +262,74 @@ class Gateway:
     def _open_connections(self) -> int:
         return len(self._peeking) + len(self._tunnels.open)
 
+    def _unfinished(self) -> int:
+        """Connections that a drain waits for."""
+        return self._open_connections() + (self._hbone.open_connections if self._hbone else 0)
+
+    def _most_connections(self) -> int:
+        total = self._config.limits.max_connections
+        return self._crew.share(total) if self._crew else total
+
     def _tunnel_over(self) -> None:
-        if not self._open_connections():
+        if not self._unfinished():
             self._idle.set()
 
-    # Admin.
+    def _hbone_listener(self) -> HboneListener | None:
+        if self._config.hbone is None:
+            return None
+        return HboneListener(
+            self._config.hbone,
+            self._access_log,
+            self.metrics,
+            connect_timeout_s=self._config.limits.connect_timeout_s,
+            changed=self._tunnel_over,
+            siblings=self._crew.count if self._crew else 1,
+            share=self._crew.share if self._crew else lambda total: total,
+        )
+
+    # What it tells.
+
+    def _answers(self) -> dict[str, Handler]:
+        """To the front's questions, as one of several workers."""
+        return {
+            "/started": self.readiness.healthz,
+            "/ready": self._answer_ready,
+            "/live": _alive,
+            "/metrics": self._answer_metrics,
+            "/reload": self._answer_reload,
+            "/tunnels": self._show_tunnels,
+            "/connections": self._show_connections,
+        }
+
+    def _answer_ready(self, request: Request) -> Response:
+        self._ports.readiness_was_asked_for()
+        return self.readiness.healthz(request)
+
+    def _answer_metrics(self, _: Request) -> Response:
+        self._count_bytes()
+        return Response(200, str(os.getpid()), metric_sums.encode(self.metrics.collect()))
+
+    async def _answer_reload(self, _: Request) -> Response:
+        await self._reloads.now()
+        return Response.text(200, "reloaded")
 
     def _scrape(self, request: Request) -> Response:
-        self._tunnels.count_bytes()
+        self._count_bytes()
         content_type, body = self.metrics.render(request.headers.get("accept", ""))
         return Response(200, content_type, body)
 
-    def _show_config(self, _: Request) -> Response:
-        return _json(_plain(self._config))
+    def _count_bytes(self) -> None:
+        self._tunnels.count_bytes()
+        if self._hbone is not None:
+            self._hbone.count_bytes()
 
     def _show_tunnels(self, _: Request) -> Response:
         now = asyncio.get_running_loop().time()
-        return _json(
-            [
-                {
-                    "src.addr": tunnel.peer,
-                    "sni": tunnel.sni,
-                    "route": tunnel.route,
-                    "dst.addr": str(tunnel.target.dial) if tunnel.target else None,
-                    "stream": tunnel.stream_id,
-                    "age_s": round(now - tunnel.started, 3),
-                    "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
-                    "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
-                }
-                for tunnel in self._tunnels.open
-            ]
-        )
+        more = self._hbone.rows(now) if self._hbone is not None else []
+        return admin.tunnels(self._tunnels.open, now, more)
 
     def _show_connections(self, _: Request) -> Response:
-        return _json(
-            [
-                {"origin": str(pool.origin), "streams": connection.open_streams, "room": connection.room}
-                for pool in self._pool.origins.values()
-                for connection in pool.connections
-            ]
-        )
+        return admin.connections(self._pool)
 
 
 class _OverLimit(asyncio.Protocol):
@@ -262,26 +343,33 @@ class _OverLimit(asyncio.Protocol):
         cast("asyncio.Transport", transport).abort()
 
 
+def token_sources(environ: Mapping[str, str]) -> TokenSources:
+    """The sources as the environment has them. Raises UsageError if a variable is wrong."""
+    return TokenSources(environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST)
+
+
+async def _within(seconds: float, *events: asyncio.Event) -> bool:
+    """Whether one of `events` is set within so many seconds."""
+    waits = {spawn(event.wait(), name="wait for the end") for event in events}
+    done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    return bool(done)
+
+
+def _prepare(config: GatewayConfig) -> RouteTable:
+    """What takes its time, in a thread. A CA file that has been renewed is read again, for connections to
+    come. Raises UnavailableError if it is none any more."""
+    routes = RouteTable(config.routes)
+    client_context.cache_clear()
+    for ca in {route.ca for route in config.routes if route.tunnel and route.tunnel.scheme == "https"}:
+        client_context(ca)
+    return routes
+
+
 def _name(origin: Origin) -> str:
     return f"{origin.scheme}://{origin.host}"
 
 
 def _alive(_: Request) -> Response:
     return Response.text(200, "alive")
-
-
-def _json(value: object) -> Response:
-    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
-
-
-def _plain(value: Any) -> Any:
-    """The configuration as JSON has it. It names token files and audiences and holds no secret."""
-    if isinstance(value, Template):
-        return value.text
-    if isinstance(value, Address | Path):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value

@@ -13,6 +13,9 @@ from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, HboneError
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
 
+MAX_WORKERS = 256
+"""A slip of the finger beyond: a machine with more CPUs has other things to do as well."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
@@ -39,6 +42,10 @@ def _serve(options: argparse.Namespace) -> int:
 
     log.setup(options.log_format, options.log_level, component="hgate")
     _allow_many_files()
+    if options.workers > 1:
+        from gateway.workers import Workers
+
+        return Workers(options.config, os.environ, options.workers, options.log_format).run()
 
     async def serve() -> int:
         access_log = AccessLog(sys.stdout, options.log_format, "hgate")
@@ -78,6 +85,15 @@ def _explain(config: Path, sni: str) -> int:
     return EXIT_OK
 
 
+def _workers(text: str) -> int:
+    """Raises ArgumentTypeError if `text` is no number of workers."""
+    if text == "auto":
+        return len(os.sched_getaffinity(0))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_WORKERS):
+        raise argparse.ArgumentTypeError(f"must be auto or a number in 1..{MAX_WORKERS}, not {text!r}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hgate",
@@ -98,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
             help=f"the gateway's file ({DEFAULT_CONFIG})",
         )
     parser.add_argument("--check", action="store_true", help="only check the file")
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        default=1,
+        metavar="N",
+        help="processes that share the ports; auto: one for each CPU (1)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument(
         "--log-format", choices=("json", "text"), help="default: text on a terminal, else json"

@@ -12,12 +12,15 @@ import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gateway.routes import Route, TokenRule, compile_glob
-from gateway.templates import Template, TunnelUrl
+from gateway import hbone_settings
+from gateway.hbone_settings import HboneSettings, addresses
+from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
+from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
 from shared import ports
 from shared.errors import ConfigError
 from shared.net.address import Address
+from shared.net.mesh_tls import MeshIdentity
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.SNI_ISTIO), Address("0.0.0.0", ports.SNI))
 """Istio's customary gateway port and the original's."""
@@ -49,8 +52,9 @@ MAX_CONNECTIONS = 1_000_000
 MAX_STREAMS = 10_000
 """The same for the streams of one connection: one lost packet would hold up all of them."""
 
-_ROUTE_FIELDS = ("host", "tunnel", "forward", "connect", "ca", "token", "method")
-_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method")
+_IDENTITY_FIELDS = ("identity", "peer", "sni")
+_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
+_ROUTE_FIELDS = ("host", "tunnel", "forward", *_TUNNEL_ONLY_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,14 @@ class Limits:
     response_timeout_s: float = 30.0
     """`response_timeout`: from opening the stream to its response headers. Covers a Cloud Run cold start."""
 
-    drain_timeout_s: float = 25.0
-    """`drain_timeout`: for open tunnels to end once the process shall stop; 0 ends them at once. Leaves 5 of
-    the 30 seconds between Kubernetes' SIGTERM and SIGKILL."""
+    drain_delay_s: float | None = None
+    """`drain_delay`: how long connections are accepted after SIGTERM, while readiness has fallen already, for
+    Kubernetes' endpoints and load balancers take seconds to notice. None: 5 s if somebody has asked for
+    readiness in the last minute, else 0, as nobody needs the time."""
+
+    drain_timeout_s: float = 20.0
+    """`drain_timeout`: for open tunnels to end once no connection is accepted any more; 0 ends them at once.
+    With the delay before it leaves 5 of the 30 seconds between Kubernetes' SIGTERM and SIGKILL."""
 
     max_connections: int = 10_000
     """Downstream connections open at once; more are refused. Each holds two sockets' worth of buffers, and
@@ -102,6 +111,9 @@ class GatewayConfig:
     limits: Limits = Limits()
     """`limits`: bounds of time and number."""
 
+    hbone: HboneSettings | None = None
+    """`hbone`: the port for members of the mesh that speak HBONE themselves; None opens no port."""
+
 
 def load(path: Path) -> GatewayConfig:
     """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
@@ -118,34 +130,24 @@ def parse(content: str | bytes, file: str) -> GatewayConfig:
 
     Raises ConfigError for the first mistake found.
     """
-    files = _NamedFiles(Path(file).parent.absolute())
+    folder = Path(file).parent.absolute()
+    files = _NamedFiles(folder)
     top = document(content, file).mapping(tuple(field.name for field in fields(GatewayConfig)))
     default = GatewayConfig(routes=())
     listen = top.get("listen")
     limits = top.get("limits")
+    hbone = top.get("hbone")
     config = GatewayConfig(
         routes=_routes(top.need("routes", "write routes: [] to refuse every name"), files),
-        listen=_listen(listen) if listen else default.listen,
+        listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         admin=_address_or_off(top.get("admin"), default.admin),
         metrics=_address_or_off(top.get("metrics"), default.metrics),
         health=_address_or_off(top.get("health"), default.health),
         limits=_limits(limits) if limits else default.limits,
+        hbone=hbone_settings.read(hbone, folder) if hbone else None,
     )
     _refuse_shared_ports(top, config)
     return config
-
-
-def _listen(value: Value) -> tuple[Address, ...]:
-    items = value.items(MAX_LISTENERS)
-    if not items:
-        raise value.error("needs at least one address")
-    addresses: list[Address] = []
-    for item in items:
-        address = item.address(least_port=0)
-        if address.port and address in addresses:
-            raise item.error(f"{address} stands in the list twice")
-        addresses.append(address)
-    return tuple(addresses)
 
 
 def _address_or_off(value: Value | None, default: Address | None) -> Address | None:
@@ -157,7 +159,9 @@ def _address_or_off(value: Value | None, default: Address | None) -> Address | N
 def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
     """Two listeners on one address would stop the start, or a reload, half way."""
     taken = dict.fromkeys(config.listen, "listen")
-    for name, address in (("admin", config.admin), ("metrics", config.metrics), ("health", config.health)):
+    others = [("admin", config.admin), ("metrics", config.metrics), ("health", config.health)]
+    others += [("hbone", address) for address in config.hbone.listen] if config.hbone else []
+    for name, address in others:
         if address is None or not address.port:
             continue
         if address in taken:
@@ -183,6 +187,7 @@ def _limits(value: Value) -> Limits:
         hello_timeout_s=seconds("hello_timeout", default.hello_timeout_s),
         connect_timeout_s=seconds("connect_timeout", default.connect_timeout_s),
         response_timeout_s=seconds("response_timeout", default.response_timeout_s),
+        drain_delay_s=delay.duration(0.0, MAX_TIMEOUT_S) if (delay := given.get("drain_delay")) else None,
         drain_timeout_s=seconds("drain_timeout", default.drain_timeout_s, least_s=0.0),
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
@@ -211,27 +216,47 @@ def _route(value: Value, files: _NamedFiles) -> Route:
             if extra := given.get(name):
                 raise extra.error("has no meaning beside forward, only beside tunnel")
         return Route(glob, forward=given.need("forward").address(least_port=1), line=value.line)
-    url = given.need("tunnel").parsed(TunnelUrl.parse)
-    connect = given.get("connect")
-    ca = given.get("ca")
-    token = given.get("token")
     method = given.get("method")
-    if ca and url.scheme != "https":
-        raise ca.error("has no meaning for an http tunnel, which has no TLS")
+    connects = method is not None and method.choice(("POST", "CONNECT")) == "CONNECT"
+    url = given.need("tunnel").parsed(TunnelUrl.parse_origin if connects else TunnelUrl.parse)
+    connect, token, authority = given.get("connect"), given.get("token"), given.get("authority")
+    if authority and not connects:
+        raise authority.error("has a meaning only beside method: CONNECT, which it is the target of")
+    trust = _trust(given, url, files)
     return Route(
         glob,
         tunnel=url,
         connect=connect.address(least_port=1) if connect else None,
-        ca=files.ca(ca) if ca else None,
-        token=_token(token, files) if token else _default_token(url),
-        method="CONNECT" if method and method.choice(("POST", "CONNECT")) == "CONNECT" else "POST",
+        ca=trust if isinstance(trust, Path) else None,
+        identity=trust if isinstance(trust, MeshIdentity) else None,
+        token=_token(token, files) if token else _default_token(url, trust),
+        method="CONNECT" if connects else "POST",
+        authority=authority.parsed(read_target) if authority else DEFAULT_AUTHORITY,
         line=value.line,
     )
 
 
-def _default_token(url: TunnelUrl) -> TokenRule:
-    # Cloud Run wants the service's URL as the audience; in the clear no token goes out unasked.
-    return TokenRule(audience=url.origin()) if url.scheme == "https" else TokenRule()
+def _trust(given: Fields, url: TunnelUrl, files: _NamedFiles) -> Path | MeshIdentity | None:
+    """What the outer TLS trusts: a CA file, or the roots of the identity that it shows."""
+    ca, identity = given.get("ca"), given.get("identity")
+    for name in ("ca", *_IDENTITY_FIELDS):
+        if url.scheme != "https" and (extra := given.get(name)):
+            raise extra.error("has no meaning for an http tunnel, which has no TLS")
+    if identity is None:
+        for name in _IDENTITY_FIELDS:
+            if extra := given.get(name):
+                raise extra.error("has a meaning only beside identity")
+        return files.ca(ca) if ca else None
+    if ca:
+        raise ca.error("cannot stand beside identity, whose folder has the roots")
+    return hbone_settings.mesh_identity(identity, given.get("peer"), given.get("sni"), files.folder)
+
+
+def _default_token(url: TunnelUrl, trust: object) -> TokenRule:
+    # Cloud Run wants the service's URL as the audience; in the clear no token goes out unasked, and the mesh
+    # has certificates instead.
+    wanted = url.scheme == "https" and not isinstance(trust, MeshIdentity)
+    return TokenRule(audience=url.origin()) if wanted else TokenRule()
 
 
 def _token(value: Value, files: _NamedFiles) -> TokenRule:
@@ -250,17 +275,17 @@ class _NamedFiles:
     """The files that a file of settings names, relative to its own folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         # Many routes share one CA file: reading a system's bundle takes 10 ms each time.
         self._good_cas: set[Path] = set()
 
     def token(self, value: Value) -> Path:
         """The path of a token file, which need not exist yet."""
-        return self._folder / value.text()
+        return self.folder / value.text()
 
     def ca(self, value: Value) -> Path:
         """The path of a CA file, once it is known to hold certificates."""
-        path = self._folder / value.text()
+        path = self.folder / value.text()
         if path in self._good_cas:
             return path
         try:

@@ -20,6 +20,7 @@ from typing import Literal
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, is_port, shown
 from shared.errors import NoRouteError
 from shared.net.address import MAX_PORT, Address, check_host_name
+from shared.net.mesh_tls import MeshIdentity
 from shared.wire import istio_sni
 from shared.wire.istio_sni import Destination
 
@@ -29,6 +30,9 @@ MAX_STARS = 8
 MAX_CACHED_TARGETS = 4096
 """Targets kept by destination, some 2.5 MiB. Only names that a route takes get in, so others cannot
 push them out; when the table is full it starts anew."""
+
+DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
+"""What a CONNECT asks for: the destination itself."""
 
 Method = Literal["POST", "CONNECT"]
 TokenKind = Literal["none", "audience", "file"]
@@ -74,6 +78,12 @@ class Route:
     method: Method = "POST"
     """The tunnel request's method."""
 
+    authority: Template = DEFAULT_AUTHORITY
+    """HOST:PORT that a CONNECT asks for."""
+
+    identity: MeshIdentity | None = None
+    """Who we are in the outer TLS, and who the server has to be; None: nobody, and whom its name says."""
+
     line: int | None = None
     """Where in the file it is, counting from 1; None if it is from elsewhere."""
 
@@ -113,10 +123,17 @@ class Target:
     ca: Path | None = None
     token: Token = Token("none")
     method: Method = "POST"
+    connect_target: str = ""
+    """HOST:PORT that a CONNECT asks for; empty for POST."""
+
+    identity: MeshIdentity | None = None
+    service: str = ""
+    namespace: str = ""
+    """What the destination's name says of these; empty if nothing."""
 
     @property
     def url(self) -> str:
-        """The tunnel request's URL."""
+        """The tunnel request's URL, or that of the origin which a CONNECT goes to."""
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
@@ -233,12 +250,26 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         scheme=url.scheme,
         host=host,
         port=address.port,
-        path=url.path.expand(values),
+        path="" if route.method == "CONNECT" else url.path.expand(values),
         authority=bracketed if address.port == DEFAULT_PORTS[url.scheme] else str(address),
         ca=route.ca,
         token=_token(route.token, values),
         method=route.method,
+        connect_target=_connect_target(route.authority, values) if route.method == "CONNECT" else "",
+        identity=route.identity,
+        service=values["service"],
+        namespace=values["namespace"],
     )
+
+
+def _connect_target(template: Template, values: Mapping[str, str]) -> str:
+    target = template.expand(values)
+    if not template.is_fixed:
+        try:
+            Address.parse(target)
+        except ValueError as error:
+            raise NoRouteError(f"it makes no target for CONNECT: {error}") from error
+    return target
 
 
 def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
@@ -252,8 +283,13 @@ def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
 def _directions(target: Target) -> list[str]:
     if target.kind == "forward":
         return [f"goes to    {target.dial}, as it is, without a tunnel"]
-    lines = [f"goes to    {target.method} {target.url}", f"dials      {target.dial}"]
-    if target.scheme == "https":
+    lines = [f"goes to    {target.method} {target.url}"]
+    if target.connect_target:
+        lines.append(f"asks for   {target.connect_target}")
+    lines.append(f"dials      {target.dial}")
+    if target.identity is not None:
+        lines += [f"proves     {target.identity.folder}", f"trusts     {', '.join(target.identity.peers)}"]
+    elif target.scheme == "https":
         lines.append(f"trusts     {target.ca or 'the system certificates'}")
     return [*lines, f"token      {target.token.kind} {target.token.value}".rstrip()]
 

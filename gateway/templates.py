@@ -103,10 +103,27 @@ class TunnelUrl:
         host, port = _read_authority(authority, DEFAULT_PORTS[scheme])
         return cls(scheme, host, port, _read_path(slash + path))
 
+    @classmethod
+    def parse_origin(cls, text: str) -> TunnelUrl:
+        """Reads the URL of an origin that is asked with CONNECT, which has no path: as `parse`, but the slash
+        may be left out, and nothing may follow it."""
+        url = cls.parse(text if "/" in text.partition("://")[2] else f"{text}/")
+        if url.path.text != "/":
+            raise ValueError("has a path, which CONNECT does not carry: the target is authority")
+        return url
+
     def origin(self) -> Template:
         """`scheme://host`, the audience that Cloud Run's own URLs have."""
         host = f"[{self.host.text}]" if ":" in self.host.text else self.host.text
         return Template.parse(f"{self.scheme}://{host}")
+
+
+def read_target(text: str) -> Template:
+    """Reads a template for HOST:PORT, the target of a CONNECT. Raises ValueError."""
+    host, port = _read_authority(text, 0)
+    if port.text == "0":
+        raise ValueError("has no port: write HOST:PORT")
+    return Template.parse(f"[{host.text}]:{port.text}" if ":" in host.text else f"{host.text}:{port.text}")
 
 
 def _read_authority(authority: str, default_port: int) -> tuple[Template, Template]:

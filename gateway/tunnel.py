@@ -8,8 +8,9 @@ client. The hello stays with the downstream leg until then, so nothing is lost b
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.hello import ClientLeg, turn_away
@@ -25,7 +26,7 @@ from shared.net.stream import Stream
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
-from shared.wire import istio_sni, tunnel_request
+from shared.wire import istio_sni, request_context, tunnel_request
 from shared.wire.client_hello import ClientHello
 
 MAX_TOKEN_SOURCES = 1000
@@ -61,6 +62,10 @@ class TokenSources:
         return NoToken()
 
 
+def _new_trace() -> bytes:
+    return request_context.traceparent(os.urandom(request_context.TRACEPARENT_BYTES))
+
+
 @dataclass(slots=True, eq=False)
 class Tunnel:
     """What is known of one tunnel; the access log's line is made of it."""
@@ -79,6 +84,7 @@ class Tunnel:
     counts: RouteCounts | None = None
     counted_sent: int = 0
     counted_received: int = 0
+    traceparent: bytes = field(default_factory=_new_trace)
 
 
 class Tunnels:
@@ -159,11 +165,15 @@ class Tunnels:
     async def _open_stream(self, tunnel: Tunnel, target: Target) -> Stream:
         source = self._tokens.of(target.token)
         token = await source.token()
-        origin = Origin(target.scheme, target.host, target.dial, target.ca)
+        origin = Origin(target.scheme, target.host, target.dial, target.ca, target.identity)
+        trace = (b"traceparent", tunnel.traceparent)
         if target.method == "CONNECT":
-            headers = tunnel_request.connect(target.authority, token)
+            told = [(b"forwarded", request_context.forwarded(tunnel.peer)), trace]
+            if baggage := request_context.baggage(target.namespace, target.service):
+                told.insert(0, (b"baggage", baggage))
+            headers = tunnel_request.connect(target.connect_target, token, told)
         else:
-            headers = tunnel_request.post(target.scheme, target.authority, target.path, token)
+            headers = tunnel_request.post(target.scheme, target.authority, target.path, token, [trace])
         stream = await self._pool.of(origin).open(headers, self._response_timeout_s)
         tunnel.stream_id = stream.id
         try:
@@ -188,6 +198,8 @@ class Tunnels:
             dst_addr=str(tunnel.target.dial) if tunnel.target else None,
             origin=tunnel.target.url if tunnel.target and tunnel.target.kind == "tunnel" else None,
             status=tunnel.status,
+            tunnel_target=(tunnel.target and tunnel.target.connect_target) or None,
+            traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
             duration_s=asyncio.get_running_loop().time() - tunnel.started,
             flags=error.flag,
             error=str(error),
@@ -211,6 +223,8 @@ class Tunnels:
             origin=target.url if target and target.kind == "tunnel" else None,
             stream=tunnel.stream_id,
             status=tunnel.status,
+            tunnel_target=(target and target.connect_target) or None,
+            traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
             bytes_sent=relay.sent_bytes,
             bytes_recv=relay.received_bytes,
             setup_s=tunnel.setup_s,

@@ -5,8 +5,17 @@ from __future__ import annotations
 ADMIN = 15000
 """Admin of hgate, of Envoy in the container; loopback only."""
 
+ZTUNNEL_OUTBOUND = 15001
+"""ztunnel takes outbound connections here; no tunnel of the HBONE port leads there."""
+
 INBOUND_MTLS = 15003
 """Envoy or the built-in end in the container: the mesh's mTLS, carried by the tunnel."""
+
+ZTUNNEL_INBOUND = 15006
+"""ztunnel takes inbound plain text here; no tunnel of the HBONE port leads there."""
+
+HBONE = 15008
+"""hgate, and ztunnel: HBONE proper, CONNECT over mTLS HTTP/2."""
 
 HBONE_H2C = 15009
 """krun: tunnels as HTTP/2 without TLS, behind Cloud Run's front end."""
@@ -19,6 +28,9 @@ HEALTH = 15021
 
 SSHD = 15022
 """The container's sshd, target of `/_hbone/22`."""
+
+ZTUNNEL_SOCKS = 15080
+"""ztunnel's SOCKS5 port; no tunnel of the HBONE port leads there."""
 
 SNI = 15442
 """hgate: mTLS connections routed by SNI (the original's port)."""

@@ -228,9 +228,13 @@ class AllowList:
             )
         return cls(patterns)
 
+    def allows(self, identity: SpiffeId) -> bool:
+        """Whether a pattern allows it."""
+        return self._allowed.fullmatch(str(identity)) is not None
+
     def check(self, identity: SpiffeId) -> None:
         """Raises DeniedError, which names the identity, when no pattern allows it."""
-        if self._allowed.fullmatch(str(identity)) is None:
+        if not self.allows(identity):
             raise DeniedError(f"peer {identity} denied: no rule allows it")
 
     def regexes(self) -> list[str]:

@@ -11,6 +11,7 @@ import asyncio
 from shared.errors import HboneError, StatusError
 from shared.net.legs import Buffer, Leg
 from shared.net.stream import Stream, header_value
+from shared.wire.events import Headers
 
 REASON_BYTES = 512
 """How much of a refusal's body is read: the first line is what counts."""
@@ -30,14 +31,15 @@ _HINTS = {
 """What a status means when it comes from Cloud Run or krun (Cloud Run troubleshooting guide)."""
 
 
-def answer(stream: Stream, status: int, text: str) -> None:
-    """Answers with a status and one line of text."""
+def answer(stream: Stream, status: int, text: str, extra: Headers = ()) -> None:
+    """Answers with a status, one line of text, and the headers `extra`."""
     body = text.encode() + b"\n"
     stream.respond(
         [
             (b":status", str(status).encode()),
             (b"content-type", b"text/plain; charset=utf-8"),
             (b"content-length", str(len(body)).encode()),
+            *extra,
         ]
     )
     if header_value(stream.headers, b":method") != b"HEAD":  # the same headers, no content (RFC 9110 9.3.2)

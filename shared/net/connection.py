@@ -356,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _break_streams(self, text: str, code: int) -> None:
-        self.lost = True
+        was_lost, self.lost = self.lost, True
         self._waiting.clear()
         states = list(self.session.streams.values())
         self.session.streams.clear()
@@ -365,5 +365,5 @@ class Connection(asyncio.BufferedProtocol):
             owner, state.owner = state.owner, None
             if owner is not None:
                 owner.on_broken(StreamResetError(text, code))
-        if states:
+        if not was_lost:
             self._changed()

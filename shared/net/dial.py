@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import DialError
+from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
 from shared.net.address import Address
 from shared.net.connection import Connection
+from shared.net.mesh_tls import MeshIdentity, check_server
+from shared.net.mesh_tls import client_context as mesh_context
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, client_context
 
@@ -62,6 +64,9 @@ class Origin:
     ca: Path | None = None
     """PEM file of trusted certificates; None: the system's."""
 
+    identity: MeshIdentity | None = None
+    """Who we are there, and who it has to be, instead of `host` and `ca`."""
+
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host} at {self.address}"
 
@@ -74,7 +79,15 @@ async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connec
     """
     loop = asyncio.get_running_loop()
     address = origin.address
-    context = client_context(origin.ca) if origin.scheme == "https" else None
+    identity = origin.identity
+    name = origin.host if identity is None else identity.server_name  # "": no SNI
+    if identity is not None:
+        try:
+            context: ssl.SSLContext | None = mesh_context(identity, loop.time())
+        except (ConfigError, UnavailableError) as error:
+            raise DialError(f"connect to {origin}: our own certificates: {error}") from error
+    else:
+        context = client_context(origin.ca) if origin.scheme == "https" else None
     try:
         async with asyncio.timeout(timeout_s):
             transport, connection = await loop.create_connection(
@@ -82,7 +95,7 @@ async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connec
                 address.host,
                 address.port,
                 ssl=context,
-                server_hostname=origin.host if context else None,
+                server_hostname=name if context else None,
             )
     except TimeoutError as error:
         raise DialError(f"connect to {origin}: not connected within {timeout_s:g} s") from error
@@ -93,4 +106,10 @@ async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connec
         if tls.selected_alpn_protocol() != ALPN_H2:
             connection.abort("no HTTP/2")
             raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
+        if identity is not None:
+            try:
+                check_server(identity, tls)
+            except DeniedError as error:
+                connection.abort("not who it should be")
+                raise DialError(f"connect to {origin}: {error}") from error
     return connection

@@ -83,6 +83,10 @@ class Fields(TypedDict, total=False):
     """HTTP status of the tunnel request."""
     identity: str | None
     """The SPIFFE name that the peer proved."""
+    forwarded_for: str | None
+    """The client behind the peer, as the peer tells."""
+    traceparent: str | None
+    """W3C trace context of the tunnel request."""
     bytes_sent: int | None
     """Towards the service."""
     bytes_recv: int | None
@@ -108,6 +112,8 @@ _KEYS: Final = (
     ("stream", "stream"),
     ("status", "status"),
     ("identity", "identity"),
+    ("forwarded_for", "forwarded.for"),
+    ("traceparent", "traceparent"),
     ("bytes_sent", "bytes_sent"),
     ("bytes_recv", "bytes_recv"),
     ("setup_s", "setup"),
@@ -123,8 +129,11 @@ class AccessLog:
     All calls are made on the event loop's thread.
     """
 
-    def __init__(self, output: int | HasFileno, format: Format | None, component: str) -> None:
-        """`format` None means text on a terminal, else JSON. `component` goes into every JSON line.
+    def __init__(
+        self, output: int | HasFileno, format: Format | None, component: str, *, shared: bool = False
+    ) -> None:
+        """`format` None means text on a terminal, else JSON. `component` goes into every JSON line. `shared`
+        says that other processes write to the same pipe: then no line is cut by another's.
 
         Raises OSError if `output` is not open.
         """
@@ -132,6 +141,8 @@ class AccessLog:
         self._style = _json(component) if choose_format(format, os.isatty(fd)) == "json" else _text()
         self._output = _Output(fd)
         self._redactor = Redactor()
+        # A write of up to PIPE_BUF bytes is taken as a whole (POSIX write()); longer ones may mix.
+        self._batch_bytes = select.PIPE_BUF if shared else MAX_BYTES
         self._lines: list[str] = []
         self._batch = b""
         self._batch_lines = 0
@@ -194,8 +205,9 @@ class AccessLog:
         """Writes as much as the output takes without waiting; True if nothing is left."""
         while self._batch or self._lines:
             if not self._batch:
-                self._batch = "".join(self._lines[:BATCH_LINES]).encode("ascii")
-                del self._lines[:BATCH_LINES]
+                count = self._fitting()
+                self._batch = "".join(self._lines[:count]).encode("ascii")
+                del self._lines[:count]
                 self._batch_lines = self._batch.count(b"\n")
             try:
                 count = self._output.write(self._batch)
@@ -209,6 +221,15 @@ class AccessLog:
             self._batch_lines = self._batch.count(b"\n")
             self._waiting_bytes -= count
         return True
+
+    def _fitting(self) -> int:
+        """How many of the lines make the next batch, one at least."""
+        size = 0
+        for number, line in enumerate(self._lines[:BATCH_LINES]):
+            size += len(line)
+            if size > self._batch_bytes:
+                return number or 1
+        return BATCH_LINES
 
     def _drop_all(self) -> None:
         """Forgets what waits; after half a line the next begins afresh, if a full disk has room again."""

@@ -128,7 +128,7 @@ class TunnelMetrics:
             buckets=SETUP_BUCKETS_S,
             registry=self._registry,
         )
-        self._registry.register(_Scrape(self._families))
+        self._registry.register(Scrape(self._families))
 
     def route(self, host: str) -> RouteCounts:
         """The counts of the route with the host glob `host`; hold on to them."""
@@ -160,11 +160,17 @@ class TunnelMetrics:
         gauge = prometheus_client.Gauge(name, documentation, registry=self._registry)
         gauge.set_function(read)
 
+    def add(self, families: Callable[[], Iterator[Metric]]) -> None:
+        """Adds the metrics that `families` makes of other numbers, at every scrape."""
+        self._registry.register(Scrape(families))
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now, for who sums them over several processes."""
+        return iter(self._registry.collect())
+
     def render(self, accept: str) -> tuple[str, bytes]:
         """The content type and body of a scrape: OpenMetrics if `accept` (a request's header) names it."""
-        # The library is told what we chose, not the header: it would answer with the version it finds there.
-        encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
-        return content_type, encoder(self._registry)
+        return render(self._registry, accept)
 
     def _families(self) -> Iterator[Metric]:
         routes, origins = self._routes.items(), self._origins.items()
@@ -202,8 +208,15 @@ class TunnelMetrics:
         yield _gauge("istio_build", ("component", "tag"), [(self._component, self._tag, 1)])
 
 
-class _Scrape(Collector):
-    """Lets the registry ask for the metrics that are made from plain integers."""
+def render(metrics: Collector, accept: str) -> tuple[str, bytes]:
+    """The content type and body of a scrape: OpenMetrics if `accept` (a request's header) names it."""
+    # The library is told what we chose, not the header: it would answer with the version it finds there.
+    encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+    return content_type, encoder(metrics)
+
+
+class Scrape(Collector):
+    """Lets a scrape ask for metrics that are made when it comes, by calling `families`."""
 
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
         self._families = families

@@ -36,7 +36,7 @@ DEFAULT_SECONDS = 60
 """Enough for some ten thousand executions of the slowest target."""
 
 HANG_S = 20
-"""One input takes milliseconds. What takes this long would hold up all of a process's tunnels for longer."""
+"""One input takes milliseconds; an event loop that it keeps for this long serves nobody."""
 
 MEMORY_MIB = 1024
 """A process with the biggest target stays below 150 MiB."""
@@ -118,6 +118,7 @@ def _fuzz(name: str, seconds: int) -> None:
         "max_total_time": seconds,
         "max_len": target.max_bytes,
         "timeout": HANG_S,
+        "report_slow_units": HANG_S,
         "rss_limit_mb": MEMORY_MIB,
         "print_final_stats": 1,
         "artifact_prefix": f"{CRASHES}/{name}-",

@@ -10,6 +10,7 @@ changed and replayed is `test_fuzz.py`'s (with pytest) and `run.py`'s (guided by
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -17,7 +18,7 @@ import struct
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -32,10 +33,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.utils import CryptographyDeprecationWarning
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
-from agent.app_proxy import checked_by_cloud_run, request_of
+from agent.app_proxy import _Exchange, checked_by_cloud_run, request_of
 from gateway import config
 from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
-from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl
+from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
 from hbone import target
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
 from shared.identity import spiffe, tokens
@@ -54,10 +55,11 @@ from shared.wire.session import (
 )
 
 CORPUS = Path(__file__).with_name("corpus")
-PRODUCT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("agent", "gateway", "hbone", "shared")
 
-SECRET = "c4n4ry-never-to-be-told"
-"""Stands where seeds have a secret: no text that a reader makes may repeat it."""
+SECRET = "c4n4ry-that-nobody-tells"
+"""Stands where seeds have a secret: no text that a reader makes may repeat it. Good base64url as well."""
 
 MAX_TEXT_CHARS = 4096
 """The longest error text: 255 characters shown twice, each escaped as at most six, and what is said."""
@@ -124,11 +126,11 @@ def place_of(error: BaseException) -> str:
     function of the product. The same place, the same fault, as far as a machine can tell."""
     places = {}
     for step in traceback.extract_tb(error.__traceback__):
-        room = Path(step.filename).parts[-3:]
+        path = Path(step.filename)
         if step.filename == __file__ and step.name != "told":
             places["target"] = f"{step.name} line {step.lineno}"
-        elif Path(step.filename).is_relative_to(PRODUCT) and "site-packages" not in step.filename:
-            places["product"] = f"{'/'.join(room)} {step.name}"
+        elif path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PACKAGES:
+            places["product"] = f"{path.relative_to(ROOT)} {step.name}"
     return " ".join((type(error).__name__, *places.values()))
 
 
@@ -235,7 +237,9 @@ LIMITS = (
         stream_window_bytes=65535,
         connection_window_bytes=131072,
         max_header_list_bytes=1024,
-        floods=FloodLimits(control_frames=30, resets=8, empty_data=8, window_updates=30),
+        floods=FloodLimits(
+            control_frames=30, resets=8, empty_data=8, window_updates=30, header_block_bytes=1500
+        ),
     ),
     SessionLimits(),
 )
@@ -248,7 +252,7 @@ HEADER_LISTS: tuple[list[tuple[bytes, bytes]], ...] = (
     [*REQUEST, (b"content-length", b"5")],
     CONNECT,
     [*REQUEST, (b"cookie", b"a=b"), (b"cookie", b"c=d"), (b"te", b"trailers")],
-    [*REQUEST, (b"x", b"y" * 2000)],
+    [*REQUEST, (b"x", b"y" * 1200)],
     [(b":status", b"200")],
     [(b":status", b"200"), (b"content-length", b"5")],
     [(b":status", b"100")],
@@ -786,8 +790,8 @@ def fuzz_session_script(data: bytes) -> None:
 
 def fuzz_request(data: bytes) -> None:
     """A header list that a session lets through is a tunnel's, by a name of known letters, or one HTTP/1.1
-    request, the same for another parser, without what the app must not see; LocalProtocolError otherwise.
-    No error text repeats what stands in a header that holds a secret.
+    request, the same for another parser, without what the app must not see; or krun refuses it. No error and
+    no refusal repeats what stands in a header that holds a secret.
 
     The first byte: 1 ends the stream with the headers, 2 puts a usual request's pseudo-headers in front."""
     tunnel_request.target_name(data)
@@ -836,8 +840,10 @@ def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes]
         request = request_of(stream)
         app = h11.Connection(our_role=h11.CLIENT)
         sent = app.send(request) or b""
-    except h11.LocalProtocolError as error:
-        told(error, secret)
+    except h11.LocalProtocolError:
+        refusal = _refusal(event)
+        fit = refusal.isprintable() and len(refusal) <= MAX_TEXT_CHARS
+        assert fit and not (secret and secret in refusal), f"krun answers: {refusal[:200]!a}"
         return
     fields = dict(request.headers)
     body = b""
@@ -866,6 +872,22 @@ def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes]
     while isinstance(part := server.next_event(), h11.Data):
         received += part.data
     assert isinstance(part, h11.EndOfMessage) and received == body and server.trailing_data == (b"", False)
+
+
+def _refusal(event: events.RequestReceived) -> str:
+    """What krun answers to a request that cannot be sent to the app; empty for HEAD."""
+    said: list[bytes] = []
+    stream = SimpleNamespace(
+        headers=event.headers,
+        bodiless=event.ended,
+        respond=lambda headers: None,
+        write=said.append,
+        close=lambda: None,
+    )
+    transport = SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
+    exchange = _Exchange(cast(Stream, stream))
+    exchange.connection_made(cast(asyncio.BaseTransport, transport))
+    return b"".join(said).decode().removesuffix("\n")
 
 
 # The gateway's file and its routes.
@@ -905,8 +927,10 @@ def fuzz_routes(data: bytes) -> None:
         return  # refused where the file is read
     try:
         pattern = compile_glob(glob)
-        tunnel = TunnelUrl.parse(url)
+        tunnel = TunnelUrl.parse_origin(url) if authority else TunnelUrl.parse(url)
         route = Route(glob.lower(), tunnel=tunnel, token=TokenRule(Template.parse(audience)))
+        if authority:
+            route = replace(route, method="CONNECT", authority=read_target(authority))
     except ValueError as error:
         told(error)
         return
@@ -970,9 +994,13 @@ def _check_goal(route: Route, goal: Target) -> None:
     filled = [(route.tunnel.host, goal.host)]
     if route.token.audience is not None:
         filled.append((route.token.audience, goal.token.value))
-    assert not {".", ".."} & set(goal.path.split("/"))
-    assert goal.path.count("/") == route.tunnel.path.text.count("/")
-    filled.append((route.tunnel.path, goal.path))
+    if route.method == "CONNECT":
+        assert not goal.path and Address.parse(goal.connect_target).port > 0
+        filled.append((route.authority, goal.connect_target))
+    else:
+        assert not {".", ".."} & set(goal.path.split("/")) and not goal.connect_target
+        assert goal.path.count("/") == route.tunnel.path.text.count("/")
+        filled.append((route.tunnel.path, goal.path))
     for template, text in filled:
         literals = [re.escape(piece) for piece in template.pieces[::2]]
         values = [_VALUES[piece] for piece in template.pieces[1::2]] + [""]

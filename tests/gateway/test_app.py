@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import socket
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from gateway import app, reload
 from gateway.app import Gateway
 from shared.errors import ConfigError, UnavailableError, UsageError
+from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
+from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.net.tls import server_context
 from shared.ops.access_log import AccessLog
+from shared.tasks import spawn
 from tests.support.gateway_world import GLOB, World, tunnel
-from tests.support.hellos import INTERNAL_ERROR, UNRECOGNIZED_NAME, Bad, bad_hellos, hello
-from tests.support.running_gateway import write_config
+from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, Bad, bad_hellos, hello
+from tests.support.http2_peer import Service
+from tests.support.running_gateway import running, write_config
 from tests.support.tcp_peer import TcpPeer
+from tests.support.world import free_port
+
+SERVICE_ID = SpiffeId.of_workload("demo.example", "demo", "hello")
 
 SECRET = "opaque-token-that-nobody-may-see"
 
@@ -168,27 +181,119 @@ async def test_a_reload_of_a_broken_file_changes_nothing(world: World) -> None:
 
 async def test_a_reload_says_what_it_cannot_change(world: World) -> None:
     gateway = await world.start()
-    write_config(gateway.file, [tunnel(world.service.port)], max_connections=1)
+    write_config(gateway.file, [tunnel(world.service.port)], connect_timeout="1s")
     gateway.reload()
-    await gateway.records.match("^reload: ports and limits change at the next start only$")
-    tunnels = [await world.open() for _ in range(2)]
-    for client, stream in tunnels:
-        await world.echoes(client, stream)
-    assert await gateway.metric("hbone_connections_limit") == 10_000
-    assert (await gateway.dump("/config"))["limits"]["max_connections"] == 10_000
+    await gateway.records.match(
+        r"^reload: a change of limits\.connect_timeout takes effect at the next start$"
+    )
+    await gateway.records.match("^reload: 1 routes from ")
+    assert (await gateway.dump("/config"))["limits"]["connect_timeout_s"] == 10
+
+
+async def test_a_reload_changes_limits(world: World) -> None:
+    gateway = await world.start()
+    client, stream = await world.open()
+    write_config(gateway.file, [tunnel(world.service.port)], max_connections=1, hello_timeout="1ms")
+    gateway.reload()
+    await gateway.records.match("^reload: 1 routes from ")
+    await (await gateway.client()).was_reset()
+    assert (await gateway.line())["flags"] == "LIMIT"
+    assert await gateway.metric("hbone_connections_limit") == 1
+    await world.echoes(client, stream)
+    client.reset()
+    await gateway.until_open(0)
+    assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
+    assert await (await gateway.client()).rest() == b""
+    assert (await gateway.line())["flags"] == "HELLO_TIMEOUT"
+    assert (await gateway.dump("/config"))["limits"]["max_connections"] == 1
+
+
+async def test_a_reload_changes_where_it_listens(world: World) -> None:
+    gateway = await world.start()
+    client, stream = await world.open()
+    old = gateway.port
+    new = free_address()
+    config = json.loads(gateway.file.read_text())
+    gateway.file.write_text(json.dumps({**config, "listen": [str(new)]}))
+    gateway.reload()
+    await gateway.records.match(f"^no longer listening on 127.0.0.1:{old}$")
+    with pytest.raises(ConnectionRefusedError):
+        await TcpPeer.connect(old)
+    gateway.port = new.port
+    await world.echoes(*await world.open())
+    await world.echoes(client, stream)
+
+
+async def test_a_reload_whose_port_is_in_use_changes_nothing(world: World) -> None:
+    gateway = await world.start()
+    taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
+    config = json.loads(gateway.file.read_text())
+    listening = ["127.0.0.1:0", str(free_address()), str(bound_address(taken))]
+    gateway.file.write_text(json.dumps({**config, "listen": listening, "routes": []}))
+    gateway.reload()
+    await gateway.records.match(
+        f"^reload: listen: cannot listen on {bound_address(taken)}: the port is in use; the running"
+    )
+    assert (await gateway.dump("/config"))["listen"] == ["127.0.0.1:0"]
+    await world.echoes(*await world.open())
+    assert await gateway.metric("hbone_config_reloads_total", result="failure") == 1
+    assert await gateway.metric("hbone_config_last_reload_successful") == 0
+    taken.close()
+
+
+async def test_a_change_of_the_file_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "WATCH_S", 0.01)
+    gateway = await world.start()
+    client, stream = await world.open()
+    write_config(gateway.file, [])
+    await gateway.records.match("^reload: 0 routes from ")
+    assert await (await world.client()).rest() == UNRECOGNIZED_NAME
+    await world.echoes(client, stream)
+    assert await gateway.metric("hbone_config_reloads_total", result="success") == 1
+
+
+async def test_a_renewed_ca_counts_for_new_connections(tmp_path: Path) -> None:
+    """The file's name is the same, so nothing else tells the two apart."""
+    authorities = [Authority.create(name) for name in ("old.example", "new.example")]
+    services = []
+    async with AsyncExitStack() as block:
+        for authority, folder in zip(authorities, ("old", "new"), strict=True):
+            authority.write(tmp_path / folder, authority.issue(SERVICE_ID, dns_names=("hello.example",)))
+            files = (tmp_path / folder / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE))
+            services.append(await block.enter_async_context(Service.listening(server_context(*files))))
+        (tmp_path / "ca.pem").write_bytes(authorities[0].root_pem)
+        fields = {"tunnel": "https://{service}.example/_hbone/15003", "ca": "ca.pem"}
+        routes = [tunnel(services[0].port, **fields)]
+        gateway = await block.enter_async_context(running(tmp_path / "hgate.yaml", routes))
+
+        async def opened(service: Service) -> None:
+            client = await gateway.client(hello())
+            (await service.request()).respond(200)
+            client.end()
+
+        await opened(services[0])
+        write_config(gateway.file, [tunnel(services[1].port, **fields)])
+        gateway.reload()
+        await gateway.records.match("^reload: 1 routes from ")
+        refused = await gateway.client(hello())
+        assert await refused.rest() == INTERNAL_ERROR, "the new service, the old CA"
+        (tmp_path / "ca.pem").write_bytes(authorities[1].root_pem)
+        gateway.reload()
+        await gateway.records.count("^reload: 1 routes from ", 2)
+        await opened(services[1])
 
 
 # Drain.
 
 
 async def test_a_drain_lets_tunnels_finish(world: World) -> None:
-    gateway = await world.start()
+    gateway = await world.start(drain_delay=0)
     assert (await gateway.get("health", "/healthz/ready")).status == 200
     client, stream = await world.open()
     opening = await world.client()
     last = await world.service.request()
     gateway.terminate()
-    await gateway.records.match("^draining: 2 connections have up to 25 s$")
+    await gateway.records.match("^draining: 2 connections have up to 20 s$")
     ready = await gateway.get("health", "/healthz/ready")
     assert (ready.status, ready.body) == (503, b"draining\n")
     assert (await gateway.get("health", "/healthz/live")).status == 200
@@ -254,7 +359,98 @@ async def test_the_end_of_a_drain_resets_what_is_left(world: World) -> None:
     assert all(line["error"] == "the gateway stops" for line in lines.values())
 
 
+async def test_a_drain_gives_time_to_notice(world: World) -> None:
+    gateway = await world.start(drain_delay="400ms")
+    client, stream = await world.open()
+    assert (await gateway.get("health", "/healthz/ready")).status == 200
+    gateway.terminate()
+    await gateway.records.match(r"^not ready any more; connections are accepted for another 0\.4 s$")
+    ready = await gateway.get("health", "/healthz/ready")
+    assert (ready.status, ready.body) == (503, b"draining\n")
+    late, last = await world.open()
+    await gateway.records.match("^draining: 2 connections have up to 20 s$")
+    with pytest.raises(ConnectionRefusedError):
+        await TcpPeer.connect(gateway.port)
+    await world.echoes(late, last)
+    for peer, its_stream in ((client, stream), (late, last)):
+        peer.end()
+        its_stream.end()
+    assert await gateway.exit_code() == 0
+    assert [line["flags"] for line in await gateway.lines()] == ["-", "-"]
+
+
+async def test_who_asks_for_readiness_has_time_to_notice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "NOTICE_S", 0.01)
+    gateway = await world.start()
+    assert (await gateway.get("health", "/healthz/ready")).status == 200
+    gateway.terminate()
+    await gateway.records.match(r"^not ready any more; connections are accepted for another 0\.01 s$")
+    assert await gateway.exit_code() == 0
+
+
+async def test_a_person_does_not_wait(world: World) -> None:
+    gateway = await world.start(drain_delay="1h")
+    assert (await gateway.get("health", "/healthz/ready")).status == 200
+    gateway.interrupt()
+    assert await gateway.exit_code() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delay", ["0", "1h"], ids=["while tunnels finish", "while others notice"])
+async def test_a_second_signal_ends_it_at_once(world: World, number: int, delay: str) -> None:
+    gateway = await world.start(drain_delay=delay, drain_timeout="1h")
+    client, stream = await world.open()
+    gateway.terminate()
+    await gateway.records.match("^not ready any more" if delay != "0" else "^draining: ")
+    task = spawn(gateway.exit_code(), name="its end")
+    while not task.done():
+        os.kill(os.getpid(), number)
+        await asyncio.wait({task}, timeout=0.05)
+    assert task.result() == 128 + number
+    assert await client.was_reset()
+    assert await stream.broken()
+    assert [line["flags"] for line in await gateway.lines()] == ["STOPPED"]
+
+
+async def test_a_signal_that_comes_twice_is_one(world: World) -> None:
+    """As `timeout` and terminals send it."""
+    gateway = await world.start(drain_timeout="1h")
+    client, stream = await world.open()
+    for _ in range(3):
+        gateway.terminate()
+    await gateway.records.match("^draining: ")
+    await world.echoes(client, stream)
+    client.end()
+    stream.end()
+    assert await gateway.exit_code() == 0
+
+
+async def test_who_waits_to_be_accepted_is_served(world: World) -> None:
+    """In the kernel's queue when SIGTERM comes."""
+    gateway = await world.start()
+    said = hello()
+    gateway.terminate()
+    clients = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(20)]
+    for client in clients:
+        client.sendall(said)
+    streams = [await world.service.request() for _ in clients]
+    for stream in streams:
+        stream.respond(200)
+        assert await stream.read(len(said)) == said
+        stream.end()
+    for client in clients:
+        client.close()
+    assert await gateway.exit_code() == 0
+    assert {line["sni"] for line in await gateway.lines()} == {NAME}
+
+
 # Start.
+
+
+def free_address() -> Address:
+    return Address("127.0.0.1", free_port())
 
 
 def gateway_of(file: Path, environ: Mapping[str, str] | None = None) -> Gateway:

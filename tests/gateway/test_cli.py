@@ -166,7 +166,7 @@ async def test_it_ends_in_order(tmp_path: Path, service: Service, signum: int) -
     write_config(file, [tunnel(service.port)])
     async with hgate(file) as (process, port), opened(port, service) as (client, stream):
         process.send(signum)
-        await process.said("^draining: 1 connections have up to 25 s$")
+        await process.said("^draining: 1 connections have up to 20 s$")
         await client.send(b"bye")
         client.end()
         assert await stream.rest() == b"bye"

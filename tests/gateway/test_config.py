@@ -113,7 +113,7 @@ def test_the_defaults_are_the_example_s(folder: Path) -> None:
     )
     limits = Limits()
     assert (limits.hello_timeout_s, limits.connect_timeout_s) == (10.0, 10.0)
-    assert (limits.response_timeout_s, limits.drain_timeout_s) == (30.0, 25.0)
+    assert (limits.response_timeout_s, limits.drain_delay_s, limits.drain_timeout_s) == (30.0, None, 20.0)
     assert (limits.max_connections, limits.streams_per_connection) == (10_000, 100)
 
 
@@ -130,10 +130,10 @@ def test_listeners() -> None:
 def test_limits() -> None:
     config = parse(
         "routes: []\nlimits: {hello_timeout: 500ms, connect_timeout: 3, response_timeout: 5m,"
-        " drain_timeout: 0, max_connections: 5, streams_per_connection: 7}",
+        " drain_delay: 2s, drain_timeout: 0, max_connections: 5, streams_per_connection: 7}",
         "f.yaml",
     )
-    assert config.limits == Limits(0.5, 3.0, 300.0, 0.0, 5, 7)
+    assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7)
     assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
 
 
@@ -172,7 +172,8 @@ def test_paths_do_not_depend_on_the_working_folder(folder: Path, monkeypatch: py
 
 
 def test_methods_and_case() -> None:
-    route = one_route(parse(f"routes:\n- host: '*.Demo.SVC'\n{TUNNEL}\n  method: CONNECT", "f.yaml"))
+    text = "routes:\n- host: '*.Demo.SVC'\n  tunnel: https://ztunnel:15008\n  method: CONNECT"
+    route = one_route(parse(text, "f.yaml"))
     assert (route.host, route.method, route.line) == ("*.demo.svc", "CONNECT", 2)
 
 

@@ -18,9 +18,10 @@ from gateway.routes import (
     TokenRule,
     compile_glob,
 )
-from gateway.templates import Template, TunnelUrl
+from gateway.templates import Template, TunnelUrl, read_target
 from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
 from shared.net.address import Address
+from shared.net.mesh_tls import MeshIdentity
 from shared.wire import istio_sni
 from shared.wire.istio_sni import Destination
 
@@ -53,7 +54,6 @@ def test_a_tunnel_s_target() -> None:
         connect=Address("127.0.0.1", 24443),
         ca=Path("/etc/ca.pem"),
         token=TokenRule(audience=Template.parse("https://{service}.a.run.app")),
-        method="CONNECT",
         line=7,
     )
     target = RouteTable([forward("other"), route]).match(HELLO)
@@ -69,9 +69,67 @@ def test_a_tunnel_s_target() -> None:
         authority="hello.demo.a.run.app",
         ca=Path("/etc/ca.pem"),
         token=Token("audience", "https://hello.a.run.app"),
-        method="CONNECT",
+        service="hello",
+        namespace="demo",
     )
     assert target.url == "https://hello.demo.a.run.app/_hbone/8080/v1/hello.demo.svc.cluster.local"
+
+
+def test_a_connect_s_target() -> None:
+    identity = MeshIdentity(Path("/etc/certs"), ("spiffe://demo.local/**",))
+    route = Route(
+        host="*",
+        tunnel=TunnelUrl.parse_origin("https://ztunnel.{namespace}:15008"),
+        method="CONNECT",
+        identity=identity,
+    )
+    target = RouteTable([route]).match(HELLO)
+    assert target == Target(
+        kind="tunnel",
+        route=0,
+        line=None,
+        dial=Address("ztunnel.demo", 15008),
+        scheme="https",
+        host="ztunnel.demo",
+        port=15008,
+        authority="ztunnel.demo:15008",
+        method="CONNECT",
+        connect_target="hello.demo.svc.cluster.local:8080",
+        identity=identity,
+        service="hello",
+        namespace="demo",
+    )
+    assert target.url == "https://ztunnel.demo:15008"
+    assert RouteTable([route]).explain("outbound_.80_._.hello.demo.svc").splitlines()[-6:] == [
+        "goes to    CONNECT https://ztunnel.demo:15008",
+        "asks for   hello.demo.svc:80",
+        "dials      ztunnel.demo:15008",
+        "proves     /etc/certs",
+        "trusts     spiffe://demo.local/**",
+        "token      none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("authority", "asked"),
+    [
+        ("{host}:{port}", "hello.demo.svc.cluster.local:8080"),
+        ("{service}.{namespace}.svc:{port}", "hello.demo.svc:8080"),
+        ("10.1.2.3:80", "10.1.2.3:80"),
+        ("[2001:db8::1]:{port}", "[2001:db8::1]:8080"),
+    ],
+)
+def test_what_a_connect_asks_for(authority: str, asked: str) -> None:
+    url = TunnelUrl.parse_origin("http://a:15009")
+    table = RouteTable([Route("*", tunnel=url, method="CONNECT", authority=read_target(authority))])
+    assert table.match(HELLO).connect_target == asked
+
+
+def test_a_bare_name_has_no_port_to_ask_for() -> None:
+    route = Route("*", tunnel=TunnelUrl.parse_origin("http://a:1"), method="CONNECT")
+    assert "the name has no port, which {host}:{port} needs" in refusal(
+        RouteTable([route]), Destination("hello.demo", None, "", "")
+    )
 
 
 def test_a_forward_s_target() -> None:

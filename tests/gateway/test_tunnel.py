@@ -21,6 +21,7 @@ from shared.net.pool import Pool
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.wire.istio_sni import Destination
+from shared.wire.request_context import read_traceparent
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.metadata_server import closed_port
@@ -50,7 +51,9 @@ async def test_a_tunnel_from_hello_to_line(world: World) -> None:
         (b":authority", b"hello.example"),
         (b":path", b"/_hbone/15003"),
         (b"authorization", authorization),
+        (b"traceparent", stream[b"traceparent"]),
     ]
+    assert read_traceparent(stream[b"traceparent"])
     stream.respond(200)
     assert await stream.read(len(said)) == said
     await world.echoes(client, stream)
@@ -71,6 +74,7 @@ async def test_a_tunnel_from_hello_to_line(world: World) -> None:
         "dst.addr": f"127.0.0.1:{world.service.port}",
         "stream": stream.number,
         "status": 200,
+        "traceparent": stream[b"traceparent"].decode(),
         "bytes_sent": len(said) + 5,
         "bytes_recv": 8,
         "flags": "-",
@@ -140,12 +144,16 @@ async def test_an_idle_tunnel_outlives_every_deadline(world: World) -> None:
 
 
 async def test_connect_instead_of_post(world: World) -> None:
-    await world.start(tunnel(world.service.port, method="CONNECT", tunnel="http://{host}:{port}/"))
+    """Plain CONNECT: Go's servers refuse one with `:protocol` (envoy#20378)."""
+    await world.start(tunnel(world.service.port, method="CONNECT", tunnel="http://ztunnel:15009"))
     client = await world.client()
     stream = await world.service.request()
     assert stream.fields == [
         (b":method", b"CONNECT"),
         (b":authority", b"hello.demo.svc.cluster.local:8080"),
+        (b"baggage", b"k8s.namespace.name=demo,service.name=hello"),
+        (b"forwarded", f'for="{client.address}"'.encode()),
+        (b"traceparent", stream[b"traceparent"]),
     ]
     stream.respond(200)
     assert await stream.read(len(hello()))

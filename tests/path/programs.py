@@ -49,11 +49,18 @@ def sha256(path: Path) -> str:
 @contextmanager
 def sidecar(world: World, folder: Path) -> Iterator[Address]:
     """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
-    file = folder / "sidecar.json"
-    file.write_text(json.dumps(_sidecar(world.gateway, world.caller)))
-    admin_file = folder / "sidecar.admin"
+    with envoy("sidecar", _sidecar(world.gateway, world.caller), folder) as address:
+        yield address
+
+
+@contextmanager
+def envoy(name: str, configuration: dict[str, Any], folder: Path) -> Iterator[Address]:
+    """An Envoy with a listener, whose address is yielded, and an admin port; it has to stop in order."""
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(configuration))
+    admin_file = folder / f"{name}.admin"
     flags = ["--disable-hot-restart", "--concurrency", "1", "--admin-address-path", str(admin_file)]
-    envoy = start("sidecar", [find_envoy(), "-c", file, *flags], folder)
+    envoy = start(name, [find_envoy(), "-c", file, *flags], folder)
     try:
         envoy.wait_for(lambda record: "starting main dispatch loop" in said(record), PATIENCE_S)
         listeners = f"http://{admin_file.read_text()}/listeners?format=json"

@@ -170,15 +170,22 @@ class Http2Peer(asyncio.Protocol):
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, port: int) -> AsyncIterator[Http2Peer]:
-        """A client of h2c with prior knowledge on a loopback port, until the block ends."""
+    async def connected(cls, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Http2Peer]:
+        """A client of a loopback port, h2c with prior knowledge or with `tls`, until the block ends."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE_S):
-            _, peer = await loop.create_connection(lambda: cls(client=True), "127.0.0.1", port)
+            _, peer = await loop.create_connection(
+                lambda: cls(client=True), "127.0.0.1", port, ssl=tls, server_hostname="" if tls else None
+            )
         try:
             yield peer
         finally:
             await peer.close()
+
+    @property
+    def tls(self) -> ssl.SSLObject:
+        """The connection's TLS."""
+        return cast("ssl.SSLObject", self._transport.get_extra_info("ssl_object"))
 
     def request(
         self, method: bytes, path: bytes, fields: Fields = (), *, end: bool = False, authority: bytes = b"app"

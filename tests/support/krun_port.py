@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.requests import Requests, TunnelRecord
+from agent.requests import Requests
 from agent.settings import Settings
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
+from shared.net.tunnel_server import TunnelRecord
 from tests.support.tcp_peer import PATIENCE_S
 
 

@@ -53,6 +53,13 @@ class Records(logging.Handler):
                         return match
                 await self._changed.wait()
 
+    async def count(self, pattern: str, wanted: int) -> None:
+        """Returns once `pattern` is found in so many messages."""
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(bool(re.search(pattern, message)) for message in self.messages) < wanted:
+                self._changed.clear()
+                await self._changed.wait()
+
     def __enter__(self) -> Records:
         self._level = self._logger.level
         self._logger.setLevel(logging.DEBUG)
@@ -147,6 +154,10 @@ class RunningGateway:
     def terminate(self) -> None:
         """Sends SIGTERM."""
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def interrupt(self) -> None:
+        """Sends SIGINT."""
+        os.kill(os.getpid(), signal.SIGINT)
 
     async def exit_code(self) -> int:
         """Returns when it has ended by itself."""

@@ -235,6 +235,15 @@ async def test_a_connection_error() -> None:
     assert line.lost == 1
 
 
+async def test_an_error_without_streams_is_a_change() -> None:
+    """Who keeps the connection for later must learn that there is no later."""
+    line = Line(client=True)
+    line.get(frame(frames.DATA, 0, 0))
+    assert (line.connection.usable, line.changes, line.lost) == (False, 1, 0)
+    line.lose()
+    assert (line.changes, line.lost) == (1, 1)
+
+
 async def test_a_request_right_before_a_connection_error() -> None:
     """It is answered by an owner who cannot know that the connection has ended since."""
     line = Line(client=False, on_request=lambda stream: answer(stream, 404, "no such target"))

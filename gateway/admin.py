@@ -1,0 +1,75 @@
+"""What the admin port shows: the configuration, the open tunnels, the connections to services.
+
+Owned here: the form of these dumps. They name token files and audiences and hold no secret. The port is
+`ops_ports.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.config import GatewayConfig
+from gateway.templates import Template
+from gateway.tunnel import Tunnel
+from shared.net.address import Address
+from shared.net.pool import Pool
+from shared.ops.http_server import Response
+
+
+def config(running: GatewayConfig) -> Response:
+    """What is in effect."""
+    return as_json(_plain(running))
+
+
+def tunnels(
+    open_tunnels: Iterable[Tunnel], now: float, of_hbone: Iterable[Mapping[str, Any]] = ()
+) -> Response:
+    """What is known of each tunnel at the loop's time `now`, and of those of the HBONE port."""
+    return as_json(
+        [
+            {
+                "src.addr": tunnel.peer,
+                "sni": tunnel.sni,
+                "route": tunnel.route,
+                "dst.addr": str(tunnel.target.dial) if tunnel.target else None,
+                "stream": tunnel.stream_id,
+                "age_s": round(now - tunnel.started, 3),
+                "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
+                "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
+            }
+            for tunnel in open_tunnels
+        ]
+        + [dict(row) for row in of_hbone]
+    )
+
+
+def connections(pool: Pool) -> Response:
+    """The HTTP/2 connections to services."""
+    return as_json(
+        [
+            {"origin": str(origin.origin), "streams": connection.open_streams, "room": connection.room}
+            for origin in pool.origins.values()
+            for connection in origin.connections
+        ]
+    )
+
+
+def as_json(value: object) -> Response:
+    """`value` for people and programs."""
+    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Template):
+        return value.text
+    if isinstance(value, Address | Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value

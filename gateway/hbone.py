@@ -1,0 +1,292 @@
+"""The HBONE port: members of the mesh open tunnels with CONNECT, over HTTP/2 over mTLS, as ztunnel does.
+
+Owned here: the listener, what a request is answered, its line in the log, and the end of it all. Whose
+connection it is has `mesh_connections.py` found out; whom the rules let where is `hbone_rules.py`'s, what can
+be set `hbone_settings.py`'s, the tunnel itself `shared/net/tunnel_server.py`'s.
+
+The rules:
+
+1. A request is answered as ztunnel answers: 400 for what is no target or a forbidden one, 401 where the rules
+   say no, 503 where the target cannot be connected or there are too many tunnels, else 200 once the target is
+   connected. A method other than CONNECT gets 405, for which ztunnel has 400.
+2. A name is looked up only if the rules may allow it; only those of its addresses are dialled that they do.
+3. New tunnels get the rules as they are now; open ones stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from typing import Any, cast
+
+from gateway.hbone_rules import BadRequestError, Rules, read_authority
+from gateway.hbone_settings import HboneSettings
+from gateway.hello import EmptyConnectionError
+from gateway.listeners import Listeners
+from gateway.mesh_connections import LimitError, MemberConnection, MeshConnections
+from gateway.templates import shown
+from shared.errors import DeniedError, DialError, HboneError, StreamResetError
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.dial import reason
+from shared.net.happy_eyeballs import Endpoint, connect, resolve
+from shared.net.legs import Leg
+from shared.net.stream import Stream, header_value
+from shared.net.tcp import TcpLeg
+from shared.net.tunnel_server import OK, UNAUTHORIZED, UNAVAILABLE, ServedTunnel
+from shared.ops.access_log import AccessLog
+from shared.ops.metrics import TunnelMetrics
+from shared.tasks import spawn
+from shared.wire.frames import CANCEL
+from shared.wire.request_context import forwarded_for, read_traceparent
+
+ROUTE = "hbone"
+"""What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
+
+BAD_REQUEST = 400
+METHOD_NOT_ALLOWED = 405
+
+
+class HboneListener:
+    """The port, its connections and their tunnels. `rules` may be replaced at any time (rule 3)."""
+
+    def __init__(
+        self,
+        settings: HboneSettings,
+        access_log: AccessLog,
+        metrics: TunnelMetrics,
+        *,
+        connect_timeout_s: float,
+        changed: Callable[[], None] = lambda: None,
+        siblings: int = 1,
+        share: Callable[[int], int] = lambda total: total,
+    ) -> None:
+        """`connect_timeout_s` is a target's, for the look-up of its name and TCP. `changed` is called when
+        the number of open connections may have changed. `siblings` processes listen together, this one
+        included, of whose limits it has its `share`."""
+        self.rules = Rules(settings.rules)
+        self._settings = settings
+        self._access_log = access_log
+        self._metrics = metrics
+        self._counts = metrics.route(ROUTE)
+        self._connect_timeout_s = connect_timeout_s
+        self._max_tunnels = share(settings.max_tunnels)
+        self._connections = MeshConnections(
+            settings,
+            share(settings.max_connections),
+            request=self._take,
+            refused=self._refused,
+            changed=changed,
+        )
+        self._listeners = Listeners(self._connections.protocol, siblings=siblings, purpose="hbone")
+        self._tunnels: set[_Tunnel] = set()
+        for name, documentation, read in (
+            ("connections_open", "Connections to the HBONE port.", lambda: self.open_connections),
+            ("connections_limit", "Connections that it takes.", lambda: share(settings.max_connections)),
+            ("tunnels_open", "Tunnels of the HBONE port, open or opening.", lambda: self.open_tunnels),
+            ("tunnels_limit", "Tunnels that it takes.", lambda: self._max_tunnels),
+        ):
+            metrics.watch(f"hbone_listener_{name}", documentation, read)
+
+    # What the owner asks.
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are open now, handshakes included."""
+        return len(self._connections)
+
+    @property
+    def open_tunnels(self) -> int:
+        """Tunnels that are open or being connected."""
+        return len(self._tunnels)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where it listens; tells the ports that were 0."""
+        return self._listeners.bound
+
+    def count_bytes(self) -> None:
+        """Brings the byte counters up to date with the tunnels that are still open."""
+        for tunnel in self._tunnels:
+            if tunnel.relay is not None:
+                self._count(tunnel, tunnel.relay.sent_bytes, tunnel.relay.received_bytes)
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """The tunnels for the admin port's dump; `now` is the loop's clock."""
+        return [
+            {
+                "src.addr": tunnel.stream.connection.peer_name,
+                "identity": str(tunnel.identity),
+                "route": ROUTE,
+                "tunnel.target": tunnel.name,
+                "dst.addr": str(tunnel.target) if tunnel.target else None,
+                "stream": tunnel.stream.id,
+                "age_s": round(now - tunnel.started, 3),
+                "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
+                "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
+            }
+            for tunnel in self._tunnels
+        ]
+
+    # Start and end.
+
+    async def start(self) -> None:
+        """Reads the certificates and listens.
+
+        Raises:
+            UnavailableError: a file is missing, or an address cannot be had.
+            ConfigError: a file has not what it should.
+        """
+        self._connections.read_certificates()
+        await self._listeners.open(self._settings.listen)
+
+    async def drain(self) -> None:
+        """Takes no new connection and no new tunnel; each connection closes when its last tunnel is over."""
+        await self._listeners.close()
+        self._connections.drain()
+
+    async def close(self, error: HboneError | None = None) -> None:
+        """Ends everything at once; `error` says why in the tunnels' log lines."""
+        error = error or StreamResetError("the gateway stops", CANCEL)
+        self._listeners.abort()
+        connecting = [tunnel.connecting for tunnel in self._tunnels if tunnel.connecting is not None]
+        for tunnel in list(self._tunnels):
+            tunnel.abort(error)
+        for task in connecting:
+            task.cancel()
+        await self._connections.close(str(error))
+        await asyncio.gather(*connecting, return_exceptions=True)
+
+    # One tunnel, from its request to its line in the log.
+
+    def _take(self, stream: Stream) -> None:
+        member = cast("MemberConnection", stream.connection)
+        if member.identity is None:  # it has been told GOAWAY
+            stream.abort()
+            return
+        authority = header_value(stream.headers, b":authority")
+        tunnel = _Tunnel(stream, shown(authority.decode("latin-1")), member.identity, self._over)
+        self._tunnels.add(tunnel)
+        if header_value(stream.headers, b":method") != b"CONNECT":
+            error = BadRequestError("a tunnel is opened with CONNECT")
+            tunnel.refuse(METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
+            return
+        try:
+            target = self._target(tunnel, authority)
+        except BadRequestError as error:
+            tunnel.refuse(BAD_REQUEST, error)
+        except DeniedError as error:
+            tunnel.refuse(UNAUTHORIZED, error)
+        except LimitError as error:
+            tunnel.refuse(UNAVAILABLE, error)
+        else:
+            carrying = tunnel.carry(lambda: self._connect(tunnel, target))
+            tunnel.connecting = spawn(carrying, name=f"hbone tunnel to {target}")
+
+    def _target(self, tunnel: _Tunnel, authority: bytes) -> Address:
+        """Raises BadRequestError, DeniedError or LimitError."""
+        if header_value(tunnel.stream.headers, b":protocol"):
+            raise BadRequestError("a tunnel is opened with plain CONNECT, not with RFC 8441's")
+        target = tunnel.target = read_authority(authority)
+        self.rules.check_request(tunnel.identity, target)
+        if len(self._tunnels) > self._max_tunnels:
+            raise LimitError(f"{self._max_tunnels} tunnels are open, which is max_tunnels")
+        return target
+
+    async def _connect(self, tunnel: _Tunnel, target: Address) -> Leg:
+        """Raises DialError, or DeniedError where the rules refuse what the target's name stands for."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                endpoints = self._allowed(tunnel.identity, target, await resolve(target))
+                sock = await connect(endpoints)
+                try:
+                    tunnel.target = Address(*sock.getpeername()[:2])
+                    _, leg = await loop.create_connection(TcpLeg, sock=sock)
+                except BaseException:
+                    sock.close()
+                    raise
+        except TimeoutError as error:
+            text = f"connect to {target}: no answer within {self._connect_timeout_s:g} s"
+            raise DialError(text) from error
+        except OSError as error:
+            raise DialError(f"connect to {target}: {reason(error)}") from error
+        tunnel.connecting = None
+        tunnel.setup_s = loop.time() - tunnel.started
+        self._metrics.tunnel_setup(tunnel.setup_s)
+        self._counts.opened()
+        return leg
+
+    def _allowed(self, identity: SpiffeId, target: Address, endpoints: list[Endpoint]) -> list[Endpoint]:
+        """Those of `endpoints` that the rules allow. Raises DeniedError if it is none."""
+        allowed: list[Endpoint] = []
+        refusal = DeniedError(f"{target} has no address")
+        for endpoint in endpoints:
+            address = ipaddress.ip_address(endpoint[1][0].partition("%")[0])
+            try:
+                self.rules.check(identity, target, address)
+                allowed.append(endpoint)
+            except DeniedError as error:
+                refusal = error
+        if not allowed:
+            raise refusal
+        return allowed
+
+    def _over(self, tunnel: ServedTunnel) -> None:
+        assert isinstance(tunnel, _Tunnel) and tunnel.record is not None
+        record, headers = tunnel.record, tunnel.stream.headers
+        self._tunnels.discard(tunnel)
+        if record.status == OK:
+            self._count(tunnel, record.sent_bytes, record.received_bytes)
+            self._counts.closed(record.flag)
+            line = self._access_log.tunnel
+        else:
+            self._metrics.refused(record.flag)
+            line = self._access_log.refused
+        line(
+            src_addr=record.peer,
+            route=ROUTE,
+            identity=str(tunnel.identity),
+            tunnel_target=tunnel.name,
+            dst_addr=str(tunnel.target) if tunnel.target else None,
+            stream=tunnel.stream.id,
+            status=record.status,
+            forwarded_for=forwarded_for(header_value(headers, b"forwarded")),
+            traceparent=read_traceparent(header_value(headers, b"traceparent")),
+            bytes_sent=record.sent_bytes,
+            bytes_recv=record.received_bytes,
+            setup_s=tunnel.setup_s,
+            duration_s=record.duration_s,
+            flags=record.flag,
+            error=str(record.error) if record.error else None,
+        )
+
+    def _refused(self, peer: str, duration_s: float, error: HboneError) -> None:
+        """A connection came to nothing."""
+        self._metrics.refused(error.flag)
+        if not isinstance(error, EmptyConnectionError):
+            self._access_log.refused(
+                src_addr=peer, route=ROUTE, duration_s=duration_s, flags=error.flag, error=str(error)
+            )
+
+    def _count(self, tunnel: _Tunnel, sent: int, received: int) -> None:
+        self._counts.sent_bytes += sent - tunnel.counted_sent
+        self._counts.received_bytes += received - tunnel.counted_received
+        tunnel.counted_sent, tunnel.counted_received = sent, received
+
+
+class _Tunnel(ServedTunnel):
+    """A tunnel of a member of the mesh."""
+
+    __slots__ = ("connecting", "counted_received", "counted_sent", "identity", "setup_s")
+
+    def __init__(
+        self, stream: Stream, name: str, identity: SpiffeId, finished: Callable[[ServedTunnel], None]
+    ) -> None:
+        super().__init__(stream, name, None, finished)
+        self.identity = identity
+        self.connecting: asyncio.Task[None] | None = None
+        self.setup_s: float | None = None
+        self.counted_sent = 0
+        self.counted_received = 0

@@ -1,0 +1,247 @@
+"""Who may open a tunnel to where, on the HBONE port: the rules, and what a request's `:authority` names.
+
+Owned here: reading `:authority`, the ports that no tunnel may lead to, and the verdict of the rules on a
+proved identity and a target. The listener is `hbone.py`'s, the file that rules are read from
+`hbone_settings.py`'s. No I/O: names are looked up by the listener, between the two questions.
+
+The rules, in order; the first that takes identity and target decides, and if none does the answer is no:
+
+1. A rule takes a tunnel if one of its `from` patterns takes the peer's SPIFFE ID and one of its `to` patterns
+   the target, host and port.
+2. A host glob takes names as the peer wrote them. A CIDR takes addresses: the one that was asked for, or one
+   that the name stands for, so that no name leads around a rule about addresses. A lone `*` takes both.
+3. This machine itself and its link (loopback, link-local, unspecified, multicast: the gateway's own admin
+   port, the cloud's metadata server) are allowed by a CIDR only. No name and no `*` leads there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.routes import compile_glob
+from gateway.templates import shown
+from shared import ports
+from shared.errors import DeniedError, RefusedError
+from shared.identity.spiffe import AllowList, SpiffeId
+from shared.net.address import MAX_PORT, Address
+
+FORBIDDEN_PORTS = frozenset({ports.HBONE, ports.ZTUNNEL_INBOUND, ports.ZTUNNEL_OUTBOUND, ports.ZTUNNEL_SOCKS})
+"""Ports of proxies of the mesh, which would take our word for who the client is, or loop; ztunnel refuses the
+same."""
+
+MAX_AUTHORITY_BYTES = 300
+"""A host name of 253 characters, a colon and a port have less."""
+
+ANY = "*"
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+# What nobody means with a glob: an address, or a part of one.
+_NUMERIC = re.compile(r"[0-9.*]*[0-9][0-9.*]*")
+
+
+class BadRequestError(RefusedError):
+    """The request is none that this port takes."""
+
+    flag = "BAD_REQUEST"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule as the file has it."""
+
+    identities: tuple[str, ...]
+    """`from`: SPIFFE ID patterns (`spiffe.AllowList`), or `*` for everybody whom the roots vouch for."""
+
+    targets: tuple[str, ...]
+    """`to`: HOST:PORT; HOST is a glob on names, a CIDR or an address (IPv6 in brackets), or `*`; PORT is a
+    number or `*`."""
+
+    deny: bool = False
+    """Whether what it takes is refused instead of allowed."""
+
+
+class Rules:
+    """The rules, compiled. Raises ValueError with the reason if a pattern is wrong."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(_CompiledRule(rule) for rule in rules)
+
+    def check_request(self, identity: SpiffeId, target: Address) -> None:
+        """Raises DeniedError if the tunnel is refused whatever address the target's name has."""
+        address = address_of(target.host)
+        if address is not None:
+            self.check(identity, target, address)
+            return
+        for index, rule in enumerate(self._rules):
+            if rule.takes_peer(identity):
+                taken = rule.takes(target, None)
+                if taken and rule.deny:
+                    raise _denied(identity, target, f"rules[{index}] denies it")
+                if taken or (not rule.deny and rule.may_take_addresses(target.port)):
+                    return
+        raise _denied(identity, target, "no rule allows it")
+
+    def check(self, identity: SpiffeId, target: Address, address: IpAddress) -> None:
+        """Raises DeniedError unless `identity` may have `target` at `address`, which is the target's host or
+        what that stands for."""
+        address = _plain(address)
+        for index, rule in enumerate(self._rules):
+            if rule.takes_peer(identity) and rule.takes(target, address):
+                if rule.deny:
+                    raise _denied(identity, target, f"rules[{index}] denies it")
+                return
+        at = "" if address_of(target.host) else f" at {address}"
+        raise _denied(identity, target, f"no rule allows it{at}")
+
+
+def read_authority(value: bytes) -> Address:
+    """The target that a CONNECT's `:authority` names (RFC 9110 section 9.3.6): host, or address, and port.
+
+    Raises BadRequestError if it is malformed or its port is forbidden.
+    """
+    try:
+        if len(value) > MAX_AUTHORITY_BYTES:
+            raise ValueError(f"over {MAX_AUTHORITY_BYTES} bytes")
+        target = Address.parse(value.decode("ascii"))
+        if not target.port:
+            raise ValueError("port 0 cannot be dialled")
+        if "%" in target.host:
+            raise ValueError("an address with a zone means another machine's link")
+    except UnicodeDecodeError as error:
+        raise BadRequestError(":authority: not ASCII") from error
+    except ValueError as error:
+        raise BadRequestError(f":authority: {error}") from error
+    if target.port in FORBIDDEN_PORTS:
+        raise BadRequestError(
+            f":authority: no tunnel leads to port {target.port}, which is a mesh proxy's own"
+        )
+    return target
+
+
+def check_target(text: str) -> str:
+    """Returns `text`, a pattern for `Rule.targets`. Raises ValueError with the reason if it is none."""
+    _Target(text)
+    return text
+
+
+def check_identity(text: str) -> str:
+    """Returns `text`, a pattern for `Rule.identities`. Raises ValueError with the reason if it is none."""
+    if text != ANY:
+        AllowList([text])
+    return text
+
+
+def address_of(host: str) -> IpAddress | None:
+    """The address that `host` is, None if it is a name."""
+    try:
+        return _plain(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+def _plain(address: IpAddress) -> IpAddress:
+    """IPv4 in IPv6's clothes is IPv4: the kernel connects it as that."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _is_near(address: IpAddress) -> bool:
+    """Rule 3's addresses."""
+    return address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
+
+
+def _denied(identity: SpiffeId, target: Address, reason: str) -> DeniedError:
+    return DeniedError(f"peer {identity} denied {shown(str(target))}: {reason}")
+
+
+class _CompiledRule:
+    __slots__ = ("_anybody", "_identities", "_targets", "deny")
+
+    def __init__(self, rule: Rule) -> None:
+        self.deny = rule.deny
+        self._anybody = ANY in rule.identities
+        self._identities = AllowList(pattern for pattern in rule.identities if pattern != ANY)
+        self._targets = tuple(_Target(text) for text in rule.targets)
+
+    def takes_peer(self, identity: SpiffeId) -> bool:
+        return self._anybody or self._identities.allows(identity)
+
+    def takes(self, target: Address, address: IpAddress | None) -> bool:
+        """Whether one of the patterns takes `target`; `address` None: it is a name and not yet looked up."""
+        near_counts = self.deny or address is None or not _is_near(address)
+        return any(pattern.takes(target, address, near_counts) for pattern in self._targets)
+
+    def may_take_addresses(self, port: int) -> bool:
+        return any(pattern.network is not None and pattern.takes_port(port) for pattern in self._targets)
+
+
+class _Target:
+    """One `to` pattern."""
+
+    __slots__ = ("_glob", "_port", "network")
+
+    def __init__(self, text: str) -> None:
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or host.endswith(":") or "]" in port:
+            raise ValueError("must be HOST:PORT, with * for any")
+        self._port = None if port == ANY else _read_port(port)
+        self.network = _read_network(host)
+        self._glob = None
+        if self.network is None and host != ANY:
+            if _NUMERIC.fullmatch(host):
+                raise ValueError("addresses are written as CIDR, such as 10.0.0.0/8:*")
+            self._glob = compile_glob(host)
+
+    def takes_port(self, port: int) -> bool:
+        return self._port is None or self._port == port
+
+    def takes(self, target: Address, address: IpAddress | None, near_counts: bool) -> bool:
+        if not self.takes_port(target.port):
+            return False
+        if self.network is not None:
+            return address is not None and address in self.network
+        if not near_counts:
+            return False
+        if self._glob is None:
+            return True
+        return address_of(target.host) is None and bool(self._glob.fullmatch(target.host.removesuffix(".")))
+
+
+def _read_port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MAX_PORT:
+        raise ValueError(f"the port must be 1..{MAX_PORT} or *")
+    return int(text)
+
+
+def _read_network(host: str) -> IpNetwork | None:
+    """The network of a CIDR or an address, None for a glob."""
+    bracketed = host.startswith("[") and host.endswith("]")
+    inner = host[1:-1] if bracketed else host
+    if not bracketed:
+        if ":" in host:
+            raise ValueError("an IPv6 address needs brackets: write [2001:db8::/32]:PORT")
+        if "/" not in host and address_of(host) is None:
+            return None
+    try:
+        network = ipaddress.ip_network(inner)
+    except ValueError as error:
+        raise ValueError(f"{shown(inner)} is no CIDR: {_why_no_network(inner)}") from error
+    if bracketed != (network.version == 6):
+        raise ValueError("brackets are for IPv6 addresses")
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+        raise ValueError(f"{shown(inner)} is IPv4 in IPv6's clothes: write the IPv4 address")
+    return network
+
+
+def _why_no_network(text: str) -> str:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return "write ADDRESS/BITS"
+    return "it has bits set behind its prefix"

@@ -1,0 +1,155 @@
+"""What `hbone:` in the gateway's file can set: the HBONE port, its certificates, its rules and bounds.
+
+Owned here: the fields of that mapping, their defaults and bounds, and of a route's `identity`. The rest of
+the file is `config.py`'s, how YAML is read `yaml_nodes.py`'s, what the rules mean `hbone_rules.py`'s.
+Certificates are read when the listener starts or a connection is made: what renews them may come up later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.hbone_rules import Rule, check_identity, check_target
+from gateway.yaml_nodes import Value
+from shared import ports
+from shared.identity.spiffe import AllowList
+from shared.net.address import Address, check_host_name
+from shared.net.mesh_tls import MeshIdentity
+
+DEFAULT_LISTEN = (Address("0.0.0.0", ports.HBONE),)
+"""Where ztunnel and waypoints look for HBONE."""
+
+MAX_RULES = 1000
+"""A tunnel is held against each, about a microsecond each, before it is refused."""
+
+MAX_PATTERNS = 100
+"""`from` or `to` patterns of one rule."""
+
+MAX_LISTENERS = 16
+"""Addresses in `listen`, as for the gateway's other port."""
+
+MAX_CONNECTIONS = 100_000
+"""A slip of the finger, as is more of the next one."""
+
+MAX_TUNNELS = 1_000_000
+
+MAX_HANDSHAKE_S = 60.0
+MIN_HANDSHAKE_S = 0.001
+
+_FIELDS = (
+    "listen",
+    "certificates",
+    "rules",
+    "min_tls",
+    "handshake_timeout",
+    "max_connections",
+    "max_tunnels",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HboneSettings:
+    """All of `hbone:`."""
+
+    certificates: Path
+    """`certificates`: a folder with certificates.pem, private_key.pem and ca_certificates.pem, which are read
+    again when they change."""
+
+    rules: tuple[Rule, ...]
+    """`rules`: the first that takes a tunnel decides; one that none takes is refused."""
+
+    listen: tuple[Address, ...] = DEFAULT_LISTEN
+    """`listen`: where members of the mesh connect."""
+
+    tls12: bool = False
+    """`min_tls`: "1.3" or "1.2". All of the mesh speaks 1.3 (an Envoy that Istio has not configured needs
+    `tls_maximum_protocol_version` for it); 1.2 shows certificates to onlookers."""
+
+    handshake_timeout_s: float = 10.0
+    """`handshake_timeout`: from accept to the end of the TLS handshake; as long as for a ClientHello."""
+
+    max_connections: int = 1000
+    """`max_connections`: open at once, handshakes included; more are reset. A ztunnel opens one for each
+    workload on its node, or several from a hundred tunnels on."""
+
+    max_tunnels: int = 10_000
+    """`max_tunnels`: open at once, those that are being connected included; more get 503. Each holds a file
+    descriptor, like one of `limits.max_connections`, which has the same default."""
+
+
+def read(value: Value, folder: Path) -> HboneSettings:
+    """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
+    given = value.mapping(_FIELDS)
+    default = HboneSettings(Path(), ())
+
+    def count(name: str, default_count: int, most: int) -> int:
+        found = given.get(name)
+        return found.integer(1, most) if found else default_count
+
+    listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
+    return HboneSettings(
+        certificates=folder / given.need("certificates").text(),
+        rules=_rules(given.need("rules", "write rules: [] to refuse every tunnel")),
+        listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
+        tls12=min_tls is not None and min_tls.choice(("1.3", "1.2")) == "1.2",
+        handshake_timeout_s=timeout.duration(MIN_HANDSHAKE_S, MAX_HANDSHAKE_S)
+        if timeout
+        else default.handshake_timeout_s,
+        max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
+        max_tunnels=count("max_tunnels", default.max_tunnels, MAX_TUNNELS),
+    )
+
+
+def addresses(value: Value, most: int) -> tuple[Address, ...]:
+    """A list of addresses to listen on, at least one and at most `most`, none twice. Raises ConfigError."""
+    items = value.items(most)
+    if not items:
+        raise value.error("needs at least one address")
+    found: list[Address] = []
+    for item in items:
+        address = item.address(least_port=0)
+        if address.port and address in found:
+            raise item.error(f"{address} stands in the list twice")
+        found.append(address)
+    return tuple(found)
+
+
+def mesh_identity(folder: Value, peer: Value | None, sni: Value | None, base: Path) -> MeshIdentity:
+    """The identity of a route's own fields `identity`, `peer` and `sni`; paths start from `base`. Raises
+    ConfigError."""
+    if peer is None:
+        raise folder.error("needs peer beside it: who the server has to be")
+    return MeshIdentity(
+        base / folder.text(),
+        _patterns(peer, lambda text: AllowList([text]).patterns[0]),
+        "" if sni is None or sni.word() == "none" else sni.parsed(_server_name),
+    )
+
+
+def _rules(value: Value) -> tuple[Rule, ...]:
+    rules: list[Rule] = []
+    for item in value.items(MAX_RULES):
+        given = item.mapping(("from", "to", "deny"))
+        deny = given.get("deny")
+        rules.append(
+            Rule(
+                _patterns(given.need("from"), check_identity),
+                _patterns(given.need("to"), check_target),
+                deny is not None and deny.choice(("true", "false")) == "true",
+            )
+        )
+    return tuple(rules)
+
+
+def _patterns(value: Value, check: Callable[[str], str]) -> tuple[str, ...]:
+    items = value.items(MAX_PATTERNS)
+    if not items:
+        raise value.error("needs at least one pattern")
+    return tuple(item.parsed(check) for item in items)
+
+
+def _server_name(text: str) -> str:
+    check_host_name(text)
+    return text.lower()

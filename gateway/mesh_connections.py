@@ -1,0 +1,260 @@
+"""The HBONE port's connections: from TCP accept through the mTLS handshake to HTTP/2, and to their end.
+
+Owned here: the handshake and its deadline, who a peer has proved to be, the bound on connections, and the
+certificates that are shown. What peers then ask for is `hbone.py`'s; listening is `shared/net/listen.py`'s.
+
+A connection is one of the mesh's or none: TLS, a certificate that leads to the roots and names one SPIFFE ID,
+ALPN h2. What fails in TLS gets OpenSSL's alert, what fails after it GOAWAY; both are told to `refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+from gateway.hbone_settings import HboneSettings
+from gateway.hello import ALERT_LINGER_S, EmptyConnectionError
+from shared.errors import DeniedError, HboneError, RefusedError, TlsFailureError
+from shared.identity.spiffe import SpiffeId, peer_id
+from shared.net.certificate_files import CertificateFiles
+from shared.net.connection import Connection
+from shared.net.dial import reason
+from shared.net.mesh_tls import ServerContext, identity_files, last_words, server_context
+from shared.net.stream import Stream
+from shared.net.tcp import address_text, reset
+from shared.net.tls import ALPN_H2
+from shared.tasks import spawn
+from shared.wire import frames
+
+log = logging.getLogger("hbone.gateway")
+
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
+"""A peer that vanished without a word is noticed after two minutes of silence: 60 s, then three probes."""
+
+LEAST_HANDSHAKE_S = 0.001
+"""What is left for TLS of a deadline that the first byte has used up; the loop takes no zero."""
+
+DRAIN_BYTES = 4096
+"""Read at a time of what a refused client still sends."""
+
+
+class LimitError(RefusedError):
+    """One too many."""
+
+    flag = "LIMIT"
+
+
+class MemberConnection(Connection):
+    """A server's HTTP/2 connection to a member of the mesh: `identity`, or `refusal` if it is none."""
+
+    identity: SpiffeId | None = None
+    refusal: RefusedError | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        try:
+            self.identity = _proved(transport.get_extra_info("ssl_object"))
+        except RefusedError as error:
+            self.refusal = error
+            self.session.goaway(frames.INADEQUATE_SECURITY)
+            self.close()
+
+
+class MeshConnections:
+    """The open connections. `request(stream)` gets every request of a member, `refused(peer, duration_s,
+    error)` every connection that came to nothing, `changed()` is called when their number may have changed.
+    """
+
+    def __init__(
+        self,
+        settings: HboneSettings,
+        most: int,
+        *,
+        request: Callable[[Stream], None],
+        refused: Callable[[str, float, HboneError], None],
+        changed: Callable[[], None],
+    ) -> None:
+        """`most` may be open at once."""
+        self._settings = settings
+        self._most = most
+        self._request = request
+        self._refused = refused
+        self._changed = changed
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._members: set[MemberConnection] = set()
+        self._draining = False
+        self._files: CertificateFiles[ServerContext] = CertificateFiles(
+            identity_files(settings.certificates),
+            lambda: server_context(settings.certificates, tls12=settings.tls12),
+            log=log,
+            purpose="hbone",
+        )
+
+    def __len__(self) -> int:
+        return len(self._handshakes) + len(self._members)
+
+    def read_certificates(self) -> None:
+        """To be called before the first connection comes.
+
+        Raises:
+            UnavailableError: a file is missing or cannot be read.
+            ConfigError: a file has not what it should.
+        """
+        self._files.read()
+
+    def protocol(self) -> asyncio.BaseProtocol:
+        """For an accepted TCP connection."""
+        return _Doorstep(self._accepted)
+
+    def drain(self) -> None:
+        """Takes no new requests; each connection closes when its last one is over."""
+        self._draining = True
+        for member in list(self._members):
+            member.drain()
+
+    async def close(self, text: str) -> None:
+        """Drops all connections at once; `text` says why."""
+        for member in list(self._members):
+            member.abort(text)
+        handshakes = list(self._handshakes)
+        for task in handshakes:
+            task.cancel()
+        await asyncio.gather(*handshakes, return_exceptions=True)
+
+    # One connection.
+
+    def _accepted(self, transport: asyncio.Transport) -> None:
+        peer = address_text(transport.get_extra_info("peername"))
+        if len(self) >= self._most:
+            reset(transport)
+            error = LimitError(f"{self._most} connections are open, which is max_connections")
+            self._refused(peer, 0.0, error)
+            return
+        try:
+            # A transport that is told to speak TLS tells nobody why that failed: we take its socket instead.
+            sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError as error:
+            reset(transport)
+            self._refused(peer, 0.0, LimitError(f"no file descriptor: {reason(error)}"))
+            return
+        transport.abort()
+        task = spawn(self._admit(sock, peer), name=f"hbone handshake {peer}")
+        self._handshakes.add(task)
+        self._changed()
+        task.add_done_callback(self._handshake_over)
+
+    def _handshake_over(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        self._changed()
+
+    async def _admit(self, sock: socket.socket, peer: str) -> None:
+        loop = asyncio.get_running_loop()
+        accepted = loop.time()
+        member = MemberConnection(client=False, on_request=self._request, on_lost=self._lost)
+        try:
+            with sock:
+                await self._shake_hands(sock, member)
+            if member.refusal is not None:
+                raise member.refusal
+        except RefusedError as error:
+            self._refused(peer, loop.time() - accepted, error)
+
+    async def _shake_hands(self, sock: socket.socket, member: MemberConnection) -> None:
+        """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not.
+
+        Raises RefusedError once the client has been told.
+        """
+        loop = asyncio.get_running_loop()
+        timeout_s = self._settings.handshake_timeout_s
+        deadline = loop.time() + timeout_s
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await _readable(sock)  # a silent client costs no TLS
+            if not sock.recv(1, socket.MSG_PEEK):
+                raise EmptyConnectionError("closed without a byte")
+            await loop.connect_accepted_socket(
+                lambda: member,
+                sock.dup(),
+                ssl=self._files.current(loop.time()),
+                ssl_handshake_timeout=max(deadline - loop.time(), LEAST_HANDSHAKE_S),
+            )
+        except ssl.SSLError as error:
+            if words := last_words(error):
+                await _say(sock, words)
+            raise TlsFailureError(f"tls handshake: {_tls_reason(error)}") from error
+        except (TimeoutError, ConnectionAbortedError) as error:
+            raise TlsFailureError(f"tls handshake: not done within {timeout_s:g} s") from error
+        except OSError as error:
+            raise TlsFailureError(f"tls handshake: {reason(error)}") from error
+        if not member.lost:
+            self._members.add(member)
+            self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
+            if self._draining:
+                member.drain()
+
+    def _lost(self, connection: Connection) -> None:
+        self._members.discard(cast("MemberConnection", connection))
+        self._changed()
+
+
+class _Doorstep(asyncio.Protocol):
+    """Hands an accepted transport on before anything is read from it."""
+
+    def __init__(self, accepted: Callable[[asyncio.Transport], None]) -> None:
+        self._accepted = accepted
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._accepted(cast("asyncio.Transport", transport))
+
+
+def _proved(tls: ssl.SSLObject) -> SpiffeId:
+    """Who the peer of a complete handshake is. Raises RefusedError."""
+    if tls.selected_alpn_protocol() != ALPN_H2:
+        raise TlsFailureError("the client does not offer HTTP/2 (ALPN h2)")
+    identity = peer_id(tls.getpeercert(binary_form=True) or b"")
+    # TLS 1.2 can resume a session without a look at the certificate that it began with.
+    ends = ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"]))
+    if tls.session_reused and ends < time.time():
+        raise DeniedError(f"peer certificate denied: that of {identity} has expired")
+    return identity
+
+
+async def _readable(sock: socket.socket) -> None:
+    """Returns when there is something to read, be it the end."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, ready.cancel)  # which, unlike a result, may come twice
+    try:
+        await asyncio.wait((ready,))
+    finally:
+        loop.remove_reader(sock)
+
+
+async def _say(sock: socket.socket, words: bytes) -> None:
+    """Sends `words` and FIN, and gives the client ALERT_LINGER_S to take them: closing with bytes of its own
+    unread would make the kernel send RST, which destroys them on their way."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(ALERT_LINGER_S):
+            await loop.sock_sendall(sock, words)
+            sock.shutdown(socket.SHUT_WR)
+            while await loop.sock_recv(sock, DRAIN_BYTES):
+                pass
+    except OSError:
+        pass  # gone, or too slow (TimeoutError): nobody is left to tell
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"client certificate refused: {error.verify_message}"
+    return str(error.reason or error).lower().replace("_", " ")

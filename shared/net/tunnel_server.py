@@ -1,0 +1,127 @@
+"""A tunnel that a peer asked us for: the target is connected first, 200 said after, then bytes are relayed.
+
+Owned here: that order, the status of each way to fail, and the record of the tunnel when it is over. Whether
+a request is for a tunnel, and which target it may have, is the caller's: krun's tunnel port
+(`agent/requests.py`) and hgate's HBONE port (`gateway/hbone.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, RefusedError
+from shared.net.address import Address
+from shared.net.answers import answer
+from shared.net.legs import Leg
+from shared.net.relay import Relay
+from shared.net.stream import Stream
+from shared.wire.events import Headers
+
+OK = 200
+UNAUTHORIZED = 401
+"""The rules refuse the target, as ztunnel says it of its own."""
+INTERNAL = 500
+UNAVAILABLE = 503
+"""The target cannot be connected; ztunnel's word for it, too."""
+
+
+@dataclass(slots=True)
+class TunnelRecord:
+    """What is known of a tunnel when it is over, for the log and the demo."""
+
+    peer: str
+    name: str
+    """What the request asked for."""
+    target: Address | None
+    """What that means, if anything."""
+    status: int
+    duration_s: float
+    """From the request to the end."""
+    flag: str = "-"
+    sent_bytes: int = 0
+    """From the peer to the target."""
+    received_bytes: int = 0
+    error: HboneError | None = None
+
+
+class ServedTunnel:
+    """One request for a tunnel. `finished(self)` is called once, when the tunnel is over or refused; `record`
+    is there then."""
+
+    __slots__ = ("_finished", "name", "record", "relay", "started", "stream", "target")
+
+    def __init__(
+        self,
+        stream: Stream,
+        name: str,
+        target: Address | None,
+        finished: Callable[[ServedTunnel], None],
+    ) -> None:
+        self.stream = stream
+        self.name = name
+        self.target = target
+        self.relay: Relay | None = None
+        """There while bytes may pass."""
+        self.record: TunnelRecord | None = None
+        self.started = asyncio.get_running_loop().time()
+        self._finished = finished
+
+    async def carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
+        """Connects the target by `connect`, then says 200 and relays.
+
+        `connect` has a deadline of its own, and raises DialError (503) or RefusedError (401).
+        """
+        try:
+            leg = await connect()
+        except DialError as error:
+            self.refuse(UNAVAILABLE, error)
+            return
+        except RefusedError as error:
+            self.refuse(UNAUTHORIZED, error)
+            return
+        except BaseException:
+            # Cancelled, or a fault of ours, which the task's end reports: the peer must not wait for ever.
+            self.refuse(INTERNAL, HboneError("a fault of ours: its log says more"))
+            raise
+        if self.record is not None:
+            leg.abort()
+            return
+        self.stream.respond([(b":status", str(OK).encode())])
+        self.relay = Relay(self.stream, leg, self._over)
+        self.relay.start()
+
+    def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
+        """Answers with `status` and why, and the headers `extra`; instead of `carry`, or while it connects.
+        Nothing if the tunnel is over."""
+        if self.record is None:
+            answer(self.stream, status, str(error), extra)
+            self._end(status, error.flag, error)
+
+    def abort(self, error: HboneError) -> None:
+        """Ends it at once as broken off, or refuses it while it connects."""
+        if self.relay is not None:
+            self.relay.abort(error)
+        else:
+            self.refuse(UNAVAILABLE, error)
+
+    def _over(self, relay: Relay) -> None:
+        flag = "-" if relay.error is None else relay.error.flag
+        self._end(OK, DOWNSTREAM_RESET if relay.broken is relay.downstream else flag, relay.error)
+
+    def _end(self, status: int, flag: str, error: HboneError | None) -> None:
+        relay = self.relay
+        self.relay = None  # the two name each other, and would wait for the garbage collector
+        self.record = TunnelRecord(
+            self.stream.connection.peer_name,
+            self.name,
+            self.target,
+            status,
+            asyncio.get_running_loop().time() - self.started,
+            flag,
+            relay.sent_bytes if relay else 0,
+            relay.received_bytes if relay else 0,
+            error,
+        )
+        self._finished(self)

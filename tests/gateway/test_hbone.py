@@ -1,0 +1,374 @@
+"""What the HBONE port answers, and what becomes of a tunnel, with real targets; the h2 library asks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.hbone_rules import Rule, Rules
+from shared.errors import StreamResetError, UnavailableError
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.connection import Connection
+from shared.net.dial import Origin, dial, dial_http2
+from shared.net.relay import Relay
+from shared.tasks import running
+from shared.wire.frames import CANCEL
+from tests.support import hbone_port
+from tests.support.hbone_port import CALLER, TO_LOOPBACK, TRUST_DOMAIN, HbonePort
+from tests.support.http2_peer import LOST, Http2Peer, PeerStream
+from tests.support.metadata_server import closed_port
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
+
+STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "other", "stranger")
+BIG = os.urandom(3 << 20)
+CONNECT_ERROR = 10
+
+
+@pytest.fixture
+async def port(tmp_path: Path) -> AsyncIterator[HbonePort]:
+    async with hbone_port.serving(tmp_path) as port:
+        yield port
+
+
+@pytest.fixture
+async def peer(port: HbonePort) -> AsyncIterator[Http2Peer]:
+    async with port.caller() as peer:
+        yield peer
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[TcpServer]:
+    async with TcpServer.listening() as target:
+        yield target
+
+
+def ask(peer: Http2Peer, authority: str, **fields: str) -> PeerStream:
+    """Asks for a tunnel, with more headers if there are some."""
+    more = [(name.encode(), value.encode()) for name, value in fields.items()]
+    return peer.request(b"CONNECT", b"", more, authority=authority.encode())
+
+
+async def opened(peer: Http2Peer, target: TcpServer) -> tuple[PeerStream, TcpPeer]:
+    """Both ends of an open tunnel."""
+    stream = ask(peer, f"127.0.0.1:{target.port}")
+    there = await target.accept()
+    assert await stream.status() == 200
+    return stream, there
+
+
+# A tunnel.
+
+
+async def test_a_tunnel_from_request_to_line(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    stream = ask(
+        peer,
+        f"localhost:{target.port}",
+        baggage="k8s.namespace.name=demo,service.name=client",
+        forwarded='for="10.1.2.3:44312";host=hello',
+        traceparent=trace,
+    )
+    there = await target.accept()
+    assert await stream.status() == 200
+    assert stream.fields == [(b":status", b"200")]
+    await stream.send(b"ping")
+    assert await there.read(4) == b"ping"
+    await there.send(b"and back")
+    assert await stream.read(8) == b"and back"
+    assert port.value("hbone_tunnels_open", route="hbone") == 1
+    assert port.value("hbone_sent_bytes_total", route="hbone") == 4, "counted while it is open"
+    [row] = port.listener.rows(asyncio.get_running_loop().time())
+    assert (row["identity"], row["bytes_sent"], row["bytes_recv"]) == (str(CALLER), 4, 8)
+    stream.end()
+    there.end()
+    assert await stream.rest() == b""
+    line = await port.line()
+    assert {key: line[key] for key in line if key not in ("timestamp", "setup", "duration")} == {
+        "severity": "INFO",
+        "message": "connection complete",
+        "logger": "hbone.access",
+        "component": "hgate",
+        "src.addr": line["src.addr"],
+        "route": "hbone",
+        "dst.addr": f"127.0.0.1:{target.port}",
+        "tunnel.target": f"localhost:{target.port}",
+        "stream": stream.number,
+        "status": 200,
+        "identity": str(CALLER),
+        "forwarded.for": "10.1.2.3:44312",
+        "traceparent": trace,
+        "bytes_sent": 4,
+        "bytes_recv": 8,
+        "flags": "-",
+    }
+    assert port.value("hbone_sent_bytes_total", route="hbone") == 4, "each byte once"
+    assert port.value("hbone_received_bytes_total", route="hbone") == 8
+    assert port.value("hbone_tunnels_closed_total", route="hbone", flags="-") == 1
+    assert port.value("hbone_tunnel_setup_seconds_count") == 1
+    assert port.listener.open_tunnels == 0
+
+
+async def test_three_mebibytes_both_ways_at_once(peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    there.send_soon(BIG)
+    there.end()
+    async with asyncio.TaskGroup() as both:
+        both.create_task(stream.send(BIG))
+        got = both.create_task(stream.rest())
+        sent = both.create_task(there.read(len(BIG)))
+    assert (got.result(), sent.result()) == (BIG, BIG)
+    stream.end()
+    assert await there.rest() == b""
+
+
+async def test_either_end_ends_its_direction_only(peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    stream.end()
+    assert await there.rest() == b""
+    await there.send(BIG)
+    there.end()
+    assert await stream.rest() == BIG
+    stream, there = await opened(peer, target)
+    there.end()
+    assert await stream.rest() == b""
+    await stream.send(BIG)
+    stream.end()
+    assert await there.rest() == BIG
+
+
+async def test_a_reset_is_passed_on(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    stream.reset(CANCEL)
+    assert await there.was_reset()
+    assert (await port.line())["flags"] == "DOWNSTREAM_RESET"
+    stream, there = await opened(peer, target)
+    there.reset()
+    assert await stream.broken() == CONNECT_ERROR
+    assert (await port.line())["flags"] == "UPSTREAM_RESET"
+
+
+async def test_tunnels_share_a_connection(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    tunnels = [await opened(peer, target) for _ in range(20)]
+    for number, (stream, there) in enumerate(tunnels):
+        await stream.send(b"%02d" % number)
+        assert await there.read(2) == b"%02d" % number
+    assert (port.listener.open_connections, port.listener.open_tunnels) == (1, 20)
+
+
+async def test_a_target_with_ipv6(port: HbonePort, peer: Http2Peer) -> None:
+    listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    with listening:
+        stream = ask(peer, f"[::1]:{listening.getsockname()[1]}")
+        assert await stream.status() == 200
+        stream.reset(CANCEL)
+    assert (await port.line())["dst.addr"].startswith("[::1]:")
+
+
+# Our own client.
+
+
+async def test_our_client_and_our_server(port: HbonePort, target: TcpServer, tmp_path: Path) -> None:
+    identity = port.mesh.client(CALLER)
+    origin = Origin("https", "hgate", Address("127.0.0.1", port.port), identity=identity)
+    connection = await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True))
+    stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"127.0.0.1:%d" % target.port)])
+    there = await target.accept()
+    assert await stream.response(PATIENCE_S) == 200
+    async with TcpServer.listening() as app:
+        leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
+        Relay(leg, stream, lambda _: None).start()
+        client = await app.accept()
+        client.send_soon(BIG)
+        client.end()
+        assert await there.read(len(BIG)) == BIG
+        there.send_soon(BIG)
+        there.end()
+        assert await client.rest() == BIG
+    line = await port.line()
+    assert (line["bytes_sent"], line["bytes_recv"], line["flags"]) == (len(BIG), len(BIG), "-")
+    connection.close()
+    await port.until(0)
+
+
+# Refused.
+
+
+@pytest.mark.parametrize(
+    ("method", "authority", "status", "reason", "flag"),
+    [
+        (b"GET", b"a:80", 405, b"a tunnel is opened with CONNECT\n", "BAD_REQUEST"),
+        (b"POST", b"127.0.0.1:80", 405, b"a tunnel is opened with CONNECT\n", "BAD_REQUEST"),
+        (b"CONNECT", b"a", 400, b":authority: no port: write HOST:PORT\n", "BAD_REQUEST"),
+        (b"CONNECT", b"127.1:80", 400, b":authority: '127.1' is no host name", "BAD_REQUEST"),
+        (b"CONNECT", b"127.0.0.1:15008", 400, b":authority: no tunnel leads to port 15008", "BAD_REQUEST"),
+        (b"CONNECT", b"127.0.0.1:15006", 400, b":authority: no tunnel leads to port 15006", "BAD_REQUEST"),
+        (b"CONNECT", b"127.0.0.1:15001", 400, b":authority: no tunnel leads to port 15001", "BAD_REQUEST"),
+        (b"CONNECT", b"127.0.0.1:15080", 400, b":authority: no tunnel leads to port 15080", "BAD_REQUEST"),
+        (b"CONNECT", b"10.0.0.1:80", 401, b"peer " + str(CALLER).encode() + b" denied", "DENY"),
+    ],
+)
+async def test_a_refusal_says_why(
+    port: HbonePort, peer: Http2Peer, method: bytes, authority: bytes, status: int, reason: bytes, flag: str
+) -> None:
+    stream = peer.request(method, b"/", authority=authority)
+    assert await stream.status() == status
+    assert dict(stream.fields).get(b"allow") == (b"CONNECT" if status == 405 else None)
+    body = await stream.rest()
+    assert body.startswith(reason)
+    line = await port.line()
+    assert (line["message"], line["status"], line["flags"]) == ("connection refused", status, flag)
+    assert (line["identity"], line["tunnel.target"]) == (str(CALLER), authority.decode())
+    assert line["error"] == body.decode().rstrip("\n")
+    assert port.value("hbone_connections_refused_total", flags=flag) == 1
+    assert (port.listener.open_tunnels, port.listener.open_connections) == (0, 1)
+
+
+async def test_extended_connect_is_another_thing(port: HbonePort, peer: Http2Peer) -> None:
+    """RFC 8441's, which nobody was told that we speak."""
+    more = [(b":protocol", b"bytestream"), (b":scheme", b"https"), (b":path", b"/")]
+    stream = peer.request(b"CONNECT", b"", more, authority=b"127.0.0.1:80")
+    assert await stream.status() == 400
+    assert b"plain CONNECT" in await stream.rest()
+
+
+async def test_identities(port: HbonePort, target: TcpServer) -> None:
+    async with port.caller(STRANGER) as stranger, port.caller() as caller:
+        stream = ask(stranger, f"127.0.0.1:{target.port}")
+        assert await stream.status() == 401
+        assert (await port.line())["identity"] == str(STRANGER)
+        await opened(caller, target)
+        assert target.count == 1
+
+
+async def test_a_name_that_stands_for_this_machine(tmp_path: Path, target: TcpServer) -> None:
+    """`*` leads everywhere but here: the admin port listens on loopback."""
+    everything = Rule(("*",), ("*:*",))
+    async with hbone_port.serving(tmp_path, everything) as port, port.caller() as peer:
+        for name in ("localhost", "127.0.0.1"):
+            stream = ask(peer, f"{name}:{target.port}")
+            assert await stream.status() == 401
+            assert "no rule allows it" in (await port.line())["error"]
+        assert target.count == 0
+
+
+async def test_rules_can_be_replaced(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    port.listener.rules = Rules([])
+    assert await ask(peer, f"127.0.0.1:{target.port}").status() == 401
+    await stream.send(b"still open")
+    assert await there.read(10) == b"still open"
+
+
+async def test_a_target_that_refuses(port: HbonePort, peer: Http2Peer) -> None:
+    gone = closed_port()
+    stream = ask(peer, f"127.0.0.1:{gone}")
+    assert await stream.status() == 503
+    assert await stream.rest() == f"connect to 127.0.0.1:{gone}: connection refused\n".encode()
+    line = await port.line()
+    assert (line["status"], line["flags"]) == (503, "CONNECT")
+
+
+async def test_a_name_that_nobody_has(tmp_path: Path) -> None:
+    rule = Rule(("*",), ("*.invalid:80",))
+    async with hbone_port.serving(tmp_path, rule) as port, port.caller() as peer:
+        stream = ask(peer, "hello.invalid:80")
+        assert await stream.status() == 503
+        assert (await stream.rest()).startswith(b"connect to hello.invalid:80: ")
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port that answers no connection any more: its queue is full."""
+    with ExitStack() as sockets:
+        server, *clients = [sockets.enter_context(socket.socket()) for _ in range(4)]
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
+
+
+async def test_a_target_that_does_not_answer(tmp_path: Path, full_port: int) -> None:
+    async with hbone_port.serving(tmp_path, connect_timeout_s=0.2) as port, port.caller() as peer:
+        stream = ask(peer, f"127.0.0.1:{full_port}")
+        assert await stream.status() == 503
+        assert (await stream.rest()).endswith(b": no answer within 0.2 s\n")
+
+
+async def test_one_tunnel_too_many(tmp_path: Path, target: TcpServer) -> None:
+    async with hbone_port.serving(tmp_path, max_tunnels=2) as port, port.caller() as peer:
+        (first, _), _ = [await opened(peer, target) for _ in range(2)]
+        stream = ask(peer, f"127.0.0.1:{target.port}")
+        assert await stream.status() == 503
+        assert (await port.line())["flags"] == "LIMIT"
+        first.reset(CANCEL)
+        assert (await port.line())["flags"] == "DOWNSTREAM_RESET"
+        await opened(peer, target)
+
+
+# The end.
+
+
+async def test_a_drain_lets_tunnels_finish(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    number = port.port
+    async with port.caller() as idle:
+        await port.until(2)
+        await port.listener.drain()
+        await idle.until(lambda: idle.goaway and idle.lost)
+    await peer.until(lambda: peer.goaway)
+    await stream.send(b"in peace")
+    assert await there.read(8) == b"in peace"
+    late = ask(peer, f"127.0.0.1:{target.port}")
+    assert await late.broken() != LOST
+    with pytest.raises(ConnectionRefusedError):
+        await TcpPeer.connect(number)
+    stream.end()
+    there.end()
+    assert await stream.rest() == b""
+    await port.until(0)
+    assert (await port.line())["flags"] == "-"
+
+
+async def test_the_end_breaks_tunnels_off(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
+    stream, there = await opened(peer, target)
+    await port.listener.close(StreamResetError("the gateway stops", CANCEL))
+    assert await there.was_reset()
+    await stream.broken()
+    line = await port.line()
+    assert (line["flags"], line["error"]) == ("UPSTREAM_RESET", "the gateway stops")
+    assert port.listener.open_tunnels == 0
+    await port.until(0)
+
+
+async def test_the_end_leaves_no_dial_behind(port: HbonePort, peer: Http2Peer, full_port: int) -> None:
+    await peer.answered()
+    before = running()
+    ask(peer, f"127.0.0.1:{full_port}")
+    await peer.answered()
+    assert (port.listener.open_tunnels, running()) == (1, before + 1)
+    await port.listener.close()
+    assert (port.listener.open_tunnels, running()) == (0, before)
+    assert (await port.line())["status"] == 503
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"certificates": Path("/nonexistent")}, "certificates.pem: No such file or directory"),
+        ({"listen": (Address("192.0.2.1", 15008),)}, "cannot listen on 192.0.2.1:15008"),
+    ],
+)
+async def test_a_start_that_fails_says_why(tmp_path: Path, settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(UnavailableError, match=error):
+        async with hbone_port.serving(tmp_path, TO_LOOPBACK, **settings):
+            pass

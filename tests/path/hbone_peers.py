@@ -1,0 +1,218 @@
+"""Who hgate talks HBONE with: Envoys at both ends, and hgate itself as a process with both.
+
+Owned here: their configurations and certificates. What they carry is the tests'.
+
+    plain TCP → Envoy as an HBONE client → hgate's HBONE port → app        (`envoy_client`)
+    hello and bytes → hgate as an HBONE client → Envoy as its server → app (`envoy_server`)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hbone.demo.processes import Process
+from shared.identity.authority import Authority
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.mesh_tls import identity_files
+from tests.path.programs import envoy
+from tests.support.world import word_after
+
+TRUST_DOMAIN = "demo.local"
+GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
+ZTUNNEL = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "ztunnel")
+CALLER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")
+
+LOOPBACK = Address("127.0.0.1", 0)
+GLOB = "*.demo.svc.cluster.local"
+"""The routes'; it takes the name of `tests.support.hellos.hello()`."""
+
+Json = dict[str, Any]
+_TYPES = "type.googleapis.com/envoy.extensions"
+_HTTP2 = {
+    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+}
+
+
+class Mesh:
+    """An authority, and a folder of files for each member."""
+
+    def __init__(self, folder: Path) -> None:
+        self.authority = Authority.create(TRUST_DOMAIN)
+        self._folder = folder
+
+    def member(self, identity: SpiffeId, **more: Any) -> Path:
+        """A folder with a certificate for `identity` and `more` names, its key and the roots."""
+        folder = self._folder / identity.path.strip("/").replace("/", "_")
+        self.authority.write(folder, self.authority.issue(identity, **more))
+        return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Hgate:
+    """hgate as a process."""
+
+    process: Process
+    file: Path
+    """Its configuration."""
+    gateway: Address
+    """Where it takes connections by their SNI."""
+    hbone: Address | None
+    """Its HBONE port, if it has one."""
+    admin: Address
+
+
+def configure(file: Path, routes: list[Json], hbone: Mapping[str, Any] | None) -> None:
+    """Writes hgate's file. JSON is YAML, too."""
+    everything: Json = {
+        "listen": [str(LOOPBACK)],
+        "admin": str(LOOPBACK),
+        "metrics": "off",
+        "health": "off",
+        "routes": routes,
+        "limits": {"drain_delay": 0},
+    }
+    if hbone is not None:
+        everything["hbone"] = {"listen": [str(LOOPBACK)], **hbone}
+    file.write_text(json.dumps(everything))
+
+
+@contextmanager
+def hgate(
+    folder: Path, *, routes: list[Json] | None = None, hbone: Mapping[str, Any] | None = None
+) -> Iterator[Hgate]:
+    """hgate with these routes and this `hbone:`, which has to stop in order."""
+    file = folder / "hgate.yaml"
+    configure(file, routes or [], hbone)
+    process = Process("hgate", ["-m", "gateway", "--config", str(file), "--log-format", "json"], {}, folder)
+    try:
+        yield Hgate(
+            process,
+            file,
+            Address.parse(word_after(process, "listening on ")),
+            Address.parse(word_after(process, "hbone on ")) if hbone is not None else None,
+            Address.parse(word_after(process, "admin on ")),
+        )
+    finally:
+        assert process.stop() == 0
+
+
+@contextmanager
+def envoy_client(
+    folder: Path, own: Path, server: Address, target: str, *, server_id: SpiffeId
+) -> Iterator[Address]:
+    """An Envoy that carries plain TCP to `target`, by HBONE to `server`; where it takes connections."""
+    proxy = {
+        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "outbound",
+        "cluster": "server",
+        "tunneling_config": {"hostname": target},
+    }
+    tls = {
+        "@type": f"{_TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": _common_tls(own, server_id),
+    }
+    cluster = _cluster("server", server) | {
+        "typed_extension_protocol_options": _HTTP2,
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    }
+    filters = [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]
+    with envoy("envoy-client", _bootstrap({"filters": filters}, cluster), folder) as address:
+        yield address
+
+
+@contextmanager
+def envoy_server(folder: Path, own: Path, app: Address, *, client_id: SpiffeId) -> Iterator[Address]:
+    """An Envoy that takes HBONE, as CONNECT and as POST, all of it to `app`; where it listens."""
+    connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
+    matches: list[Json] = [{"connect_matcher": {}}, {"prefix": "/_hbone/"}]
+    routes = [{"match": match, "route": {"cluster": "app", "timeout": "0s", **connect}} for match in matches]
+    manager = {
+        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "inbound",
+        "codec_type": "HTTP2",
+        "http2_protocol_options": {"allow_connect": True},
+        "upgrade_configs": [{"upgrade_type": "CONNECT"}],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+            }
+        ],
+        "access_log": [
+            {
+                "name": "envoy.access_loggers.stderr",
+                "typed_config": {
+                    "@type": f"{_TYPES}.access_loggers.stream.v3.StderrAccessLog",
+                    "log_format": {"json_format": _LOGGED},
+                },
+            }
+        ],
+    }
+    tls = {
+        "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
+        "require_client_certificate": True,
+        "common_tls_context": _common_tls(own, client_id),
+    }
+    chain = {
+        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    }
+    with envoy("envoy-server", _bootstrap(chain, _cluster("app", app)), folder) as address:
+        yield address
+
+
+_LOGGED = {
+    "method": "%REQ(:METHOD)%",
+    "authority": "%REQ(:AUTHORITY)%",
+    "protocol": "%REQ(:PROTOCOL)%",
+    "baggage": "%REQ(BAGGAGE)%",
+    "forwarded": "%REQ(FORWARDED)%",
+    "traceparent": "%REQ(TRACEPARENT)%",
+    "sni": "%REQUESTED_SERVER_NAME%",
+    "peer": "%DOWNSTREAM_PEER_URI_SAN%",
+    "status": "%RESPONSE_CODE%",
+}
+"""What the server tells of each tunnel when it is over."""
+
+
+def _common_tls(own: Path, peer: SpiffeId) -> Json:
+    chain, key, roots = map(str, identity_files(own))
+    name = {"san_type": "URI", "matcher": {"exact": str(peer)}}
+    return {
+        "alpn_protocols": ["h2"],
+        # Envoy's clients stop at 1.2 unless they are told; Istio tells them.
+        "tls_params": {"tls_maximum_protocol_version": "TLSv1_3"},
+        "tls_certificates": [{"certificate_chain": {"filename": chain}, "private_key": {"filename": key}}],
+        "validation_context": {"trusted_ca": {"filename": roots}, "match_typed_subject_alt_names": [name]},
+    }
+
+
+def _bootstrap(filter_chain: Json, cluster: Json) -> Json:
+    listener = {"name": "in", "address": _address(LOOPBACK), "filter_chains": [filter_chain]}
+    return {
+        "admin": {"address": _address(LOOPBACK)},
+        "static_resources": {"listeners": [listener], "clusters": [cluster]},
+    }
+
+
+def _cluster(name: str, address: Address) -> Json:
+    endpoint = {"endpoint": {"address": _address(address)}}
+    return {
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def _address(address: Address) -> Json:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}

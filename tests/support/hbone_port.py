@@ -1,0 +1,151 @@
+"""The HBONE port in this process, without the rest of hgate, and members of a mesh that come to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.hbone import HboneListener
+from gateway.hbone_rules import Rule
+from gateway.hbone_settings import HboneSettings
+from shared.identity.authority import Authority
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.mesh_tls import MeshIdentity, identity_files
+from shared.ops.access_log import AccessLog
+from shared.ops.metrics import TunnelMetrics
+from tests.support.http2_peer import Http2Peer
+from tests.support.tcp_peer import PATIENCE_S
+
+TRUST_DOMAIN = "demo.local"
+GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
+CALLER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")
+
+TO_LOOPBACK = Rule((str(CALLER),), ("127.0.0.0/8:*", "[::1]:*", "localhost:*"))
+"""Lets the caller to whatever a test listens with."""
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Mesh:
+    """An authority and the folders of those to whom it gave certificates."""
+
+    def __init__(self, folder: Path, trust_domain: str = TRUST_DOMAIN) -> None:
+        self.authority = Authority.create(trust_domain)
+        self._folder = folder
+
+    def member(self, identity: SpiffeId = CALLER, **how: Any) -> Path:
+        """A folder with a certificate for `identity`, issued as `how` says, and the roots."""
+        folder = self._folder / f"{identity.trust_domain}{identity.path.replace('/', '_')}"
+        self.authority.write(folder, self.authority.issue(identity, **how))
+        return folder
+
+    def client(self, identity: SpiffeId = CALLER) -> MeshIdentity:
+        """Who a client of ours is, if it wants the gateway."""
+        return MeshIdentity(self.member(identity), (str(GATEWAY),))
+
+    def tls(self, folder: Path | None, *, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+        """For a client that is not ours and shows the certificate in `folder`, or none."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.minimum_version = context.maximum_version = version
+        context.load_verify_locations(cadata=self.authority.root_pem.decode())
+        context.set_alpn_protocols(["h2"])
+        if folder is not None:
+            chain, key, _ = identity_files(folder)
+            context.load_cert_chain(chain, key)
+        return context
+
+
+class HbonePort:
+    """Made by `serving`."""
+
+    def __init__(self, mesh: Mesh, listener: HboneListener, metrics: TunnelMetrics) -> None:
+        self.mesh = mesh
+        self.listener = listener
+        self.metrics = metrics
+        self._log: asyncio.StreamReader
+        self._changed = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.listener.addresses[0].port
+
+    async def line(self) -> dict[str, Any]:
+        """The next line of the access log."""
+        async with asyncio.timeout(PATIENCE_S):
+            line: dict[str, Any] = json.loads(await self._log.readline())
+            return line
+
+    @asynccontextmanager
+    async def caller(self, identity: SpiffeId = CALLER) -> AsyncIterator[Http2Peer]:
+        """A connection of a member of the mesh, played by the h2 library."""
+        async with Http2Peer.connected(self.port, self.mesh.tls(self.mesh.member(identity))) as peer:
+            yield peer
+
+    async def until(self, connections: int) -> None:
+        """Returns when so many connections are open."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.listener.open_connections != connections:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if there is no such sample yet."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        self.listener.count_bytes()
+        _, body = self.metrics.render("")
+        for family in text_string_to_metric_families(body.decode()):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        return 0.0
+
+    def change(self) -> None:
+        """The listener's `changed`."""
+        self._changed.set()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *rules: Rule, connect_timeout_s: float = CONNECT_TIMEOUT_S, **settings: Any
+) -> AsyncIterator[HbonePort]:
+    """An HBONE port on loopback with `rules`, else TO_LOOPBACK, and `settings`, until the block ends."""
+    mesh = Mesh(folder)
+    own = mesh.member(GATEWAY)
+    wanted = HboneSettings(
+        **{
+            "certificates": own,
+            "rules": rules or (TO_LOOPBACK,),
+            "listen": (Address("127.0.0.1", 0),),
+            **settings,
+        }
+    )
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
+    )
+    access_log = AccessLog(write_end, "json", "hgate")
+    os.close(write_end)
+    metrics = TunnelMetrics("gateway")
+    listener = HboneListener(
+        wanted, access_log, metrics, connect_timeout_s=connect_timeout_s, changed=lambda: port.change()
+    )
+    port = HbonePort(mesh, listener, metrics)
+    port._log = reader
+    try:
+        await listener.start()
+        yield port
+    finally:
+        await listener.close()
+        access_log.close()
+        pipe.close()
