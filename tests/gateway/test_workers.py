@@ -279,7 +279,8 @@ async def test_all_drain(file: Path, number: int) -> None:
         await running.said("^draining 2 workers$")
         async with asyncio.timeout(PATIENCE_S):
             while listening_on(Address("127.0.0.1", running.port)):
-                assert (await running.get("health", "/healthz/ready")).body == b"draining\n"
+                # The front says it for all, or for the first worker if that got the signal before it.
+                assert (await running.get("health", "/healthz/ready")).body.endswith(b"draining\n")
         await tunnels.talk()
         assert await running.metric("hbone_connections_open") == 20, "it is served to the end"
         await tunnels.end()
