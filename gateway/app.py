@@ -194,6 +194,8 @@ class Gateway:
         self._idle.clear()
         if not await _within(timeout_s, self._idle, self._force):
             log.warning("drain timeout: %d connections are reset", self._unfinished())
+        elif self._force.is_set():
+            log.warning("asked again: %d connections are reset", self._unfinished())
 
     def _drain_delay(self) -> float:
         """Seconds."""
@@ -226,7 +228,7 @@ class Gateway:
         """Puts a new configuration into effect: its routes, listeners and limits count for new connections,
         and open ones stay as they are. Raises HboneError, and changes nothing, if that cannot be."""
         routes = await asyncio.to_thread(_prepare, config)
-        await self._listeners.open(config.listen)
+        await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
         if self._hbone is not None and config.hbone is not None:
             self._hbone.rules = Rules(config.hbone.rules)
@@ -351,10 +353,12 @@ def token_sources(environ: Mapping[str, str]) -> TokenSources:
 async def _within(seconds: float, *events: asyncio.Event) -> bool:
     """Whether one of `events` is set within so many seconds."""
     waits = {spawn(event.wait(), name="wait for the end") for event in events}
-    done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    return bool(done)
+    try:
+        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+    finally:
+        for task in waits:
+            task.cancel()
 
 
 def _prepare(config: GatewayConfig) -> RouteTable:

@@ -85,8 +85,8 @@ def _explain(config: Path, sni: str) -> int:
     return EXIT_OK
 
 
-def _workers(text: str) -> int:
-    """Raises ArgumentTypeError if `text` is no number of workers."""
+def workers(text: str) -> int:
+    """The number of workers that `text` says. Raises ArgumentTypeError if it is none."""
     if text == "auto":
         return len(os.sched_getaffinity(0))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_WORKERS):
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="only check the file")
     parser.add_argument(
         "--workers",
-        type=_workers,
+        type=workers,
         default=1,
         metavar="N",
         help="processes that share the ports; auto: one for each CPU (1)",

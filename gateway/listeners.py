@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from shared.errors import HboneError
+from shared.errors import HboneError, UnavailableError
 from shared.net.address import Address
 from shared.net.listen import BACKLOG, bound_address, listen
 from shared.tasks import spawn
@@ -78,10 +78,11 @@ class Listeners:
         self._ports = ports or {}
         self._purpose = purpose
         self._servers: dict[Key, asyncio.Server] = {}
+        self._is_over = False
 
     async def open(self, addresses: Iterable[Address]) -> None:
         """Listens on those of `addresses` that are not open yet: on all of them or, if one cannot be had, on
-        none. Raises UnavailableError, which names it.
+        none. Raises UnavailableError, which names it, or says that everything has been closed for good.
         """
         opened: dict[Key, asyncio.Server] = {}
         try:
@@ -89,6 +90,8 @@ class Listeners:
                 if key not in self._servers:
                     address = self._ports.get(key, key[0])
                     opened[key] = await listen(address, self._factory, purpose="listen", shared=True)
+            if self._is_over:
+                raise UnavailableError(f"{self._purpose}: the gateway stops")
         except HboneError:
             for server in opened.values():
                 server.close()
@@ -106,11 +109,13 @@ class Listeners:
         await self._close([key for key in self._servers if key not in wanted])
 
     async def close(self) -> None:
-        """Closes everything, without losing a client."""
+        """Closes everything for good, without losing a client."""
+        self._is_over = True
         await self._close(list(self._servers))
 
     def abort(self) -> None:
-        """Closes everything now."""
+        """Closes everything for good, now."""
+        self._is_over = True
         for server in self._servers.values():
             server.close()
         self._servers.clear()

@@ -59,7 +59,7 @@ class MemberConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         try:
-            self.identity = _proved(transport.get_extra_info("ssl_object"))
+            self.identity = proved_identity(transport.get_extra_info("ssl_object"), time.time())
         except RefusedError as error:
             self.refusal = error
             self.session.goaway(frames.INADEQUATE_SECURITY)
@@ -217,14 +217,14 @@ class _Doorstep(asyncio.Protocol):
         self._accepted(cast("asyncio.Transport", transport))
 
 
-def _proved(tls: ssl.SSLObject) -> SpiffeId:
-    """Who the peer of a complete handshake is. Raises RefusedError."""
+def proved_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:
+    """Who the peer of a complete handshake is; `now` in seconds since the epoch. Raises RefusedError."""
     if tls.selected_alpn_protocol() != ALPN_H2:
         raise TlsFailureError("the client does not offer HTTP/2 (ALPN h2)")
     identity = peer_id(tls.getpeercert(binary_form=True) or b"")
     # TLS 1.2 can resume a session without a look at the certificate that it began with.
     ends = ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"]))
-    if tls.session_reused and ends < time.time():
+    if tls.session_reused and ends < now:
         raise DeniedError(f"peer certificate denied: that of {identity} has expired")
     return identity
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,10 @@ SETTLE_S = 0.1
 
 MAX_LOOKS = 20
 """Looks after which a file that never rests is read all the same."""
+
+TURN_S = 0.0005
+"""How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
+trip took 12 ms while 1,000 routes were read."""
 
 FIXED = ("admin", "metrics", "health")
 FIXED_LIMITS = ("connect_timeout_s", "response_timeout_s", "streams_per_connection")
@@ -122,8 +127,9 @@ class Reloads:
         """Reads the file again. Raises HboneError if it stays without effect."""
         async with self._one_at_a_time:
             try:
-                config = await asyncio.to_thread(self._file.read)
-                await self._apply(config)
+                with _taking_turns():
+                    config = await asyncio.to_thread(self._file.read)
+                    await self._apply(config)
             except HboneError as error:
                 self.failed += 1
                 self.last_succeeded = False
@@ -185,6 +191,17 @@ class Reloads:
             "When the file was last read and put into effect.",
             value=self.last_success,
         )
+
+
+@contextlib.contextmanager
+def _taking_turns() -> Iterator[None]:
+    """Threads give the interpreter up after TURN_S instead of Python's usual time."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:

@@ -101,6 +101,7 @@ class Workers:
         self._questions = {number: pair() for number in range(1, count + 1)}
         self._children = [_Child(number) for number in range(count + 1)]
         self._lifeline, self._life = os.pipe()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started us may have it ignored
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._stops = StopRequests()
         self._code = EXIT_OK
@@ -152,6 +153,7 @@ class Workers:
             self._drain(number)
             return
         self._code = 128 + number
+        log.warning("asked again: the workers end at once")
         for child in self._children[1:]:
             self._kill(child, signal.SIGQUIT if self._stops.count == 2 else signal.SIGKILL)
 

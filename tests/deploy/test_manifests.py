@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from agent.settings import CERTIFICATES_FILE, ENVIRONMENT, PRIVATE_KEY_FILE, ROOTS_FILE, from_env
-from gateway.config import GatewayConfig, parse
+from gateway.app import NOTICE_S
+from gateway.config import GatewayConfig, Limits, parse
 from gateway.routes import RouteTable
 from shared import ports
 from shared.wire import istio_sni
@@ -197,7 +198,13 @@ def test_probes_ask_a_declared_port() -> None:
 
 
 def test_the_drain_ends_before_the_pod_is_killed() -> None:
-    assert gateway_config().limits.drain_timeout_s < gateway_pod()["terminationGracePeriodSeconds"]
+    limits = gateway_config().limits
+    assert limits.drain_delay_s, "there are Services in front of it"
+    assert limits.drain_delay_s + limits.drain_timeout_s < gateway_pod()["terminationGracePeriodSeconds"]
+
+
+def test_the_drain_fits_into_kubernetes_default_as_well() -> None:
+    assert NOTICE_S + Limits().drain_timeout_s < 30
 
 
 def test_the_pod_has_no_rights_it_does_not_need() -> None:

@@ -427,6 +427,22 @@ async def test_a_signal_that_comes_twice_is_one(world: World) -> None:
     assert await gateway.exit_code() == 0
 
 
+async def test_sighup_in_a_drain_changes_nothing(world: World) -> None:
+    gateway = await world.start()
+    client, stream = await world.open()
+    gateway.terminate()
+    await gateway.records.match("^draining: ")
+    write_config(gateway.file, [])
+    gateway.reload()
+    await world.echoes(client, stream)
+    with pytest.raises(ConnectionRefusedError):
+        await TcpPeer.connect(gateway.port)
+    client.end()
+    stream.end()
+    assert await gateway.exit_code() == 0
+    assert not any("reload" in message for message in gateway.records.messages)
+
+
 async def test_who_waits_to_be_accepted_is_served(world: World) -> None:
     """In the kernel's queue when SIGTERM comes."""
     gateway = await world.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import run
+from gateway.cli import run, workers
 from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
@@ -95,6 +96,17 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_argument(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("usage: hgate ")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "257", "1.5", "9" * 5000, ""])
+def test_a_number_of_workers_that_is_none(file: str, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    assert run(["--config", file, "--workers", text]) == EXIT_USAGE
+    assert "argument --workers: must be auto or a number in 1..256, not '" in capsys.readouterr().err
+
+
+def test_a_worker_for_each_cpu() -> None:
+    assert workers("auto") == len(os.sched_getaffinity(0))
+    assert workers("256") == 256
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["explain", "-h"]])

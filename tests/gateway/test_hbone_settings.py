@@ -9,6 +9,7 @@ import pytest
 from gateway.config import GatewayConfig, parse
 from gateway.hbone_rules import Rule
 from gateway.hbone_settings import MAX_PATTERNS, MAX_RULES, HboneSettings
+from gateway.reload import keep_fixed
 from gateway.routes import Route, TokenRule
 from gateway.templates import Template
 from shared.errors import ConfigError
@@ -170,6 +171,22 @@ def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "F")
     assert str(caught.value) == f"F:{message}"
+
+
+def test_a_reload_changes_the_rules_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    running = parse(LEAST, "f.yaml")
+    assert running.hbone is not None
+    rules = parse(LEAST.replace("*:*", "a:80"), "f.yaml")
+    assert rules.hbone is not None
+    assert keep_fixed(running, rules) == rules
+    assert caplog.messages == []
+    more = parse(LEAST.replace("*:*", "a:80") + "  max_tunnels: 7\n", "f.yaml")
+    assert keep_fixed(running, more).hbone == rules.hbone
+    none = parse("routes: []", "f.yaml")
+    assert keep_fixed(running, none).hbone == running.hbone
+    assert keep_fixed(none, running).hbone is None
+    told = "reload: a change of hbone, but for its rules, takes effect at the next start"
+    assert caplog.messages == [told] * 3
 
 
 # A route that is a member of the mesh itself.

@@ -98,6 +98,18 @@ async def test_what_is_not_wanted_any_more_is_closed() -> None:
         await TcpPeer.connect(two.port)
 
 
+async def test_what_is_closed_for_good_stays_closed() -> None:
+    """As when a reload is still at work while a drain begins."""
+    address = free_port()
+    for close in (Listeners.close, Listeners.abort):
+        listeners = greeting(b"a")
+        if (closing := close(listeners)) is not None:
+            await closing
+        with pytest.raises(UnavailableError, match=r": the gateway stops$"):
+            await listeners.open([address])
+        assert listening_on(address) == 0
+
+
 def test_equal_addresses_are_told_apart() -> None:
     other = Address("127.0.0.1", 5)
     assert keys([FREE, other, FREE]) == [(FREE, 0), (other, 0), (FREE, 1)]

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
+import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shared.identity.authority import Authority
+from gateway.mesh_connections import proved_identity
+from shared.errors import DeniedError
+from shared.identity.authority import LEAF_LIFETIME_S, Authority
 from shared.identity.spiffe import SpiffeId
-from shared.net.mesh_tls import identity_files
+from shared.net.mesh_tls import identity_files, server_context
 from shared.tasks import running
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort, Mesh
 from tests.support.http2_peer import Http2Peer
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+
+Ends = tuple[ssl.SSLObject, ssl.SSLObject]
 
 TLS12 = ssl.TLSVersion.TLSv1_2
 EXPIRED_S = -200.0
@@ -270,6 +276,32 @@ async def test_new_roots_shut_the_old_ones_out(tmp_path: Path) -> None:
         await until_shown(port, (own / "certificates.pem").read_bytes())
         assert session is not None
         assert "unknown ca" in await resumed(port, old, session)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, session: ssl.SSLSession | None) -> Ends:
+    """Both ends of a connection in memory."""
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = client.wrap_bio(there, here, session=session)
+    ours = server.wrap_bio(here, there, server_side=True)
+    for _ in range(3):
+        for end in (theirs, ours):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    return ours, theirs
+
+
+def test_an_expired_certificate_resumes_nothing(tmp_path: Path) -> None:
+    """OpenSSL does not look at it again."""
+    mesh = Mesh(tmp_path)
+    server = server_context(mesh.member(GATEWAY), tls12=True)
+    client = mesh.tls(mesh.member(CALLER), version=TLS12)
+    first, theirs = handshake(server, client, None)
+    second, _ = handshake(server, client, theirs.session)
+    assert (first.session_reused, second.session_reused) == (False, True)
+    today, some_day = time.time(), time.time() + 10 * LEAF_LIFETIME_S
+    assert proved_identity(first, today) == proved_identity(second, today) == CALLER
+    with pytest.raises(DeniedError, match=f"that of {CALLER} has expired"):
+        proved_identity(second, some_day)
 
 
 async def resumed(port: HbonePort, tls: ssl.SSLContext, session: ssl.SSLSession) -> str:

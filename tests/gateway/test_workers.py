@@ -294,11 +294,12 @@ async def test_a_second_signal_forces_the_end(tmp_path: Path, service: EchoServi
     async with crew(file, 2) as running, staying(running.port, 10) as tunnels:
         running.process.send(signal.SIGTERM)
         await running.said("^draining: ")
-        ended = spawn(running.ended(), name="its end")
-        while not ended.done():
+        told = spawn(running.said("^asked again: the workers end at once$"), name="wait for it")
+        while not told.done():
             running.process.send(signal.SIGTERM)
-            await asyncio.wait({ended}, timeout=0.05)
-        assert await ended == EXIT_SIGTERM
+            await asyncio.wait({told}, timeout=0.05)
+        await told
+        assert await running.ended() == EXIT_SIGTERM
         assert all([await client.was_reset() for client in tunnels.clients])
         assert [line["flags"] for line in running.lines] == ["STOPPED"] * 10
 

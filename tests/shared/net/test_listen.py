@@ -59,6 +59,19 @@ async def test_a_port_in_use() -> None:
     server.close()
 
 
+async def test_a_port_that_several_share() -> None:
+    first = await listen(ANY, Greeting, purpose="tests", shared=True)
+    address = bound_address(first)
+    second = await listen(address, Greeting, purpose="tests", shared=True)
+    with pytest.raises(UnavailableError):
+        await listen(address, Greeting, purpose="tests")
+    first.close()
+    peer = await Peer.connect(address.port)
+    assert await peer.ended() == "FIN"
+    await peer.close()
+    second.close()
+
+
 async def test_a_port_can_be_had_again_at_once() -> None:
     """A restart must not wait for the connections of the last run to leave TIME_WAIT."""
     server = await listen(ANY, Greeting, purpose="tests")

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,28 @@ async def test_one_write_for_each_turn_of_the_loop() -> None:
         second = await loop.sock_recv(reader, 10_000)
         log.close()
         assert (first.count(b"\n"), second.count(b"\n")) == (3, 1)
+
+
+async def test_what_others_write_too_gets_whole_lines() -> None:
+    """A pipe takes up to PIPE_BUF bytes in one piece; more would mix with the lines of other processes."""
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a datagram for each write
+    with reader, writer:
+        reader.setblocking(False)
+        log = AccessLog(writer, "text", "gateway", shared=True)
+        for number in range(100):
+            log.tunnel(status=number, error="x" * 300)
+        log.tunnel(error="y" * select.PIPE_BUF)
+        log.flush()
+        writes: list[bytes] = []
+        with suppress(BlockingIOError):
+            while True:
+                writes.append(reader.recv(100_000))
+                log.flush()
+        log.close()
+    assert all(write.endswith(b"\n") for write in writes)
+    assert len(b"".join(writes).splitlines()) == 101
+    assert max(len(write) for write in writes[:-1]) <= select.PIPE_BUF
+    assert len(writes) < 20, "as many lines as fit go out together"
 
 
 async def test_a_regular_file_is_shared_with_its_other_writers(tmp_path: Path) -> None:

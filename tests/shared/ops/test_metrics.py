@@ -6,11 +6,12 @@ from importlib.metadata import version
 
 import prometheus_client
 import pytest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from shared.errors import NoRouteError, StreamResetError
-from shared.ops.metrics import MAX_LABELS, TunnelMetrics, response_flags
+from shared.ops.metrics import MAX_LABELS, Scrape, TunnelMetrics, render, response_flags
 
 ROUTE = "*.demo.svc.cluster.local"
 ORIGIN = "https://hello.a.run.app:443"
@@ -195,6 +196,21 @@ def test_watched_numbers_are_read_at_the_scrape() -> None:
     assert scrape(metrics)["hbone_access_log_dropped",] == 5
     with pytest.raises(ValueError, match="Duplicated"):
         metrics.watch("hbone_access_log_dropped", "Again.", lambda: 0)
+
+
+def test_numbers_of_others_are_asked_for_at_the_scrape() -> None:
+    metrics = TunnelMetrics("gateway")
+    count = [0]
+    metrics.add(lambda: iter([GaugeMetricFamily("hbone_test", "For the test.", value=count[0])]))
+    count[0] = 3
+    assert scrape(metrics)["hbone_test",] == 3
+    assert [family.samples[0].value for family in metrics.collect() if family.name == "hbone_test"] == [3]
+
+
+def test_any_collector_can_be_rendered() -> None:
+    made = Scrape(lambda: iter([GaugeMetricFamily("hbone_test", "For the test.", value=3)]))
+    assert render(made, "")[1].endswith(b"\nhbone_test 3.0\n")
+    assert render(made, "application/openmetrics-text")[1].endswith(b"\nhbone_test 3.0\n# EOF\n")
 
 
 def test_the_registry_is_our_own() -> None:
