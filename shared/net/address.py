@@ -44,6 +44,11 @@ class Address:
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def is_ip(self) -> bool:
+        """Whether the host is an IP address, so that nothing is to be looked up."""
+        return ":" in self.host or is_ipv4(self.host)
+
     @classmethod
     def parse(cls, text: str) -> Address:
         """Reads `HOST:PORT`, `1.2.3.4:PORT` or `[IPV6]:PORT`.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
+from shared.net import happy_eyeballs
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.mesh_tls import MeshIdentity, check_server
@@ -26,8 +28,27 @@ async def dial(address: Address, timeout_s: float) -> TcpLeg:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            _, leg = await loop.create_connection(TcpLeg, address.host, address.port)
+            if address.is_ip:  # an agent's every tunnel: a socket of our own costs 65 µs more
+                _, leg = await loop.create_connection(TcpLeg, address.host, address.port)
+            else:
+                sock = await happy_eyeballs.dial(address)
+                _, leg = await loop.create_connection(TcpLeg, sock=sock)
             return leg
+    except TimeoutError as error:
+        raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
+    except OSError as error:
+        raise DialError(f"connect to {address}: {reason(error)}") from error
+
+
+async def dial_socket(address: Address, timeout_s: float) -> socket.socket:
+    """Connects to `address` and returns the bare, non-blocking socket, the caller's to close.
+
+    Raises:
+        DialError: as `dial`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await happy_eyeballs.dial(address)
     except TimeoutError as error:
         raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
     except OSError as error:
@@ -90,12 +111,9 @@ async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connec
         context = client_context(origin.ca) if origin.scheme == "https" else None
     try:
         async with asyncio.timeout(timeout_s):
+            sock = await happy_eyeballs.dial(address)
             transport, connection = await loop.create_connection(
-                make,
-                address.host,
-                address.port,
-                ssl=context,
-                server_hostname=name if context else None,
+                make, sock=sock, ssl=context, server_hostname=name if context else None
             )
     except TimeoutError as error:
         raise DialError(f"connect to {origin}: not connected within {timeout_s:g} s") from error

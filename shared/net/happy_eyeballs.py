@@ -25,6 +25,12 @@ MAX_ADDRESSES = 8
 Endpoint = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 
 
+async def dial(address: Address) -> socket.socket:
+    """A connection to `address` over whichever of its endpoints answers first: a non-blocking socket, the
+    caller's to close. Has no deadline of its own. Raises OSError."""
+    return await connect(await resolve(address))
+
+
 async def resolve(address: Address) -> list[Endpoint]:
     """The endpoints of `address`, families in turn, IPv6 first as the system's order has it.
 

@@ -109,3 +109,5 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_every_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
     address = Address(str(ip), port)
     assert Address.parse(str(address)) == address
+    assert address.is_ip
+    assert not Address(f"host{port}", port).is_ip

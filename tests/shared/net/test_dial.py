@@ -17,7 +17,7 @@ import pytest
 from shared.errors import DialError, UnavailableError
 from shared.net.address import Address
 from shared.net.connection import Connection
-from shared.net.dial import Origin, dial, dial_http2, reason
+from shared.net.dial import Origin, dial, dial_http2, dial_socket, reason
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, server_context
 from tests.shared.net.conftest import Credentials
@@ -68,6 +68,32 @@ async def refused_http2(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
 
 
 # TCP.
+
+
+async def test_a_name() -> None:
+    app = App()
+    leg = await dial(Address("localhost", app.port), PATIENCE_S)
+    assert leg.peer_name == f"127.0.0.1:{app.port}"
+    await over(leg)
+    await app.close()
+
+
+async def test_a_bare_socket() -> None:
+    app = App()
+    with await dial_socket(Address("localhost", app.port), PATIENCE_S) as sock:
+        assert not sock.getblocking()
+        assert sock.getpeername() == ("127.0.0.1", app.port)
+    await app.close()
+
+
+async def test_no_bare_socket() -> None:
+    port = closed_port()
+    with pytest.raises(DialError) as caught:
+        await dial_socket(Address("localhost", port), PATIENCE_S)
+    assert str(caught.value) == f"connect to localhost:{port}: connection refused"
+    with full_backlog() as port, pytest.raises(DialError) as caught:
+        await dial_socket(Address("127.0.0.1", port), 0.2)
+    assert str(caught.value) == f"connect to 127.0.0.1:{port}: no answer within 0.2 s"
 
 
 async def test_dial() -> None:
