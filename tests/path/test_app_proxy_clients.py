@@ -1,4 +1,4 @@
-"""Ordinary HTTP/2 clients on krun's own port: what is no tunnel is the app's."""
+"""Ordinary HTTP/2 clients on krun's own port: what is no tunnel is the app's; curl as a tunnel's client."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.path import app as behaviours
+from tests.path.app import App
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256
 from tests.support.world import World, find_program, running
 
@@ -16,9 +18,16 @@ PATH = "/some/path?and=query"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def echo() -> Iterator[App]:
+    with App(behaviours.echo) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, echo: App) -> Iterator[World]:
     app = (sys.executable, "-m", "hbone.demo.app")
-    with running(tmp_path_factory.mktemp("app-proxy"), inbound="none", app=app) as world:
+    told = {"PORT_ECHO": str(echo.address)}
+    with running(tmp_path_factory.mktemp("app-proxy"), inbound="none", app=app, environ=told) as world:
         yield world
 
 
@@ -71,7 +80,18 @@ def test_curl_posts_64_mib(url: str, tmp_path: Path) -> None:
     assert sha256(answer) == sha256(body)
 
 
+def test_curl_through_a_tunnel(world: World, echo: App, tmp_path: Path) -> None:
+    """A POST as any other to it; the answer begins before its request has ended."""
+    body, answer = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer"
+    curl = (find_program("curl"), "--silent", "--show-error", "--fail", "--http2-prior-knowledge")
+    url = f"http://{world.container}/_hbone/echo"
+    done = run(*curl, "--request", "POST", "--upload-file", body, "--output", answer, url)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sha256(answer) == sha256(body)
+    assert echo.connections == 1
+
+
 def test_an_unknown_target_is_said_to_be_one(world: World) -> None:
     url = f"http://{world.container}/_hbone/nowhere"
     done = run(find_program("curl"), "--silent", "--http2-prior-knowledge", url)
-    assert done.stdout == b"no such target; known are 15003, 22\n"
+    assert done.stdout == b"no such target; known are 15003, 22, ECHO\n"

@@ -1,4 +1,8 @@
-"""HBONE with a real Envoy at the other end: as hgate's client, and as its server for CONNECT and for POST."""
+"""Programs that are not ours at the other end, or in the middle: what is tested of each way is the same.
+
+An Envoy as hgate's HBONE client, and as its server for CONNECT and for POST; an Envoy in hgate's place before
+krun; and nghttpx, HAProxy and Envoy in the place of Cloud Run's front end.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,10 @@ from typing import Any
 
 import pytest
 
+from hbone.demo.processes import Process
 from shared.errors import EXIT_OK
 from shared.net.address import Address
+from shared.net.mesh_tls import identity_files
 from tests.path.app import (
     GREETING,
     LATE_S,
@@ -42,6 +48,7 @@ from tests.path.hbone_peers import (
     envoy_server,
     hgate,
 )
+from tests.path.krun_peers import FRONT_ENDS, HOST_NAME, TARGET_PATH, envoy_poster, krun
 from tests.path.tls_client import reset_on_close
 from tests.support.hellos import hello
 from tests.support.world import PATIENCE_S, said
@@ -74,15 +81,19 @@ def dump(gateway: Hgate, path: str) -> Any:
         return json.load(answer)
 
 
-# Two ways through; what is tested of both is the same.
+# The ways through.
 
 
 class Way:
-    """A way through hgate, with the client's end at `address`."""
+    """A way through `process`, hgate or krun, with the client's end at `address`."""
 
-    def __init__(self, address: Address, gateway: Hgate, first: bytes = b"") -> None:
+    def __init__(
+        self, address: Address, process: Process, first: bytes = b"", *, hides_resets: bool = False
+    ) -> None:
         self.address = address
-        self.hgate = gateway
+        self.process = process
+        self.hides_resets = hides_resets
+        """Whether a client's reset reaches the app as an orderly end, whoever does that."""
         self.first = first
         """What has to be said first, and arrives at the app as well."""
 
@@ -93,30 +104,65 @@ class Way:
         return client
 
 
-@pytest.fixture(scope="module", params=["envoy to hgate", "hgate to envoy, CONNECT", "hgate to envoy, POST"])
+WAYS = (
+    "envoy to hgate",
+    "hgate to envoy, CONNECT",
+    "hgate to envoy, POST",
+    "envoy to krun",
+    *(f"hgate to krun through {name}" for name in FRONT_ENDS),
+)
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[Way]:
-    folder = tmp_path_factory.mktemp("hbone")
-    mesh = Mesh(folder)
+    folder = tmp_path_factory.mktemp("way")
     with ExitStack() as block:
-        if request.param == "envoy to hgate":
-            rules = [{"from": [str(CALLER)], "to": [f"127.0.0.1:{app.address.port}"]}]
-            port = {"certificates": str(mesh.member(GATEWAY)), "rules": rules}
-            gateway = block.enter_context(hgate(folder, hbone=port))
-            assert gateway.hbone is not None
-            client = envoy_client(
-                folder, mesh.member(CALLER), gateway.hbone, str(app.address), server_id=GATEWAY
-            )
-            yield Way(block.enter_context(client), gateway)
-        else:
-            server = envoy_server(folder, mesh.member(ZTUNNEL), app.address, client_id=GATEWAY)
-            address = block.enter_context(server)
-            route = {"host": GLOB, "identity": str(mesh.member(GATEWAY)), "peer": [str(ZTUNNEL)]}
-            if request.param.endswith("CONNECT"):
-                route |= {"tunnel": f"https://{address}", "method": "CONNECT"}
-            else:
-                route |= {"tunnel": f"https://{address}/_hbone/15003"}
-            gateway = block.enter_context(hgate(folder, routes=[route]))
-            yield Way(gateway.gateway, gateway, hello())
+        match request.param.split():
+            case ["envoy", "to", "hgate"]:
+                yield _from_envoy(block, folder, app)
+            case ["hgate", "to", "envoy,", method]:
+                yield _to_envoy(block, folder, app, method)
+            case ["envoy", "to", "krun"]:
+                process, container = block.enter_context(krun(folder, app.address))
+                yield Way(block.enter_context(envoy_poster(folder, container)), process)
+            case [*_, front_end]:
+                yield _through(block, folder, app, front_end)
+
+
+def _from_envoy(block: ExitStack, folder: Path, app: App) -> Way:
+    mesh = Mesh(folder)
+    rules = [{"from": [str(CALLER)], "to": [f"127.0.0.1:{app.address.port}"]}]
+    port = {"certificates": str(mesh.member(GATEWAY)), "rules": rules}
+    gateway = block.enter_context(hgate(folder, hbone=port))
+    assert gateway.hbone is not None
+    client = envoy_client(folder, mesh.member(CALLER), gateway.hbone, str(app.address), server_id=GATEWAY)
+    return Way(block.enter_context(client), gateway.process)
+
+
+def _to_envoy(block: ExitStack, folder: Path, app: App, method: str) -> Way:
+    mesh = Mesh(folder)
+    server = envoy_server(folder, mesh.member(ZTUNNEL), app.address, client_id=GATEWAY)
+    address = block.enter_context(server)
+    route = {"host": GLOB, "identity": str(mesh.member(GATEWAY)), "peer": [str(ZTUNNEL)], "method": method}
+    route["tunnel"] = f"https://{address}" if method == "CONNECT" else f"https://{address}{TARGET_PATH}"
+    gateway = block.enter_context(hgate(folder, routes=[route]))
+    return Way(gateway.gateway, gateway.process, hello(), hides_resets=True)
+
+
+def _through(block: ExitStack, folder: Path, app: App, front_end: str) -> Way:
+    own = Mesh(folder).member(ZTUNNEL, dns_names=[HOST_NAME])
+    _, container = block.enter_context(krun(folder, app.address))
+    address = block.enter_context(FRONT_ENDS[front_end](folder, own, container))
+    route = {
+        "host": GLOB,
+        "tunnel": f"https://{HOST_NAME}{TARGET_PATH}",
+        "connect": str(address),
+        "ca": str(identity_files(own)[2]),
+        "token": "none",
+    }
+    gateway = block.enter_context(hgate(folder, routes=[route]))
+    # HAProxy sends END_STREAM before the RST_STREAM that it passes on.
+    return Way(gateway.gateway, gateway.process, hello(), hides_resets=front_end == "haproxy")
 
 
 def take_first(way: Way, sock: socket.socket) -> None:
@@ -206,9 +252,8 @@ def test_the_clients_reset_reaches_the_app(way: Way, app: App) -> None:
         client.sendall(b"hello")
         assert read(client, 5) == b"hello"
         reset_on_close(client)
-    way.hgate.process.wait_for(lambda record: record.get("flags") == "DOWNSTREAM_RESET", PATIENCE_S)
-    # An Envoy that serves turns it into an orderly end.
-    assert seen.get(timeout=PATIENCE_S) == (b"" if way.first else None)
+    way.process.wait_for(lambda record: record.get("flags") == "DOWNSTREAM_RESET", PATIENCE_S)
+    assert seen.get(timeout=PATIENCE_S) == (b"" if way.hides_resets else None)
 
 
 def test_fifty_at_once(way: Way, app: App) -> None:

@@ -1,0 +1,182 @@
+"""Other programs in the place of Cloud Run's front end, and of hgate, before krun's tunnel port.
+
+    plain TCP → Envoy as a POST client → krun → app                        (`envoy_poster`)
+    hello and bytes → hgate → nghttpx, HAProxy or Envoy → krun → app       (`FRONT_ENDS`)
+
+Owned here: their configurations, and krun as a process. What they carry is the tests'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hbone.demo.processes import Process
+from shared.errors import EXIT_OK
+from shared.net.address import Address
+from shared.net.mesh_tls import identity_files
+from tests.path.programs import envoy, start
+from tests.support.world import PATIENCE_S, find_program, free_port, said, word_after
+
+HOST_NAME = "hello.run.test"
+"""The service's, for which the front end has a certificate."""
+
+TARGET_PATH = "/_hbone/15003"
+
+MAX_STREAMS = 100
+
+Json = dict[str, Any]
+FrontEnd = Callable[[Path, Path, Address], AbstractContextManager[Address]]
+"""Made of a folder for its files, one with its certificate, and krun's address; where it listens."""
+
+_TYPES = "type.googleapis.com/envoy.extensions"
+_LOOPBACK = Address("127.0.0.1", 0)
+
+
+@contextmanager
+def krun(folder: Path, app: Address) -> Iterator[tuple[Process, Address]]:
+    """krun whose mTLS end is `app`, with its tunnel port; it has to stop in order."""
+    told = {
+        "XDS_ADDR": "-",
+        "HBONE_LISTEN": str(_LOOPBACK),
+        "HBONE_INBOUND": "none",
+        "HBONE_INBOUND_LISTEN": str(app),
+        "HBONE_LOG_FORMAT": "json",
+    }
+    process = Process("krun", ["-m", "agent"], told, folder)
+    try:
+        yield process, Address.parse(word_after(process, "tunnels on "))
+    finally:
+        assert process.stop() == EXIT_OK
+
+
+@contextmanager
+def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
+    """An Envoy that carries plain TCP in POST streams to krun; where it takes connections."""
+    proxy = {
+        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "outbound",
+        "cluster": "krun",
+        "tunneling_config": {"hostname": HOST_NAME, "use_post": True, "post_path": TARGET_PATH},
+    }
+    chain = {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
+    with envoy("envoy-poster", _bootstrap(chain, container), folder) as address:
+        yield address
+
+
+@contextmanager
+def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+    manager = {
+        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "inbound",
+        "codec_type": "HTTP2",
+        "stream_idle_timeout": "0s",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}],
+                }
+            ]
+        },
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    certificates, key, _ = map(str, identity_files(own))
+    pair = {"certificate_chain": {"filename": certificates}, "private_key": {"filename": key}}
+    tls = {
+        "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
+        "common_tls_context": {"alpn_protocols": ["h2"], "tls_certificates": [pair]},
+    }
+    chain = {
+        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    }
+    with envoy("envoy-front", _bootstrap(chain, container), folder) as address:
+        yield address
+
+
+@contextmanager
+def _nghttpx(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+    address = Address("127.0.0.1", free_port())
+    certificates, key, _ = map(str, identity_files(own))
+    command = [
+        *(find_program("nghttpx"), "--workers=1", "--conf=/dev/null", "--no-ocsp"),
+        f"--frontend={address.host},{address.port}",
+        f"--backend={container.host},{container.port};;proto=h2",
+        *("--accesslog-file=/dev/null", "--errorlog-file=/dev/stderr", "--log-level=NOTICE"),
+        *(key, certificates),
+    ]
+    process = start("nghttpx", command, folder)
+    try:
+        process.wait_for(lambda record: "Listening on" in said(record), PATIENCE_S)
+        yield address
+    finally:
+        process.stop()
+
+
+_HAPROXY = """\
+global
+  log stderr format raw daemon notice
+  stats socket {folder}/haproxy.sock
+defaults
+  mode http
+  log global
+  timeout connect 10s
+  timeout client 1m
+  timeout server 1m
+frontend service
+  bind {address} ssl crt {pem} alpn h2
+  default_backend krun
+backend krun
+  server krun {container} proto h2
+"""
+
+
+@contextmanager
+def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+    address = Address("127.0.0.1", free_port())
+    certificates, key, _ = identity_files(own)
+    pem = folder / "haproxy.pem"
+    pem.write_bytes(certificates.read_bytes() + key.read_bytes())
+    file = folder / "haproxy.cfg"
+    file.write_text(_HAPROXY.format(folder=folder, address=address, pem=pem, container=container))
+    process = start("haproxy", [find_program("haproxy"), "-W", "-db", "-f", file], folder)
+    try:
+        process.wait_for(lambda record: "Loading success" in said(record), PATIENCE_S)
+        yield address
+    finally:
+        process.stop()
+
+
+FRONT_ENDS: dict[str, FrontEnd] = {"nghttpx": _nghttpx, "haproxy": _haproxy, "envoy": _envoy}
+
+
+def _bootstrap(chain: Json, container: Address) -> Json:
+    endpoint = {"endpoint": {"address": _socket(container)}}
+    http2 = {
+        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+    cluster = {
+        "name": "krun",
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": "krun", "endpoints": [{"lb_endpoints": [endpoint]}]},
+        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
+    }
+    listener = {"name": "in", "address": _socket(_LOOPBACK), "filter_chains": [chain]}
+    return {
+        "admin": {"address": _socket(_LOOPBACK)},
+        "static_resources": {"listeners": [listener], "clusters": [cluster]},
+    }
+
+
+def _socket(address: Address) -> Json:
+    return {"socket_address": {"address": address.host, "port_value": address.port}}
