@@ -62,6 +62,10 @@ class StdioLeg:
 
     # Leg.
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._waiting)
+
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
         if self.error is not None:

@@ -9,11 +9,17 @@
     - NoRouteError            no route takes the name
     - DeniedError             the peer's identity is not allowed
     - TlsFailureError         the peer's TLS handshake failed as TLS
+    - LimitError              one too many: says which limit
   - TokenError                no token could be had, so nothing was sent
   - UpstreamError             the far side cannot be reached or broke off
     - DialError               TCP or TLS to it failed, or took too long
     - StatusError             it answered with something else than 200
     - StreamResetError        it reset the stream or lost the connection
+  - TunnelLimitError          we ended an open tunnel: says which limit
+    - IdleError               no byte for too long
+    - LifetimeError           it was old, and at rest
+    - LifetimeResetError      it was old, and never at rest
+    - OverloadError           it held the most while all tunnels together held too much
 
 Each class carries what the edges need: the process exit code (`exit_code`), the access log's response
 flag (`flag`) and the TLS alert that tells an mTLS client about it (`alert`, RFC 8446 section 6, None: no
@@ -117,6 +123,17 @@ class TlsFailureError(RefusedError):
     alert = None  # OpenSSL has sent its own
 
 
+class LimitError(RefusedError):
+    """One too many: `limit` is the setting's name, one of a fixed set, for it becomes a metric's label."""
+
+    flag = "LIMIT"
+    alert = ALERT_INTERNAL_ERROR  # it may be otherwise in a moment, which access_denied would deny
+
+    def __init__(self, text: str, limit: str) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
 class TokenError(HboneError):
     """No token could be had, so nothing was sent."""
 
@@ -160,3 +177,31 @@ class StreamResetError(UpstreamError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+
+
+class TunnelLimitError(HboneError):
+    """An open tunnel came up against a limit of ours, and we ended it."""
+
+
+class IdleError(TunnelLimitError):
+    """No byte passed, either way, for the idle timeout. Both ends got a reset."""
+
+    flag = "IDLE"
+
+
+class LifetimeError(TunnelLimitError):
+    """The tunnel was old and at rest, so both ends got an orderly end."""
+
+    flag = "LIFETIME"
+
+
+class LifetimeResetError(TunnelLimitError):
+    """The tunnel was never at rest until its lifetime was over. Both ends got a reset."""
+
+    flag = "LIFETIME_RESET"
+
+
+class OverloadError(TunnelLimitError):
+    """All tunnels together held too many bytes, and this one held the most. Both ends got a reset."""
+
+    flag = "OVERLOAD"

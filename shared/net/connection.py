@@ -92,6 +92,12 @@ class Connection(asyncio.BufferedProtocol):
         return len(self.session.streams)
 
     @property
+    def buffered_bytes(self) -> int:
+        """What waits to be sent, beside what the streams hold themselves."""
+        unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return unsent + self.session.pending_bytes
+
+    @property
     def usable(self) -> bool:
         """Whether new streams may ever be opened here again."""
         return not (self.lost or self._closing or self.session.goaway_received)

@@ -32,6 +32,10 @@ Buffer = bytes | bytearray | memoryview
 class Leg(Protocol):
     """One end of a tunnel."""
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What this process holds for the leg's peer and to be pushed; asked now and then, for all legs."""
+
     def join(self, relay: RelayEnd) -> None:
         """From now on pushes to `relay`, first of all what has arrived so far."""
 

@@ -15,6 +15,7 @@ from shared.net.dial import Origin, dial_http2
 from shared.net.stream import Stream
 from shared.tasks import spawn
 from shared.wire.events import Headers
+from shared.wire.session import SessionLimits
 
 CONNECTIONS_PER_ORIGIN = 64
 """With 100 streams each, 6,400 tunnels to one service: six times what one instance of it takes."""
@@ -32,6 +33,7 @@ class OriginPool:
         *,
         connect_timeout_s: float,
         streams_per_connection: int,
+        limits: SessionLimits | None = None,
         opened: Callable[[Origin], None],
         closed: Callable[[Origin], None],
         unused: Callable[[Origin], None],
@@ -40,6 +42,7 @@ class OriginPool:
         self.connections: list[Connection] = []
         self._connect_timeout_s = connect_timeout_s
         self._streams_per_connection = streams_per_connection
+        self._limits = limits
         self._dialling: asyncio.Task[None] | None = None
         self._room_waiters: set[asyncio.Future[None]] = set()
         self._openers = 0  # calls of `open` that have not returned
@@ -125,7 +128,7 @@ class OriginPool:
         connection = await dial_http2(
             self.origin,
             self._connect_timeout_s,
-            lambda: Connection(client=True, on_change=self._changed, on_lost=self._lost),
+            lambda: Connection(client=True, limits=self._limits, on_change=self._changed, on_lost=self._lost),
         )
         if not connection.usable:
             raise self._ended_at_once()
@@ -185,6 +188,7 @@ class Pool:
         *,
         connect_timeout_s: float,
         streams_per_connection: int,
+        limits: SessionLimits | None = None,
         opened: Callable[[Origin], None] = lambda origin: None,
         closed: Callable[[Origin], None] = lambda origin: None,
     ) -> None:
@@ -192,8 +196,16 @@ class Pool:
         """Those with a connection, or with one on its way."""
         self._connect_timeout_s = connect_timeout_s
         self._streams_per_connection = streams_per_connection
+        self._limits = limits
         self._opened = opened
         self._closed = closed
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits on all connections to be sent."""
+        return sum(
+            connection.buffered_bytes for origin in self.origins.values() for connection in origin.connections
+        )
 
     def of(self, origin: Origin) -> OriginPool:
         """The pool of one origin."""
@@ -203,6 +215,7 @@ class Pool:
                 origin,
                 connect_timeout_s=self._connect_timeout_s,
                 streams_per_connection=self._streams_per_connection,
+                limits=self._limits,
                 opened=self._opened,
                 closed=self._closed,
                 unused=self._forget,

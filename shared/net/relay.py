@@ -13,6 +13,10 @@ The rules, for each of the two directions on its own:
    an app that closes), what downstream still sends is dropped, so that closing it does not destroy what its
    peer has yet to read (RFC 9112 section 9.6); it is let go when its peer ends, or after `LINGER_S`.
    If it is the downstream, nobody is left to read, and the upstream is closed after what was written to it.
+6. A tunnel at rest can be expired: the downstream gets its end first, as though the upstream had ended, for
+   it is the client that opens another connection without an error when a silent one ends. What it says to
+   that (close_notify, its own end) still goes upstream, so the mTLS end sees an orderly end as well. If the
+   upstream has something to say after all, both are aborted: the client's end was no true one then.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class Relay:
 
     __slots__ = (
         "_ended",
+        "_expired",
         "_finished",
         "_linger",
         "broken",
@@ -57,7 +62,13 @@ class Relay:
         self.over = False
         self._ended: Leg | None = None  # the leg that ended first
         self._linger: asyncio.TimerHandle | None = None
+        self._expired = False  # rule 6; then `_linger` is set, too
         self._finished = finished
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What this process holds for both peers."""
+        return self.downstream.buffered_bytes + self.upstream.buffered_bytes
 
     def start(self) -> None:
         """Joins both legs; what they received so far goes on first.
@@ -77,10 +88,23 @@ class Relay:
             self.upstream.abort()
             self._finish()
 
+    def expire(self, error: HboneError) -> bool:
+        """Ends a tunnel at rest in good order (rule 6); `error` says why. False, and nothing is done, if it
+        is not at rest: a direction has ended already, or bytes wait to be sent."""
+        if self.over or self._ended is not None or self._linger is not None or self.buffered_bytes:
+            return False
+        self.error = error
+        self._expired = True
+        self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._complete)
+        self.downstream.write_eof()
+        return True
+
     # RelayEnd: called by the legs.
 
     def received(self, leg: Leg, data: Buffer) -> None:
         if self._linger is not None or self.over:
+            if self._expired and not self.over:
+                self._received_late(leg, data)
             return
         if leg is self.downstream:
             self.sent_bytes += len(data)
@@ -95,8 +119,9 @@ class Relay:
         other = self._other(leg)
         if self._ended is leg:
             return
-        other.write_eof()
-        if self._ended is None and self._linger is None:
+        if not (self._expired and other is self.downstream):  # which has had it
+            other.write_eof()
+        if self._ended is None and (self._linger is None or self._expired):
             self._ended = leg
         else:
             self._complete()
@@ -123,6 +148,14 @@ class Relay:
 
     def _other(self, leg: Leg) -> Leg:
         return self.upstream if leg is self.downstream else self.downstream
+
+    def _received_late(self, leg: Leg, data: Buffer) -> None:
+        """After the tunnel has expired."""
+        if leg is self.downstream:
+            self.sent_bytes += len(data)
+            self.upstream.write(data)
+        elif self.error is not None:
+            self.abort(self.error)
 
     def _complete(self) -> None:
         if not self.over:

@@ -83,6 +83,10 @@ class _Direction:
     def start(self) -> None:
         self._watch(reading=True, writing=False)
 
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self._pipe is None else self._pipe.bytes
+
     def stop(self) -> None:
         self._watch(reading=False, writing=False)
         if self._pipe is not None:
@@ -198,6 +202,20 @@ class SpliceRelay:
         if not self.over:
             self.error = error
             self._close(reset=True)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits in pipes: the kernel's memory, but charged to us."""
+        return self._up.held_bytes + self._down.held_bytes
+
+    def expire(self, error: HboneError) -> bool:
+        """Ends it in good order if it is at rest (relay.py, rule 6). False if a direction has ended, or bytes
+        wait in a pipe. Both peers get FIN at once: there is no stream that would be cut off by it."""
+        if self.over or self._up.ended or self._down.ended or self.buffered_bytes:
+            return False
+        self.error = error
+        self._close(reset=False)
+        return True
 
     def direction_ended(self) -> None:
         """One direction has passed its FIN on."""

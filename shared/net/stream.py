@@ -127,6 +127,10 @@ class Stream:
 
     # Leg.
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self.waiting) + len(self._early)  # `_held` was given away: the other leg counts it
+
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
         if self._early:

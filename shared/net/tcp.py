@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from typing import cast
 
 from shared.errors import StreamResetError
@@ -60,6 +61,10 @@ class TcpLeg(asyncio.BufferedProtocol):
         return address_text(self._transport.get_extra_info("peername"))
 
     # Leg.
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._early) + self._transport.get_write_buffer_size()
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
@@ -173,6 +178,19 @@ class CloseWatch:
             self._wait()
         else:
             reset(self._transport)
+
+
+class Surplus(asyncio.Protocol):
+    """A connection beyond a limit: reset without a look, so that it costs next to nothing. `turned_away` is
+    told its address, as host:port."""
+
+    def __init__(self, turned_away: Callable[[str], None]) -> None:
+        self._turned_away = turned_away
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = address_text(transport.get_extra_info("peername"))
+        reset(cast("asyncio.Transport", transport))
+        self._turned_away(peer)
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -30,7 +30,7 @@ from OpenSSL import SSL
 from shared.errors import HboneError, StreamResetError, TlsFailureError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import CLOSE_TIMEOUT_S, address_text, reset
+from shared.net.tcp import CloseWatch, address_text, reset
 from shared.net.tls_context import ServerHandshake, outgoing, reason
 from shared.wire.frames import CANCEL
 
@@ -80,6 +80,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
+        "_closing",
         "_control_bytes",
         "_ended",
         "_eof_sent",
@@ -119,6 +120,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._eof_sent = False  # close_notify was sent
         self._full = False
         self._control_bytes = 0
+        self._closing: CloseWatch | None = None
         self.certificate = b""
         """The client's leaf certificate in DER, verified; empty before `established`."""
         self.alpn = ""
@@ -127,6 +129,11 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         """The peer's address as host:port, for logs; still there when the connection is gone."""
 
     # Leg.
+
+    @property
+    def buffered_bytes(self) -> int:
+        # What is in OpenSSL's hands is one read at most.
+        return self._transport.get_write_buffer_size()
 
     def join(self, relay: RelayEnd) -> None:
         if self._state is not _State.HELD:
@@ -182,7 +189,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self.write_eof()
         if self._state is _State.JOINED:
             self._state = _State.CLOSING
-            self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+            self._closing = CloseWatch(self._transport)
             self._transport.close()
 
     def abort(self) -> None:
@@ -227,6 +234,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         state, self._state = self._state, _State.GONE
         relay, self._relay = self._relay, None
         self._handshake.forget_secret()

@@ -17,6 +17,7 @@ from shared.net.answers import answer
 from shared.net.legs import Leg
 from shared.net.relay import Relay
 from shared.net.stream import Stream
+from shared.net.tunnel_clock import TunnelClock
 from shared.wire.events import Headers
 
 OK = 200
@@ -50,7 +51,7 @@ class ServedTunnel:
     """One request for a tunnel. `finished(self)` is called once, when the tunnel is over or refused; `record`
     is there then."""
 
-    __slots__ = ("_finished", "name", "record", "relay", "started", "stream", "target")
+    __slots__ = ("_clock", "_finished", "name", "record", "relay", "started", "stream", "target")
 
     def __init__(
         self,
@@ -58,7 +59,10 @@ class ServedTunnel:
         name: str,
         target: Address | None,
         finished: Callable[[ServedTunnel], None],
+        clock: TunnelClock | None = None,
     ) -> None:
+        """`clock` watches how long it is silent, and lives."""
+        self._clock = clock
         self.stream = stream
         self.name = name
         self.target = target
@@ -67,6 +71,11 @@ class ServedTunnel:
         self.record: TunnelRecord | None = None
         self.started = asyncio.get_running_loop().time()
         self._finished = finished
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for both its ends."""
+        return self.stream.buffered_bytes if self.relay is None else self.relay.buffered_bytes
 
     async def carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
         """Connects the target by `connect`, then says 200 and relays.
@@ -89,8 +98,10 @@ class ServedTunnel:
             leg.abort()
             return
         self.stream.respond([(b":status", str(OK).encode())])
-        self.relay = Relay(self.stream, leg, self._over)
-        self.relay.start()
+        relay = self.relay = Relay(self.stream, leg, self._over)
+        relay.start()
+        if self._clock is not None:
+            self._clock.watch(relay)
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         """Answers with `status` and why, and the headers `extra`; instead of `carry`, or while it connects.
@@ -107,6 +118,8 @@ class ServedTunnel:
             self.refuse(UNAVAILABLE, error)
 
     def _over(self, relay: Relay) -> None:
+        if self._clock is not None:
+            self._clock.forget(relay)
         flag = "-" if relay.error is None else relay.error.flag
         self._end(OK, DOWNSTREAM_RESET if relay.broken is relay.downstream else flag, relay.error)
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Final, Protocol, TypedDict, Unpack
 
-from shared.errors import DOWNSTREAM_RESET
+from shared.errors import DOWNSTREAM_RESET, LifetimeError
 from shared.ops.log import MAX_SCAN_CHARS, Format, Redactor, choose_format, cut, text_value, timestamp
 
 MAX_LINES = 10_000
@@ -45,6 +45,9 @@ TENTHS_BELOW_MS = 10
 
 CLOSE_WAIT_S = 0.5
 """Longest wait of `close`, in which a living reader empties many pipes."""
+
+NO_FAILURES = frozenset({DOWNSTREAM_RESET, LifetimeError.flag})
+"""Flags of tunnels that have an error and are nobody's failure."""
 
 LOGGER = "hbone.access"
 """Stands where other lines name their logger."""
@@ -160,7 +163,7 @@ class AccessLog:
 
     def tunnel(self, **fields: Unpack[Fields]) -> None:
         """A tunnel has ended."""
-        failed = fields.get("error") and fields.get("flags") != DOWNSTREAM_RESET
+        failed = fields.get("error") and fields.get("flags") not in NO_FAILURES
         self._add(_FAILED if failed else _COMPLETE, fields)
 
     def refused(self, **fields: Unpack[Fields]) -> None:

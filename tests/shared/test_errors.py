@@ -19,11 +19,17 @@ TABLE = {
     "NoRouteError": (77, "NO_ROUTE", 112),
     "DeniedError": (77, "DENY", 49),
     "TlsFailureError": (77, "TLS_FAILURE", None),
+    "LimitError": (77, "LIMIT", 80),
     "TokenError": (77, "IDENTITY_ERROR", 80),
     "UpstreamError": (69, "UPSTREAM", 80),
     "DialError": (69, "CONNECT", 80),
     "StatusError": (69, "STATUS", 80),
     "StreamResetError": (69, "UPSTREAM_RESET", 80),
+    "TunnelLimitError": (70, "INTERNAL", 80),
+    "IdleError": (70, "IDLE", 80),
+    "LifetimeError": (70, "LIFETIME", 80),
+    "LifetimeResetError": (70, "LIFETIME_RESET", 80),
+    "OverloadError": (70, "OVERLOAD", 80),
 }
 """Exit code, response flag, alert."""
 

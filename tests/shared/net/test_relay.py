@@ -45,10 +45,15 @@ class Ends:
 class MemoryLeg:
     def __init__(self, name: str, story: list[str]) -> None:
         self.name = name
+        self.buffered = 0
         self.early = b""
         self.early_end = False
         self.early_error: StreamResetError | None = None
         self._story = story
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self.buffered
 
     def join(self, relay: RelayEnd) -> None:
         self._tell("joined")
@@ -242,6 +247,86 @@ async def test_abort() -> None:
     ends.relay.abort(BROKE)
     assert ends.told() == ["down aborted", "up aborted"]
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, STOP, None)
+
+
+# A tunnel that is ended at rest.
+
+
+async def test_an_expired_tunnel_ends_as_though_the_upstream_had_ended() -> None:
+    ends = Ends().start()
+    assert ends.relay.expire(STOP)
+    assert ends.told() == ["down eof"]
+    ends.relay.received(ends.down, b"close_notify")
+    ends.relay.ended(ends.down)
+    assert ends.told() == ["up <- close_notify", "up eof"]
+    assert not ends.relay.over, "the upstream may say its own end"
+    ends.relay.ended(ends.up)
+    assert ends.told() == ["down closed", "up closed"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, STOP, None)
+    assert ends.relay.sent_bytes == len(b"close_notify")
+
+
+async def test_an_upstream_that_ends_at_that_very_moment() -> None:
+    ends = Ends().start()
+    assert ends.relay.expire(STOP)
+    ends.relay.ended(ends.up)
+    assert ends.told() == ["down eof"], "once"
+    ends.relay.ended(ends.down)
+    assert ends.told() == ["up eof", "down closed", "up closed"]
+
+
+@hasty
+async def test_a_client_that_does_not_react_is_closed_all_the_same() -> None:
+    ends = Ends().start()
+    assert ends.relay.expire(STOP)
+    await asyncio.sleep(LINGER_S - 1)
+    assert ends.told() == ["down eof"]
+    await asyncio.sleep(2)
+    assert ends.told() == ["down closed", "up closed"]
+    assert ends.finished == 1
+
+
+@pytest.mark.parametrize("name", ["down", "up"])
+async def test_a_leg_that_breaks_after_that(name: str) -> None:
+    ends = Ends().start()
+    assert ends.relay.expire(STOP)
+    ends.relay.failed(ends.down if name == "down" else ends.up, BROKE)
+    assert ends.told() == ["down eof", "down closed", "up closed"]
+    assert (ends.finished, ends.relay.error) == (1, STOP)
+
+
+async def test_an_upstream_that_has_something_to_say_after_all() -> None:
+    ends = Ends().start()
+    assert ends.relay.expire(STOP)
+    ends.relay.received(ends.up, b"too late")
+    assert ends.told() == ["down eof", "down aborted", "up aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.received_bytes) == (1, STOP, 0)
+    ends.relay.received(ends.up, b"and more")
+    assert ends.told() == []
+
+
+@pytest.mark.parametrize("why", ["down ended", "up ended", "down holds", "up holds", "over", "expired"])
+async def test_what_is_not_at_rest_does_not_expire(why: str) -> None:
+    ends = Ends().start()
+    leg = ends.down if why.startswith("down") else ends.up
+    if why.endswith("ended"):
+        ends.relay.ended(leg)
+    elif why.endswith("holds"):
+        leg.buffered = 1
+    elif why == "over":
+        ends.relay.abort(BROKE)
+    else:
+        assert ends.relay.expire(STOP)
+    ends.told()
+    assert not ends.relay.expire(STOP)
+    assert ends.told() == []
+    ends.relay.abort(BROKE)
+
+
+async def test_what_both_legs_hold() -> None:
+    ends = Ends().start()
+    ends.down.buffered, ends.up.buffered = 3, 4
+    assert ends.relay.buffered_bytes == 7
 
 
 async def test_nothing_happens_after_the_end() -> None:

@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from shared.errors import LifetimeError
 from shared.net import splice
 from shared.net.splice import SpliceRelay
+from shared.tasks import spawn
+from tests.shared.net.loopback import until
 
 PATIENCE_S = 20.0
 RESET = struct.pack("ii", 1, 0)
@@ -161,3 +164,30 @@ async def test_an_idle_connection_holds_no_pipe(spliced: Spliced) -> None:
     assert await spliced.read(spliced.server, 1) == b"x"
     assert len(splice._spare) == 1
     assert spliced.relay._up._pipe is None
+
+
+async def test_a_relay_at_rest_can_be_ended_in_order(spliced: Spliced) -> None:
+    await spliced.send(spliced.client, b"question")
+    assert await spliced.read(spliced.server, 8) == b"question"
+    error = LifetimeError("old")
+    assert spliced.relay.expire(error)
+    assert not spliced.relay.expire(error)
+    assert await spliced.read(spliced.client, 1) == b""
+    assert await spliced.read(spliced.server, 1) == b""
+    assert (await spliced.finished()).error is error
+
+
+async def test_a_relay_whose_peer_does_not_read_is_not_at_rest(spliced: Spliced) -> None:
+    sending = spawn(spliced.loop.sock_sendall(spliced.client, bytes(64 << 20)), name="send")
+    await until(lambda: spliced.relay.buffered_bytes > 0)
+    assert not spliced.relay.expire(LifetimeError("old"))
+    sending.cancel()
+    spliced.relay.abort(LifetimeError("old"))
+    assert spliced.relay.buffered_bytes == 0
+
+
+async def test_a_half_closed_relay_is_not_at_rest(spliced: Spliced) -> None:
+    spliced.client.shutdown(socket.SHUT_WR)
+    assert await spliced.read(spliced.server, 1) == b""
+    assert not spliced.relay.expire(LifetimeError("old"))
+    spliced.relay.abort(LifetimeError("old"))

@@ -26,6 +26,7 @@ from shared.errors import (
 )
 from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
 from shared.identity.spiffe import SpiffeId
+from shared.net import tcp
 from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import READ_BYTES
 from shared.net.tls_context import server_context
@@ -597,6 +598,20 @@ async def test_abort_cuts_a_close_short(bench: Bench, authority: Authority, cert
     with pytest.raises(ConnectionResetError):
         await client.receive_all()
     assert not tunnel.end.done()
+
+
+async def test_a_close_ends_with_a_reset_if_the_client_takes_nothing(
+    bench: Bench, authority: Authority, certificate: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FIN would make what it got look like the whole."""
+    monkeypatch.setattr(tcp, "CLOSE_TIMEOUT_S", 0.2)
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    await tunnel.fill(bytes(READ_BYTES))
+    tunnel.leg.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await bench._all_closed.wait()
+    with pytest.raises(ConnectionResetError):
+        await client.receive_all()
 
 
 async def test_a_leg_that_was_lost_before_join_says_so(
