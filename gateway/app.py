@@ -20,14 +20,14 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 from gateway import admin, metric_sums
+from gateway.admission import Admission, Doorstep, peer_of
 from gateway.config import GatewayConfig
 from gateway.hbone import HboneListener
-from gateway.hbone_rules import Rules
 from gateway.hello import EmptyConnectionError, HelloPeek
 from gateway.listeners import Listeners
 from gateway.ops_ports import OpsPorts
@@ -36,22 +36,25 @@ from gateway.routes import RouteTable
 from gateway.stopping import StopRequests
 from gateway.tunnel import TokenSources, Tunnels
 from gateway.worker_link import Answerer, Crew, hold
-from shared.errors import DOWNSTREAM_RESET, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, HboneError
+from shared.errors import DOWNSTREAM_RESET, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, HboneError, LimitError
 from shared.identity.tokens import DEFAULT_METADATA_HOST
 from shared.net.dial import Origin
+from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
-from shared.net.tcp import address_text
+from shared.net.tcp import reset
 from shared.net.tls import client_context
+from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.tasks import spawn
+from shared.wire.session import SessionLimits
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 log = logging.getLogger("hbone.gateway")
-
-OVER_LIMIT = "LIMIT"
-"""Response flag of a connection that came while `max_connections` were open."""
 
 NOTICE_S = 5.0
 """The drain delay where the file has none and somebody asks for readiness: two of the kubelet's probes as
@@ -83,28 +86,44 @@ class Gateway:
         self._crew = crew
         self._reloads = Reloads(file, self._apply, quiet=crew is not None)
         self._access_log = access_log
-        self.metrics = TunnelMetrics("gateway", more_flags=(OVER_LIMIT, DOWNSTREAM_RESET))
+        self.metrics = TunnelMetrics("gateway", more_flags=(DOWNSTREAM_RESET,))
         self.readiness = Readiness()
         limits = self._config.limits
         self._pool = Pool(
             connect_timeout_s=limits.connect_timeout_s,
             streams_per_connection=limits.streams_per_connection,
+            limits=SessionLimits(
+                stream_window_bytes=limits.stream_window_bytes,
+                connection_window_bytes=limits.connection_window_bytes,
+            ),
             opened=lambda origin: self.metrics.origin(_name(origin)).opened(),
             closed=lambda origin: self.metrics.origin(_name(origin)).closed(),
         )
+        self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
+        self._admission = Admission(
+            lambda: self._config.limits,
+            share=self._share,
+            open_connections=self._open_connections,
+            is_full=lambda: self._memory.full,
+        )
+        self._clock = TunnelClock(limits.idle_timeout_s, limits.max_tunnel_lifetime_s)
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
             self._pool,
             token_sources(environ),
             access_log,
             self.metrics,
+            self._admission,
+            self._clock,
             connect_timeout_s=limits.connect_timeout_s,
             response_timeout_s=limits.response_timeout_s,
             changed=self._tunnel_over,
         )
         self._peeking: set[HelloPeek] = set()
         self._listeners = (
-            Listeners(self._peek, siblings=crew.count, ports=crew.ports) if crew else Listeners(self._peek)
+            Listeners(self._doorstep, siblings=crew.count, ports=crew.ports)
+            if crew
+            else Listeners(self._doorstep)
         )
         self._hbone = self._hbone_listener()
         self._ports = OpsPorts(
@@ -120,12 +139,7 @@ class Gateway:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._requests = StopRequests()
-        self.metrics.watch(
-            "hbone_connections_open", "Downstream connections, from accept to end.", self._open_connections
-        )
-        self.metrics.watch(
-            "hbone_connections_limit", "Downstream connections that may be open.", self._most_connections
-        )
+        self._watch_limits()
         if crew is None:
             self.metrics.add(self._reloads.families)
 
@@ -169,6 +183,7 @@ class Gateway:
         await self._listeners.open(self._config.listen)
         if self._hbone is not None:
             await self._hbone.start()
+        self._memory.start()
         self._reloads.watch(changes=self._crew is None)
 
     def _force_stop(self) -> None:
@@ -216,6 +231,8 @@ class Gateway:
         self._tunnels.abort_all(stopped)
         if self._hbone is not None:
             await self._hbone.close(stopped)
+        self._clock.close()
+        self._memory.close()
         self._pool.close()
         await self._ports.close()
         if self._answerer is not None:
@@ -226,24 +243,41 @@ class Gateway:
 
     async def _apply(self, config: GatewayConfig) -> None:
         """Puts a new configuration into effect: its routes, listeners and limits count for new connections,
-        and open ones stay as they are. Raises HboneError, and changes nothing, if that cannot be."""
+        and open ones stay as they are, but for the idle timeout and the memory that they may take together.
+        Raises HboneError, and changes nothing, if that cannot be."""
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
-        if self._hbone is not None and config.hbone is not None:
-            self._hbone.rules = Rules(config.hbone.rules)
         self._config = keep_fixed(self._config, config)
+        if self._hbone is not None and self._config.hbone is not None:
+            self._hbone.apply(self._config.hbone)
+        self._clock.idle_s = self._config.limits.idle_timeout_s
+        self._clock.lifetime_s = self._config.limits.max_tunnel_lifetime_s
+        self._memory.most_bytes = self._most_buffered()
         await self._listeners.keep_only(config.listen)
 
     # Connections.
 
-    def _peek(self) -> asyncio.BaseProtocol:
-        if self._open_connections() >= self._most_connections():
-            return _OverLimit(self._over_limit)
+    def _doorstep(self) -> asyncio.BaseProtocol:
+        return Doorstep(self._arrived)
+
+    def _arrived(self, transport: asyncio.Transport) -> None:
+        peer = peer_of(transport)
+        try:
+            self._admission.enter(peer)
+        except LimitError as error:
+            reset(transport)
+            self.metrics.refused(error.flag)
+            self._admission.refusals.add(error)
+            self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
+            return
         timeout_s = self._config.limits.hello_timeout_s
-        return HelloPeek(timeout_s, self._peeking, self._tunnels.take, self._refused)
+        peek = HelloPeek(timeout_s, self._peeking, self._tunnels.take, self._refused)
+        transport.set_protocol(peek)
+        peek.connection_made(transport)
 
     def _refused(self, peer: str, started: float, error: HboneError) -> None:
+        self._admission.leave(peer)
         self.metrics.refused(error.flag)
         if not isinstance(error, EmptyConnectionError):
             self._access_log.refused(
@@ -254,13 +288,6 @@ class Gateway:
             )
         self._tunnel_over()
 
-    def _over_limit(self, peer: str) -> None:
-        self.metrics.refused(OVER_LIMIT)
-        limit = self._most_connections()
-        self._access_log.refused(
-            src_addr=peer, flags=OVER_LIMIT, error=f"{limit} connections are open, which is max_connections"
-        )
-
     def _open_connections(self) -> int:
         return len(self._peeking) + len(self._tunnels.open)
 
@@ -268,9 +295,25 @@ class Gateway:
         """Connections that a drain waits for."""
         return self._open_connections() + (self._hbone.open_connections if self._hbone else 0)
 
-    def _most_connections(self) -> int:
-        total = self._config.limits.max_connections
+    def _share(self, total: int) -> int:
+        """Of a bound that holds for all workers together."""
         return self._crew.share(total) if self._crew else total
+
+    def _most_buffered(self) -> int:
+        """Bytes; 0: no bound."""
+        most = self._config.limits.max_buffered_bytes
+        most = default_most_bytes() if most is None else most
+        return self._share(most) if most else 0
+
+    def _holders(self) -> Iterator[Holder]:
+        yield from self._tunnels.open
+        if self._hbone is not None:
+            yield from self._hbone.tunnels
+
+    def _other_bytes(self) -> int:
+        """Held for nobody's tunnel: what HTTP/2 connections have to send, and unfinished hellos."""
+        of_hbone = self._hbone.buffered_bytes if self._hbone is not None else 0
+        return of_hbone + self._pool.buffered_bytes + sum(peek.buffered_bytes for peek in self._peeking)
 
     def _tunnel_over(self) -> None:
         if not self._unfinished():
@@ -285,11 +328,45 @@ class Gateway:
             self.metrics,
             connect_timeout_s=self._config.limits.connect_timeout_s,
             changed=self._tunnel_over,
+            refusals=self._admission.refusals,
+            is_full=lambda: self._memory.full,
             siblings=self._crew.count if self._crew else 1,
-            share=self._crew.share if self._crew else lambda total: total,
+            ports=self._crew.hbone_ports if self._crew else {},
+            share=self._share,
         )
 
     # What it tells.
+
+    def _watch_limits(self) -> None:
+        """Adds the metrics of each bound, and of what came up against it."""
+        admission, memory = self._admission, self._memory
+        for name, documentation, read in (
+            ("connections_open", "Downstream connections, from accept to end.", self._open_connections),
+            (
+                "connections_limit",
+                "Downstream connections that may be open.",
+                lambda: admission.most_connections,
+            ),
+            (
+                "source_connections_max",
+                "Of them, those of the address that has most.",
+                lambda: admission.sources.most,
+            ),
+            ("source_connections_limit", "Those that one may have.", lambda: admission.most_per_source),
+            ("buffered_bytes", "Held for all peers, at the last look.", lambda: memory.held_bytes),
+            ("buffered_bytes_limit", "That may be held; 0: no bound.", lambda: memory.most_bytes),
+        ):
+            self.metrics.watch(f"hbone_{name}", documentation, read)
+        self.metrics.add(admission.refusals.families)
+        self.metrics.add(lambda: admission.route_families(self._config.routes))
+        self.metrics.add(self._log_families)
+
+    def _log_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        yield CounterMetricFamily(
+            "hbone_access_log_dropped", "Lines that nobody took in time.", value=self._access_log.dropped
+        )
 
     def _answers(self) -> dict[str, Handler]:
         """To the front's questions, as one of several workers."""
@@ -332,17 +409,6 @@ class Gateway:
 
     def _show_connections(self, _: Request) -> Response:
         return admin.connections(self._pool)
-
-
-class _OverLimit(asyncio.Protocol):
-    """Lets a connection go that is one too many."""
-
-    def __init__(self, refused: Callable[[str], None]) -> None:
-        self._refused = refused
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._refused(address_text(transport.get_extra_info("peername")))
-        cast("asyncio.Transport", transport).abort()
 
 
 def token_sources(environ: Mapping[str, str]) -> TokenSources:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypedDict
 
 from gateway import hbone_settings
-from gateway.hbone_settings import HboneSettings, addresses
+from gateway.hbone_settings import HboneSettings, addresses, or_off
 from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
@@ -21,6 +22,7 @@ from shared import ports
 from shared.errors import ConfigError
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity
+from shared.wire.session import SessionLimits
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.SNI_ISTIO), Address("0.0.0.0", ports.SNI))
 """Istio's customary gateway port and the original's."""
@@ -52,9 +54,22 @@ MAX_CONNECTIONS = 1_000_000
 MAX_STREAMS = 10_000
 """The same for the streams of one connection: one lost packet would hold up all of them."""
 
+LEAST_WINDOW_BYTES = 65535
+"""RFC 9113 section 6.9.2: a peer may send as much before it has seen our SETTINGS."""
+
+MAX_WINDOW_BYTES = (1 << 31) - 1
+"""RFC 9113 section 6.9.1."""
+
+LEAST_BUFFERED_BYTES = 1 << 20
+"""Less would be used up by the first tunnel whose client reads slowly."""
+
+MAX_BUFFERED_BYTES = 1 << 50
+"""More than any machine has."""
+
 _IDENTITY_FIELDS = ("identity", "peer", "sni")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
-_ROUTE_FIELDS = ("host", "tunnel", "forward", *_TUNNEL_ONLY_FIELDS)
+_ROUTE_LIMITS = ("max_connections", "max_tunnel_lifetime")
+_ROUTE_FIELDS = ("host", "tunnel", "forward", *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +102,37 @@ class Limits:
     streams_per_connection: int = 100
     """Tunnels on one HTTP/2 connection to an upstream before another is opened; the upstream may allow fewer.
     100 is what RFC 9113 section 6.5.2 asks peers to allow at least."""
+
+    max_connections_per_source: int = 0
+    """`max_connections_per_source`: of those, from one address; more are refused. 0: as many as in all,
+    because a load balancer, or all pods of a node behind its NAT, come from one address. Where clients have
+    addresses of their own, some hundreds keep one of them from taking all."""
+
+    max_connections_per_route: int = 0
+    """`max_connections_per_route`: of those, on one route that has no `max_connections` itself; more are
+    refused once their hello is read. 0: as many as in all, for a gateway with one route should serve it with
+    all it has."""
+
+    idle_timeout_s: float = 3600.0
+    """`idle_timeout`: an open tunnel without a byte either way for so long is reset; 0: never. Envoy's
+    `tcp_proxy` has the same default; it only has to be longer than whatever probes sleepy connections."""
+
+    max_tunnel_lifetime_s: float = 3300.0
+    """`max_tunnel_lifetime`: of a tunnel with POST, less up to 10 % by chance; 0: for ever. 55 minutes,
+    because Cloud Run resets any request after an hour at most; a service whose request timeout is shorter (by
+    default it is 5 minutes) needs a route with less. Ended at rest if possible (`tunnel_clock`)."""
+
+    max_buffered_bytes: int | None = None
+    """`max_buffered`: held for all peers together. Above it connections are refused, 10 % above it the
+    tunnels that hold most are reset; 0: no bound. None: half the container's, or else the machine's, memory.
+    """
+
+    stream_window_bytes: int = SessionLimits().stream_window_bytes
+    """`stream_window`: what a service may send on one tunnel before the client has taken it. 1 MiB moves
+    100 MB/s at 10 ms; a tunnel whose client does not read holds so much."""
+
+    connection_window_bytes: int = SessionLimits().connection_window_bytes
+    """`connection_window`: the same for all tunnels of one HTTP/2 connection; 16 stalled ones fill it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +219,29 @@ def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
 
 def _limits(value: Value) -> Limits:
     default = Limits()
-    given = value.mapping(tuple(field.name.removesuffix("_s") for field in fields(Limits)))
+    given = value.mapping(
+        tuple(field.name.removesuffix("_s").removesuffix("_bytes") for field in fields(Limits))
+    )
 
     def seconds(name: str, default_s: float, least_s: float = MIN_TIMEOUT_S) -> float:
         found = given.get(name)
         return found.duration(least_s, MAX_TIMEOUT_S) if found else default_s
 
-    def count(name: str, default_count: int, most: int) -> int:
+    def count(name: str, default_count: int, most: int, least: int = 1) -> int:
         found = given.get(name)
-        return found.integer(1, most) if found else default_count
+        return found.integer(least, most) if found else default_count
 
+    def size(name: str, default_bytes: int) -> int:
+        found = given.get(name)
+        return found.size(LEAST_WINDOW_BYTES, MAX_WINDOW_BYTES) if found else default_bytes
+
+    stream_window = size("stream_window", default.stream_window_bytes)
+    connection_window = size("connection_window", default.connection_window_bytes)
+    if connection_window < stream_window:
+        name = "connection_window" if given.get("connection_window") else "stream_window"
+        raise given.need(name).error("connection_window is smaller than stream_window")
+    idle, lifetime = given.get("idle_timeout"), given.get("max_tunnel_lifetime")
+    buffered = given.get("max_buffered")
     return Limits(
         hello_timeout_s=seconds("hello_timeout", default.hello_timeout_s),
         connect_timeout_s=seconds("connect_timeout", default.connect_timeout_s),
@@ -190,8 +249,19 @@ def _limits(value: Value) -> Limits:
         drain_delay_s=delay.duration(0.0, MAX_TIMEOUT_S) if (delay := given.get("drain_delay")) else None,
         drain_timeout_s=seconds("drain_timeout", default.drain_timeout_s, least_s=0.0),
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
+        max_connections_per_source=count("max_connections_per_source", 0, MAX_CONNECTIONS, least=0),
+        max_connections_per_route=count("max_connections_per_route", 0, MAX_CONNECTIONS, least=0),
+        idle_timeout_s=or_off(idle) if idle else default.idle_timeout_s,
+        max_tunnel_lifetime_s=or_off(lifetime) if lifetime else default.max_tunnel_lifetime_s,
+        max_buffered_bytes=_buffered(buffered) if buffered else None,
+        stream_window_bytes=stream_window,
+        connection_window_bytes=connection_window,
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
     )
+
+
+def _buffered(value: Value) -> int:
+    return 0 if value.word() == "0" else value.size(LEAST_BUFFERED_BYTES, MAX_BUFFERED_BYTES)
 
 
 def _routes(value: Value, files: _NamedFiles) -> tuple[Route, ...]:
@@ -215,7 +285,8 @@ def _route(value: Value, files: _NamedFiles) -> Route:
         for name in _TUNNEL_ONLY_FIELDS:
             if extra := given.get(name):
                 raise extra.error("has no meaning beside forward, only beside tunnel")
-        return Route(glob, forward=given.need("forward").address(least_port=1), line=value.line)
+        forward = given.need("forward").address(least_port=1)
+        return Route(glob, forward=forward, line=value.line, **_route_limits(given))
     method = given.get("method")
     connects = method is not None and method.choice(("POST", "CONNECT")) == "CONNECT"
     url = given.need("tunnel").parsed(TunnelUrl.parse_origin if connects else TunnelUrl.parse)
@@ -233,7 +304,21 @@ def _route(value: Value, files: _NamedFiles) -> Route:
         method="CONNECT" if connects else "POST",
         authority=authority.parsed(read_target) if authority else DEFAULT_AUTHORITY,
         line=value.line,
+        **_route_limits(given),
     )
+
+
+class _RouteLimits(TypedDict):
+    max_connections: int | None
+    max_tunnel_lifetime_s: float | None
+
+
+def _route_limits(given: Fields) -> _RouteLimits:
+    most, lifetime = (given.get(name) for name in _ROUTE_LIMITS)
+    return {
+        "max_connections": most.integer(0, MAX_CONNECTIONS) if most else None,
+        "max_tunnel_lifetime_s": or_off(lifetime) if lifetime else None,
+    }
 
 
 def _trust(given: Fields, url: TunnelUrl, files: _NamedFiles) -> Path | MeshIdentity | None:

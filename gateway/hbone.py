@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from gateway.admission import BUFFERED, HBONE_PER_IDENTITY, HBONE_TUNNELS, Refusals, Tally
 from gateway.hbone_rules import BadRequestError, Rules, read_authority
 from gateway.hbone_settings import HboneSettings
 from gateway.hello import EmptyConnectionError
-from gateway.listeners import Listeners
-from gateway.mesh_connections import LimitError, MemberConnection, MeshConnections
+from gateway.listeners import Key, Listeners
+from gateway.mesh_connections import MemberConnection, MeshConnections
 from gateway.templates import shown
-from shared.errors import DeniedError, DialError, HboneError, StreamResetError
+from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.dial import reason
@@ -34,6 +35,7 @@ from shared.net.happy_eyeballs import Endpoint, connect, resolve
 from shared.net.legs import Leg
 from shared.net.stream import Stream, header_value
 from shared.net.tcp import TcpLeg
+from shared.net.tunnel_clock import TunnelClock
 from shared.net.tunnel_server import OK, UNAUTHORIZED, UNAVAILABLE, ServedTunnel
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -59,33 +61,45 @@ class HboneListener:
         *,
         connect_timeout_s: float,
         changed: Callable[[], None] = lambda: None,
+        refusals: Refusals | None = None,
+        is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
+        ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
     ) -> None:
         """`connect_timeout_s` is a target's, for the look-up of its name and TCP. `changed` is called when
-        the number of open connections may have changed. `siblings` processes listen together, this one
-        included, of whose limits it has its `share`."""
+        the number of open connections may have changed; `refusals` counts who came up against a limit, of
+        which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
+        included, in place of port 0 on `ports`, and of their limits it has its `share`."""
         self.rules = Rules(settings.rules)
         self._settings = settings
         self._access_log = access_log
         self._metrics = metrics
         self._counts = metrics.route(ROUTE)
         self._connect_timeout_s = connect_timeout_s
-        self._max_tunnels = share(settings.max_tunnels)
+        self._refusals = refusals or Refusals()
+        self._share = share
+        self._is_full = is_full
+        self._identities = Tally()
+        self._clock = TunnelClock(settings.idle_timeout_s, settings.max_tunnel_lifetime_s)
         self._connections = MeshConnections(
             settings,
-            share(settings.max_connections),
+            share=share,
+            is_full=is_full,
             request=self._take,
             refused=self._refused,
             changed=changed,
         )
-        self._listeners = Listeners(self._connections.protocol, siblings=siblings, purpose="hbone")
-        self._tunnels: set[_Tunnel] = set()
+        self._listeners = Listeners(
+            self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
+        )
+        self.tunnels: set[_Tunnel] = set()
+        """Open, or being connected."""
         for name, documentation, read in (
             ("connections_open", "Connections to the HBONE port.", lambda: self.open_connections),
-            ("connections_limit", "Connections that it takes.", lambda: share(settings.max_connections)),
+            ("connections_limit", "Connections that it takes.", lambda: self._connections.most),
             ("tunnels_open", "Tunnels of the HBONE port, open or opening.", lambda: self.open_tunnels),
-            ("tunnels_limit", "Tunnels that it takes.", lambda: self._max_tunnels),
+            ("tunnels_limit", "Tunnels that it takes.", lambda: self._most_tunnels),
         ):
             metrics.watch(f"hbone_listener_{name}", documentation, read)
 
@@ -99,7 +113,12 @@ class HboneListener:
     @property
     def open_tunnels(self) -> int:
         """Tunnels that are open or being connected."""
-        return len(self._tunnels)
+        return len(self.tunnels)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits on its connections to be sent; tunnels are asked themselves."""
+        return self._connections.buffered_bytes
 
     @property
     def addresses(self) -> list[Address]:
@@ -108,7 +127,7 @@ class HboneListener:
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
-        for tunnel in self._tunnels:
+        for tunnel in self.tunnels:
             if tunnel.relay is not None:
                 self._count(tunnel, tunnel.relay.sent_bytes, tunnel.relay.received_bytes)
 
@@ -126,10 +145,17 @@ class HboneListener:
                 "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
                 "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
             }
-            for tunnel in self._tunnels
+            for tunnel in self.tunnels
         ]
 
     # Start and end.
+
+    def apply(self, settings: HboneSettings) -> None:
+        """From now on goes by the rules and limits of `settings`, whose other fields are as before."""
+        self.rules = Rules(settings.rules)
+        self._settings = self._connections.settings = settings
+        self._clock.idle_s = settings.idle_timeout_s
+        self._clock.lifetime_s = settings.max_tunnel_lifetime_s
 
     async def start(self) -> None:
         """Reads the certificates and listens.
@@ -150,11 +176,12 @@ class HboneListener:
         """Ends everything at once; `error` says why in the tunnels' log lines."""
         error = error or StreamResetError("the gateway stops", CANCEL)
         self._listeners.abort()
-        connecting = [tunnel.connecting for tunnel in self._tunnels if tunnel.connecting is not None]
-        for tunnel in list(self._tunnels):
+        connecting = [tunnel.connecting for tunnel in self.tunnels if tunnel.connecting is not None]
+        for tunnel in list(self.tunnels):
             tunnel.abort(error)
         for task in connecting:
             task.cancel()
+        self._clock.close()
         await self._connections.close(str(error))
         await asyncio.gather(*connecting, return_exceptions=True)
 
@@ -166,8 +193,10 @@ class HboneListener:
             stream.abort()
             return
         authority = header_value(stream.headers, b":authority")
-        tunnel = _Tunnel(stream, shown(authority.decode("latin-1")), member.identity, self._over)
-        self._tunnels.add(tunnel)
+        name = shown(authority.decode("latin-1"))
+        tunnel = _Tunnel(stream, name, member.identity, self._over, self._clock)
+        self.tunnels.add(tunnel)
+        self._identities.add(str(tunnel.identity))
         if header_value(stream.headers, b":method") != b"CONNECT":
             error = BadRequestError("a tunnel is opened with CONNECT")
             tunnel.refuse(METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
@@ -179,6 +208,7 @@ class HboneListener:
         except DeniedError as error:
             tunnel.refuse(UNAUTHORIZED, error)
         except LimitError as error:
+            self._refusals.add(error)
             tunnel.refuse(UNAVAILABLE, error)
         else:
             carrying = tunnel.carry(lambda: self._connect(tunnel, target))
@@ -190,9 +220,24 @@ class HboneListener:
             raise BadRequestError("a tunnel is opened with plain CONNECT, not with RFC 8441's")
         target = tunnel.target = read_authority(authority)
         self.rules.check_request(tunnel.identity, target)
-        if len(self._tunnels) > self._max_tunnels:
-            raise LimitError(f"{self._max_tunnels} tunnels are open, which is max_tunnels")
+        self._check_room(tunnel)
         return target
+
+    @property
+    def _most_tunnels(self) -> int:
+        return self._share(self._settings.max_tunnels)
+
+    def _check_room(self, tunnel: _Tunnel) -> None:
+        """Raises LimitError if there is none for `tunnel`, which is counted already."""
+        if len(self.tunnels) > self._most_tunnels:
+            raise LimitError(f"{self._most_tunnels} tunnels are open, which is max_tunnels", HBONE_TUNNELS)
+        if self._is_full():
+            raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+        settings, identity = self._settings, str(tunnel.identity)
+        most = self._share(settings.max_tunnels_per_identity or settings.max_tunnels)
+        if self._identities.of(identity) > most:
+            text = f"{most} tunnels of {identity} are open, which is max_tunnels_per_identity"
+            raise LimitError(text, HBONE_PER_IDENTITY)
 
     async def _connect(self, tunnel: _Tunnel, target: Address) -> Leg:
         """Raises DialError, or DeniedError where the rules refuse what the target's name stands for."""
@@ -236,7 +281,8 @@ class HboneListener:
     def _over(self, tunnel: ServedTunnel) -> None:
         assert isinstance(tunnel, _Tunnel) and tunnel.record is not None
         record, headers = tunnel.record, tunnel.stream.headers
-        self._tunnels.discard(tunnel)
+        self.tunnels.discard(tunnel)
+        self._identities.take(str(tunnel.identity))
         if record.status == OK:
             self._count(tunnel, record.sent_bytes, record.received_bytes)
             self._counts.closed(record.flag)
@@ -265,6 +311,8 @@ class HboneListener:
     def _refused(self, peer: str, duration_s: float, error: HboneError) -> None:
         """A connection came to nothing."""
         self._metrics.refused(error.flag)
+        if isinstance(error, LimitError):
+            self._refusals.add(error)
         if not isinstance(error, EmptyConnectionError):
             self._access_log.refused(
                 src_addr=peer, route=ROUTE, duration_s=duration_s, flags=error.flag, error=str(error)
@@ -282,9 +330,14 @@ class _Tunnel(ServedTunnel):
     __slots__ = ("connecting", "counted_received", "counted_sent", "identity", "setup_s")
 
     def __init__(
-        self, stream: Stream, name: str, identity: SpiffeId, finished: Callable[[ServedTunnel], None]
+        self,
+        stream: Stream,
+        name: str,
+        identity: SpiffeId,
+        finished: Callable[[ServedTunnel], None],
+        clock: TunnelClock,
     ) -> None:
-        super().__init__(stream, name, None, finished)
+        super().__init__(stream, name, None, finished, clock)
         self.identity = identity
         self.connecting: asyncio.Task[None] | None = None
         self.setup_s: float | None = None

@@ -35,6 +35,12 @@ MAX_CONNECTIONS = 100_000
 
 MAX_TUNNELS = 1_000_000
 
+MAX_LASTING_S = 7 * 86400.0
+"""The longest idle timeout and lifetime: what is meant to be longer is meant to be off, which is 0."""
+
+LEAST_LASTING_S = 1.0
+"""Deadlines of open tunnels are met to the second."""
+
 MAX_HANDSHAKE_S = 60.0
 MIN_HANDSHAKE_S = 0.001
 
@@ -45,8 +51,24 @@ _FIELDS = (
     "min_tls",
     "handshake_timeout",
     "max_connections",
+    "max_connections_per_source",
     "max_tunnels",
+    "max_tunnels_per_identity",
+    "idle_timeout",
+    "max_tunnel_lifetime",
 )
+
+RELOADED = (
+    "rules",
+    "handshake_timeout_s",
+    "max_connections",
+    "max_connections_per_source",
+    "max_tunnels",
+    "max_tunnels_per_identity",
+    "idle_timeout_s",
+    "max_tunnel_lifetime_s",
+)
+"""Fields of `HboneSettings` that a reload changes; the others take effect at the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +100,31 @@ class HboneSettings:
     """`max_tunnels`: open at once, those that are being connected included; more get 503. Each holds a file
     descriptor, like one of `limits.max_connections`, which has the same default."""
 
+    max_connections_per_source: int = 0
+    """`max_connections_per_source`: of the connections, from one address; 0: as many as in all. A ztunnel
+    opens a connection for each workload of its node, maybe all from the node's address."""
+
+    max_tunnels_per_identity: int = 0
+    """`max_tunnels_per_identity`: of the tunnels, those of one SPIFFE ID; 0: as many as in all. An ingress
+    gateway may rightly have them all."""
+
+    idle_timeout_s: float = 3600.0
+    """`idle_timeout`: as `limits.idle_timeout`; 0: never."""
+
+    max_tunnel_lifetime_s: float = 0.0
+    """`max_tunnel_lifetime`: as of a route; 0: for ever, for nothing on the way ends tunnels of the mesh."""
+
 
 def read(value: Value, folder: Path) -> HboneSettings:
     """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
     given = value.mapping(_FIELDS)
     default = HboneSettings(Path(), ())
 
-    def count(name: str, default_count: int, most: int) -> int:
+    def count(name: str, default_count: int, most: int, least: int = 1) -> int:
         found = given.get(name)
-        return found.integer(1, most) if found else default_count
+        return found.integer(least, most) if found else default_count
 
+    idle, lifetime = given.get("idle_timeout"), given.get("max_tunnel_lifetime")
     listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
     return HboneSettings(
         certificates=folder / given.need("certificates").text(),
@@ -99,7 +136,16 @@ def read(value: Value, folder: Path) -> HboneSettings:
         else default.handshake_timeout_s,
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
         max_tunnels=count("max_tunnels", default.max_tunnels, MAX_TUNNELS),
+        max_connections_per_source=count("max_connections_per_source", 0, MAX_CONNECTIONS, least=0),
+        max_tunnels_per_identity=count("max_tunnels_per_identity", 0, MAX_TUNNELS, least=0),
+        idle_timeout_s=or_off(idle) if idle else default.idle_timeout_s,
+        max_tunnel_lifetime_s=or_off(lifetime) if lifetime else default.max_tunnel_lifetime_s,
     )
+
+
+def or_off(value: Value) -> float:
+    """An idle timeout or a lifetime in seconds; 0 switches it off. Raises ConfigError."""
+    return 0.0 if value.word() == "0" else value.duration(LEAST_LASTING_S, MAX_LASTING_S)
 
 
 def addresses(value: Value, most: int) -> tuple[Address, ...]:

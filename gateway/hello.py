@@ -95,6 +95,11 @@ class HelloPeek(asyncio.BufferedProtocol):
         self._over = False
         self._started = 0.0
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What has come of the hello."""
+        return len(self._data)
+
     def stop(self, error: HboneError) -> None:
         """Refuses the connection, whatever has come of its hello."""
         self._refuse(error)

@@ -18,9 +18,18 @@ import time
 from collections.abc import Callable
 from typing import cast
 
+from gateway.admission import (
+    BUFFERED,
+    DESCRIPTORS,
+    HBONE_CONNECTIONS,
+    HBONE_PER_SOURCE,
+    Doorstep,
+    Tally,
+    source_of,
+)
 from gateway.hbone_settings import HboneSettings
 from gateway.hello import ALERT_LINGER_S, EmptyConnectionError
-from shared.errors import DeniedError, HboneError, RefusedError, TlsFailureError
+from shared.errors import DeniedError, HboneError, LimitError, RefusedError, TlsFailureError
 from shared.identity.spiffe import SpiffeId, peer_id
 from shared.net.certificate_files import CertificateFiles
 from shared.net.connection import Connection
@@ -42,12 +51,6 @@ LEAST_HANDSHAKE_S = 0.001
 
 DRAIN_BYTES = 4096
 """Read at a time of what a refused client still sends."""
-
-
-class LimitError(RefusedError):
-    """One too many."""
-
-    flag = "LIMIT"
 
 
 class MemberConnection(Connection):
@@ -74,15 +77,18 @@ class MeshConnections:
     def __init__(
         self,
         settings: HboneSettings,
-        most: int,
         *,
+        share: Callable[[int], int],
+        is_full: Callable[[], bool],
         request: Callable[[Stream], None],
         refused: Callable[[str, float, HboneError], None],
         changed: Callable[[], None],
     ) -> None:
-        """`most` may be open at once."""
-        self._settings = settings
-        self._most = most
+        """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up."""
+        self.settings = settings
+        self.sources = Tally()
+        self._share = share
+        self._is_full = is_full
         self._request = request
         self._refused = refused
         self._changed = changed
@@ -99,6 +105,16 @@ class MeshConnections:
     def __len__(self) -> int:
         return len(self._handshakes) + len(self._members)
 
+    @property
+    def most(self) -> int:
+        """How many may be open at once."""
+        return self._share(self.settings.max_connections)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits on all of them to be sent."""
+        return sum(member.buffered_bytes for member in self._members)
+
     def read_certificates(self) -> None:
         """To be called before the first connection comes.
 
@@ -110,7 +126,7 @@ class MeshConnections:
 
     def protocol(self) -> asyncio.BaseProtocol:
         """For an accepted TCP connection."""
-        return _Doorstep(self._accepted)
+        return Doorstep(self._accepted)
 
     def drain(self) -> None:
         """Takes no new requests; each connection closes when its last one is over."""
@@ -131,23 +147,37 @@ class MeshConnections:
 
     def _accepted(self, transport: asyncio.Transport) -> None:
         peer = address_text(transport.get_extra_info("peername"))
-        if len(self) >= self._most:
-            reset(transport)
-            error = LimitError(f"{self._most} connections are open, which is max_connections")
-            self._refused(peer, 0.0, error)
-            return
         try:
+            self._check_room(peer)
             # A transport that is told to speak TLS tells nobody why that failed: we take its socket instead.
             sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except LimitError as error:
+            reset(transport)
+            self._refused(peer, 0.0, error)
+            return
         except OSError as error:
             reset(transport)
-            self._refused(peer, 0.0, LimitError(f"no file descriptor: {reason(error)}"))
+            self._refused(peer, 0.0, LimitError(f"no file descriptor: {reason(error)}", DESCRIPTORS))
             return
         transport.abort()
+        self.sources.add(source_of(peer))
         task = spawn(self._admit(sock, peer), name=f"hbone handshake {peer}")
         self._handshakes.add(task)
         self._changed()
         task.add_done_callback(self._handshake_over)
+
+    def _check_room(self, peer: str) -> None:
+        """Raises LimitError if there is none for one more from `peer`."""
+        if len(self) >= self.most:
+            text = f"{self.most} connections are open, which is max_connections"
+            raise LimitError(text, HBONE_CONNECTIONS)
+        if self._is_full():
+            raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+        settings, source = self.settings, source_of(peer)
+        most = self._share(settings.max_connections_per_source or settings.max_connections)
+        if self.sources.of(source) >= most:
+            text = f"{most} connections from {source} are open, which is max_connections_per_source"
+            raise LimitError(text, HBONE_PER_SOURCE)
 
     def _handshake_over(self, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
@@ -157,21 +187,26 @@ class MeshConnections:
         loop = asyncio.get_running_loop()
         accepted = loop.time()
         member = MemberConnection(client=False, on_request=self._request, on_lost=self._lost)
+        has_come = False
         try:
             with sock:
-                await self._shake_hands(sock, member)
+                has_come = await self._shake_hands(sock, member)
             if member.refusal is not None:
                 raise member.refusal
         except RefusedError as error:
             self._refused(peer, loop.time() - accepted, error)
+        finally:
+            if not has_come:  # else `_lost` says when it has gone
+                self.sources.take(source_of(peer))
 
-    async def _shake_hands(self, sock: socket.socket, member: MemberConnection) -> None:
-        """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not.
+    async def _shake_hands(self, sock: socket.socket, member: MemberConnection) -> bool:
+        """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not. False if
+        it has been lost since.
 
         Raises RefusedError once the client has been told.
         """
         loop = asyncio.get_running_loop()
-        timeout_s = self._settings.handshake_timeout_s
+        timeout_s = self.settings.handshake_timeout_s
         deadline = loop.time() + timeout_s
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -196,25 +231,19 @@ class MeshConnections:
             raise TlsFailureError(f"tls handshake: not done within {timeout_s:g} s") from error
         except OSError as error:
             raise TlsFailureError(f"tls handshake: {reason(error)}") from error
-        if not member.lost:
-            self._members.add(member)
-            self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
-            if self._draining:
-                member.drain()
+        if member.lost:
+            return False
+        self._members.add(member)
+        self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
+        if self._draining:
+            member.drain()
+        return True
 
     def _lost(self, connection: Connection) -> None:
-        self._members.discard(cast("MemberConnection", connection))
+        if connection in self._members:
+            self._members.discard(connection)
+            self.sources.take(source_of(connection.peer_name))
         self._changed()
-
-
-class _Doorstep(asyncio.Protocol):
-    """Hands an accepted transport on before anything is read from it."""
-
-    def __init__(self, accepted: Callable[[asyncio.Transport], None]) -> None:
-        self._accepted = accepted
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._accepted(cast("asyncio.Transport", transport))
 
 
 def proved_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gateway import hbone_settings
 from gateway.config import GatewayConfig, load
 from shared.errors import HboneError
 from shared.tasks import spawn
@@ -45,7 +46,13 @@ TURN_S = 0.0005
 trip took 12 ms while 1,000 routes were read."""
 
 FIXED = ("admin", "metrics", "health")
-FIXED_LIMITS = ("connect_timeout_s", "response_timeout_s", "streams_per_connection")
+FIXED_LIMITS = (
+    "connect_timeout_s",
+    "response_timeout_s",
+    "streams_per_connection",
+    "stream_window_bytes",
+    "connection_window_bytes",
+)
 """Fields whose change takes effect at the next start only."""
 
 Look = dict[Path, tuple[int, ...] | None]
@@ -211,12 +218,13 @@ def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
     changed = [name for name, value in fixed.items() if getattr(wanted, name) != value]
     fixed["hbone"] = running.hbone
     if running.hbone is not None and wanted.hbone is not None:
-        fixed["hbone"] = dataclasses.replace(running.hbone, rules=wanted.hbone.rules)
+        reloaded: dict[str, Any] = {name: getattr(wanted.hbone, name) for name in hbone_settings.RELOADED}
+        fixed["hbone"] = dataclasses.replace(running.hbone, **reloaded)
     if fixed["hbone"] != wanted.hbone:
-        changed.append("hbone, but for its rules,")
+        changed.append("hbone, but for its rules and limits,")
     for name, value in limits.items():
         if getattr(wanted.limits, name) != value:
-            changed.append(f"limits.{name.removesuffix('_s')}")
+            changed.append(f"limits.{name.removesuffix('_s').removesuffix('_bytes')}")
     if changed:
         log.warning("reload: a change of %s takes effect at the next start", ", ".join(changed))
     return dataclasses.replace(wanted, **fixed, limits=dataclasses.replace(wanted.limits, **limits))

@@ -84,8 +84,21 @@ class Route:
     identity: MeshIdentity | None = None
     """Who we are in the outer TLS, and who the server has to be; None: nobody, and whom its name says."""
 
+    max_connections: int | None = None
+    """Connections on this route at once; None: `limits.max_connections_per_route`, 0: no bound of its own."""
+
+    max_tunnel_lifetime_s: float | None = None
+    """How long a tunnel on this route may live; None: `limits.max_tunnel_lifetime` for a POST, which goes to
+    Cloud Run, else for ever; 0: for ever."""
+
     line: int | None = None
     """Where in the file it is, counting from 1; None if it is from elsewhere."""
+
+    def lifetime_s(self, of_posts_s: float) -> float:
+        """Seconds that its tunnels may live, if POSTs have `of_posts_s` by default; 0: for ever."""
+        if self.max_tunnel_lifetime_s is not None:
+            return self.max_tunnel_lifetime_s
+        return of_posts_s if self.tunnel is not None and self.method == "POST" else 0.0
 
 
 @dataclass(frozen=True, slots=True)

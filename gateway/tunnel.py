@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.admission import Admission
 from gateway.hello import ClientLeg, turn_away
 from gateway.routes import RouteTable, Target, Token
-from shared.errors import DOWNSTREAM_RESET, HboneError, UsageError
+from shared.errors import DOWNSTREAM_RESET, HboneError, LimitError, UsageError
 from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
 from shared.net.answers import refusal
 from shared.net.dial import Origin, dial
@@ -23,6 +24,8 @@ from shared.net.legs import Leg
 from shared.net.pool import Pool
 from shared.net.relay import Relay
 from shared.net.stream import Stream
+from shared.net.tcp import reset
+from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
@@ -70,6 +73,7 @@ def _new_trace() -> bytes:
 class Tunnel:
     """What is known of one tunnel; the access log's line is made of it."""
 
+    owner: Tunnels
     leg: ClientLeg
     peer: str
     sni: str
@@ -85,6 +89,17 @@ class Tunnel:
     counted_sent: int = 0
     counted_received: int = 0
     traceparent: bytes = field(default_factory=_new_trace)
+    on_route: bool = False
+    """Whether it is counted among its route's connections."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for both its ends."""
+        return self.leg.buffered_bytes if self.relay is None else self.relay.buffered_bytes
+
+    def abort(self, error: HboneError) -> None:
+        """Ends it as broken off, refuses it while it is being opened, or drops its last bytes."""
+        self.owner.end(self, error)
 
 
 class Tunnels:
@@ -97,6 +112,8 @@ class Tunnels:
         tokens: TokenSources,
         access_log: AccessLog,
         metrics: TunnelMetrics,
+        admission: Admission,
+        clock: TunnelClock,
         *,
         connect_timeout_s: float,
         response_timeout_s: float,
@@ -109,25 +126,34 @@ class Tunnels:
         self._tokens = tokens
         self._access_log = access_log
         self._metrics = metrics
+        self._admission = admission
+        self._clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._response_timeout_s = response_timeout_s
         self._changed = changed
 
     def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
-        """Carries the connection of `leg`, accepted at the loop's time `started`, to its end."""
-        tunnel = Tunnel(leg, leg.peer_name, hello.server_name or "", started)
+        """Carries the connection of `leg`, admitted at the loop's time `started`, to its end."""
+        tunnel = Tunnel(self, leg, leg.peer_name, hello.server_name or "", started)
         self.open.add(tunnel)
         tunnel.task = spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
 
     def abort_all(self, error: HboneError) -> None:
         """Ends all tunnels as broken off; those that are being opened are refused."""
         for tunnel in list(self.open):
-            if tunnel.relay is not None:
-                tunnel.relay.abort(error)
-            else:
-                self._refuse(tunnel, error)
-                if tunnel.task is not None:
-                    tunnel.task.cancel()
+            if tunnel.relay is None or not tunnel.relay.over:
+                self.end(tunnel, error)
+
+    def end(self, tunnel: Tunnel, error: HboneError) -> None:
+        """Ends one as broken off, or refuses it; what is left of one that is over is dropped."""
+        if tunnel.relay is None:
+            self._refuse(tunnel, error)
+            if tunnel.task is not None:
+                tunnel.task.cancel()
+        elif tunnel.relay.over:
+            reset(tunnel.leg.release())
+        else:
+            tunnel.relay.abort(error)
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
@@ -139,7 +165,10 @@ class Tunnels:
             destination = istio_sni.parse(tunnel.sni)
             target = self.routes.match(destination)
             tunnel.target = target
-            tunnel.route = self.routes.routes[target.route].host
+            route = self.routes.routes[target.route]
+            tunnel.route = route.host
+            self._admission.enter_route(route)
+            tunnel.on_route = True
             if target.kind == "forward":
                 upstream: Leg = await dial(target.dial, self._connect_timeout_s)
             else:
@@ -161,6 +190,7 @@ class Tunnels:
         tunnel.task = None  # an open tunnel has none
         tunnel.relay = Relay(tunnel.leg, upstream, lambda relay: self._finished(tunnel, relay))
         tunnel.relay.start()
+        self._clock.watch(tunnel.relay, route.lifetime_s(self._clock.lifetime_s))
 
     async def _open_stream(self, tunnel: Tunnel, target: Target) -> Stream:
         source = self._tokens.of(target.token)
@@ -189,8 +219,11 @@ class Tunnels:
 
     def _refuse(self, tunnel: Tunnel, error: HboneError) -> None:
         self.open.discard(tunnel)
+        self._leave(tunnel)
         turn_away(tunnel.leg.release(), error.alert)
         self._metrics.refused(error.flag)
+        if isinstance(error, LimitError):
+            self._admission.refusals.add(error)
         self._access_log.refused(
             src_addr=tunnel.peer,
             sni=tunnel.sni,
@@ -207,6 +240,7 @@ class Tunnels:
         self._changed()
 
     def _finished(self, tunnel: Tunnel, relay: Relay) -> None:
+        self._clock.forget(relay)
         self._count(tunnel)
         error = relay.error
         flag = "-" if error is None else error.flag
@@ -236,7 +270,13 @@ class Tunnels:
 
     def _gone(self, tunnel: Tunnel) -> None:
         self.open.discard(tunnel)
+        self._leave(tunnel)
         self._changed()
+
+    def _leave(self, tunnel: Tunnel) -> None:
+        self._admission.leave(tunnel.peer)
+        if tunnel.on_route:
+            self._admission.leave_route(tunnel.route)
 
     def _count(self, tunnel: Tunnel) -> None:
         relay, counts = tunnel.relay, tunnel.counts

@@ -15,7 +15,7 @@ import asyncio
 import inspect
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.listeners import Key
 from shared.errors import HboneError, UpstreamError
@@ -50,6 +50,8 @@ class Crew:
     """A pipe whose other end closes when the parent is gone."""
     ports: Mapping[Key, Address]
     """The listening addresses in place of those with port 0."""
+    hbone_ports: Mapping[Key, Address] = field(default_factory=dict)
+    """The same for the HBONE port."""
 
     def share(self, total: int) -> int:
         """This worker's part of a limit that holds for all together, at least 1."""

@@ -97,7 +97,9 @@ class Workers:
         self._log_format = log_format
         self._count = count
         token_sources(environ)
-        self._reserved = _Reserved(load(config_file).listen)
+        config = load(config_file)
+        self._reserved = _Reserved(config.listen)
+        self._reserved_for_hbone = _Reserved(config.hbone.listen if config.hbone else ())
         self._questions = {number: pair() for number in range(1, count + 1)}
         self._children = [_Child(number) for number in range(count + 1)]
         self._lifeline, self._life = os.pipe()
@@ -212,7 +214,12 @@ class Workers:
 
     def _worker(self, child: _Child) -> int:
         crew = Crew(
-            child.number, self._count, self._questions[child.number][1], self._lifeline, self._reserved.ports
+            child.number,
+            self._count,
+            self._questions[child.number][1],
+            self._lifeline,
+            self._reserved.ports,
+            self._reserved_for_hbone.ports,
         )
 
         async def serve() -> int:

@@ -49,6 +49,8 @@ _QUOTES_HINT = "text that begins with * or & needs quotes"
 # No leading zeros: YAML 1.1 reads 010 as eight.
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
+_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
+_UNIT_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -162,6 +164,18 @@ class Value:
         if not least_s <= seconds <= most_s:
             raise self.error(f"must be between {least_s:g}s and {most_s:g}s, not {_shown(word)}")
         return seconds
+
+    def size(self, least_bytes: int, most_bytes: int) -> int:
+        """Bytes, written as 64KiB, 256MiB, 1GiB or a plain number of bytes. Raises ConfigError if it is none
+        or not in `least_bytes`..`most_bytes`."""
+        word = self.word()
+        match = _SIZE.fullmatch(word)
+        if not match:
+            raise self.error(f"must be a size such as 64KiB, 256MiB or 1GiB, not {_shown(word)!a}")
+        size = int(match[1]) * _UNIT_BYTES[match[2] or ""]
+        if not least_bytes <= size <= most_bytes:
+            raise self.error(f"must be in {least_bytes}..{most_bytes} bytes, not {_shown(word)}")
+        return size
 
     def address(self, least_port: int) -> Address:
         """HOST:PORT with a port of at least `least_port`: 0 to listen, 1 to dial. Raises ConfigError."""

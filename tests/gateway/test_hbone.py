@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from gateway.hbone_rules import Rule, Rules
 from shared.errors import StreamResetError, UnavailableError
 from shared.identity.spiffe import SpiffeId
+from shared.net import tunnel_clock
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial, dial_http2
@@ -372,3 +374,61 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, settings: dict[str, A
     with pytest.raises(UnavailableError, match=error):
         async with hbone_port.serving(tmp_path, TO_LOOPBACK, **settings):
             pass
+
+
+# Limits.
+
+
+async def test_one_tunnel_of_an_identity_too_many(tmp_path: Path, target: TcpServer) -> None:
+    other = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "other")
+    rule = Rule((str(CALLER), str(other)), TO_LOOPBACK.targets)
+    async with (
+        hbone_port.serving(tmp_path, rule, max_tunnels_per_identity=1) as port,
+        port.caller() as peer,
+        port.caller(other) as another,
+    ):
+        first, _ = await opened(peer, target)
+        refused = ask(peer, f"127.0.0.1:{target.port}")
+        assert await refused.status() == 503
+        line = await port.line()
+        assert (line["flags"], line["identity"]) == ("LIMIT", str(CALLER))
+        assert line["error"] == f"1 tunnels of {CALLER} are open, which is max_tunnels_per_identity"
+        await opened(another, target)
+        first.reset(CANCEL)
+        await port.line()
+        await opened(peer, target)
+
+
+async def test_a_silent_tunnel_is_reset(
+    tmp_path: Path, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_clock, "LEAST_INTERVAL_S", 0.02)
+    async with hbone_port.serving(tmp_path, idle_timeout_s=0.2) as port, port.caller() as peer:
+        stream, there = await opened(peer, target)
+        assert await stream.broken() == CONNECT_ERROR
+        assert await there.was_reset()
+        assert (await port.line())["flags"] == "IDLE"
+        assert port.value("hbone_tunnels_closed_total", route="hbone", flags="IDLE") == 1
+
+
+async def test_an_old_tunnel_at_rest_ends_in_order(
+    tmp_path: Path, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_clock, "LEAST_INTERVAL_S", 0.02)
+    async with hbone_port.serving(tmp_path, max_tunnel_lifetime_s=0.5) as port, port.caller() as peer:
+        stream, there = await opened(peer, target)
+        assert await stream.rest() == b""
+        await stream.send(b"close_notify")
+        stream.end()
+        assert await there.rest() == b"close_notify"
+        there.end()
+        assert (await port.line())["flags"] == "LIFETIME"
+
+
+async def test_limits_can_be_changed(tmp_path: Path, target: TcpServer) -> None:
+    async with hbone_port.serving(tmp_path) as port, port.caller() as peer:
+        await opened(peer, target)
+        port.listener.apply(replace(port.listener._settings, max_tunnels=1, max_connections=1))
+        assert await ask(peer, f"127.0.0.1:{target.port}").status() == 503
+        assert port.value("hbone_listener_tunnels_limit") == 1
+        assert port.value("hbone_listener_connections_limit") == 1

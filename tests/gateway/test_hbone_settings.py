@@ -173,19 +173,22 @@ def test_a_mistake_is_told_with_its_place(text: str, message: str) -> None:
     assert str(caught.value) == f"F:{message}"
 
 
-def test_a_reload_changes_the_rules_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_changes_rules_and_limits_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     running = parse(LEAST, "f.yaml")
     assert running.hbone is not None
     rules = parse(LEAST.replace("*:*", "a:80"), "f.yaml")
     assert rules.hbone is not None
     assert keep_fixed(running, rules) == rules
     assert caplog.messages == []
-    more = parse(LEAST.replace("*:*", "a:80") + "  max_tunnels: 7\n", "f.yaml")
+    limits = parse(LEAST + "  max_tunnels: 7\n  idle_timeout: 5s\n  max_tunnels_per_identity: 3\n", "f.yaml")
+    assert keep_fixed(running, limits) == limits
+    assert caplog.messages == []
+    more = parse(LEAST.replace("*:*", "a:80") + "  min_tls: '1.2'\n", "f.yaml")
     assert keep_fixed(running, more).hbone == rules.hbone
     none = parse("routes: []", "f.yaml")
     assert keep_fixed(running, none).hbone == running.hbone
     assert keep_fixed(none, running).hbone is None
-    told = "reload: a change of hbone, but for its rules, takes effect at the next start"
+    told = "reload: a change of hbone, but for its rules and limits, takes effect at the next start"
     assert caplog.messages == [told] * 3
 
 

@@ -22,7 +22,7 @@ from shared.tasks import running
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort, Mesh
 from tests.support.http2_peer import Http2Peer
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, turned_away
 
 Ends = tuple[ssl.SSLObject, ssl.SSLObject]
 
@@ -228,6 +228,24 @@ async def test_one_connection_too_many(tmp_path: Path) -> None:
         async with port.caller():
             await port.until(2)
         await third.close()
+
+
+async def test_one_connection_of_an_address_too_many(tmp_path: Path) -> None:
+    async with hbone_port.serving(tmp_path, max_connections_per_source=1) as port:
+        async with port.caller():
+            await turned_away(port.port)
+            error = (await port.line())["error"]
+            assert error == "1 connections from 127.0.0.1 are open, which is max_connections_per_source"
+        await port.until(0)
+        garbage = await TcpPeer.connect(port.port)
+        await garbage.send(b"no TLS")
+        await garbage.rest()
+        await port.until(0)
+        async with port.caller():
+            await port.until(1)
+        await port.until(0)
+        assert port.listener._connections.sources.counts == {}
+        await garbage.close()
 
 
 # Certificates that change.

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.admission import Admission
+from gateway.config import Limits
 from gateway.hello import HelloPeek
 from gateway.routes import RouteTable, Target
 from gateway.tunnel import TokenSources, Tunnels
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
+from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.wire.istio_sni import Destination
@@ -368,6 +371,8 @@ async def test_a_fault_of_ours_costs_one_connection(
         TokenSources("127.0.0.1:1"),
         access_log,
         metrics,
+        Admission(Limits, open_connections=lambda: 0),
+        TunnelClock(),
         connect_timeout_s=PATIENCE_S,
         response_timeout_s=PATIENCE_S,
     )

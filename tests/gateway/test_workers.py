@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -22,6 +23,7 @@ from shared.net.listen import bound_address, listen
 from shared.tasks import spawn
 from tests.support.gateway_load import HELLO, EchoService, flowing, say, staying
 from tests.support.gateway_world import tunnel
+from tests.support.hbone_port import GATEWAY, Mesh
 from tests.support.hellos import UNRECOGNIZED_NAME
 from tests.support.hgate_process import Hgate, hgate
 from tests.support.process import started
@@ -108,12 +110,21 @@ async def test_limits_hold_for_all_together(tmp_path: Path, service: EchoService
     write_config(file, [tunnel(service.port)], max_connections=4)
     async with crew(file, 2) as running, AsyncExitStack() as block:
         for _ in range(40):
-            await block.enter_async_context(TcpPeer.connected(running.port))
+            block.enter_context(socket.create_connection(("127.0.0.1", running.port)))
         async with asyncio.timeout(PATIENCE_S):
             while await running.metric("hbone_connections_refused_total", "LIMIT") < 36:
                 pass
         assert await running.metric("hbone_connections_open") == 4
         assert await running.metric("hbone_connections_limit") == 4
+
+
+async def test_they_share_a_free_port_for_hbone(file: Path, tmp_path: Path) -> None:
+    own = Mesh(tmp_path).member(GATEWAY)
+    change(file, hbone={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
+    async with crew(file, 2) as running:
+        port = (await running.said(r"^hbone on 127\.0\.0\.1:(\d+)$"))[1]
+        assert listening_on(Address("127.0.0.1", int(port))) == 2
+        assert await running.metric("hbone_listener_connections_limit") == 1000
 
 
 @pytest.mark.parametrize("purpose", ["listen", "metrics"])

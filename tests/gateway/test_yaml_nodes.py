@@ -271,3 +271,22 @@ def test_any_content_is_read_or_refused(content: str | bytes) -> None:
     except ConfigError as error:
         assert str(error).isprintable()
         assert len(str(error)) < 400
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("65535", 65535), ("64KiB", 65536), ("256MiB", 256 << 20), ("1GiB", 1 << 30), ("0", 0)],
+)
+def test_sizes(written: str, size: int) -> None:
+    assert read(written).size(0, 1 << 30) == size
+
+
+@pytest.mark.parametrize("written", ["64KB", "64 KiB", "1.5GiB", "-1", "0x10", "many", "1" * 16])
+def test_sizes_that_are_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="must be a size such as 64KiB, 256MiB or 1GiB, not"):
+        read(written).size(0, 1 << 60)
+
+
+def test_sizes_out_of_bounds() -> None:
+    with pytest.raises(ConfigError, match=r"must be in 10\.\.1024 bytes, not 2KiB"):
+        read("2KiB").size(10, 1024)

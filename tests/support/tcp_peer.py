@@ -6,6 +6,7 @@ Counterpart of `http2_peer.py`. Every wait has a deadline that only a failing te
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import cast
@@ -142,3 +143,19 @@ class TcpServer:
             server.close()
             for peer in self._peers:
                 await peer.close()
+
+
+async def turned_away(port: int) -> str:
+    """Connects to a loopback port, whose owner sends RST at once; our address as HOST:PORT, once it has.
+
+    The kernel connects before the owner knows; an event loop would look later, and may find the RST already.
+    """
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
+        host, number = sock.getsockname()
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                data = await asyncio.get_running_loop().sock_recv(sock, 1)
+        except ConnectionResetError:
+            return f"{host}:{number}"
+    raise AssertionError(f"not reset: {data!r}")
