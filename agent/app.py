@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from agent.requests import Requests
 from agent.settings import Settings
-from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, UnavailableError
+from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, LimitError, UnavailableError
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
+from shared.net.tcp import Surplus
 from shared.net.tunnel_server import TunnelRecord
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
@@ -142,6 +143,8 @@ class Agent:
             private_key=files / PRIVATE_KEY_FILE,
             roots=files / ROOTS_FILE,
             dial_timeout_s=settings.dial_timeout_s,
+            handshake_timeout_s=settings.handshake_timeout_s,
+            max_connections=settings.max_tunnels,
         )
         self._inbound = Inbound(inbound_settings, self._allow_list(), self._inbound_over)
         await self._inbound.start()
@@ -196,11 +199,18 @@ class Agent:
         await self._drain()
         return await self._app_exit() if self._app is not None else EXIT_OK
 
-    def _accept(self) -> Connection:
+    def _accept(self) -> asyncio.BaseProtocol:
         assert self._requests is not None
+        if len(self._connections) >= self._settings.max_connections:
+            return Surplus(self._turned_away)
         connection = Connection(client=False, on_request=self._requests.take, on_lost=self._lost)
         self._connections.add(connection)
         return connection
+
+    def _turned_away(self, peer: str) -> None:
+        text = f"{self._settings.max_connections} connections are open, which is HBONE_MAX_CONNECTIONS"
+        error = LimitError(text, "HBONE_MAX_CONNECTIONS")
+        self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -252,6 +262,8 @@ class Agent:
         if self._listener is not None:
             self._listener.close()
         self._drop_connections()
+        if self._requests is not None:
+            self._requests.close()
         if self._app is not None and not self._app.exited.done():
             await self._app.stop(self._settings.drain_timeout_s)
         if self._inbound is not None:

@@ -20,19 +20,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from agent.inbound_record import InboundRecord
-from shared.errors import DialError, HboneError, RefusedError, StreamResetError
+from shared.errors import DialError, HboneError, LimitError, StreamResetError
 from shared.identity.spiffe import AllowList, peer_id
 from shared.net.address import Address
 from shared.net.certificate_files import LOOK_EVERY_S, CertificateFiles
 from shared.net.dial import dial
 from shared.net.listen import bound_address, listen
 from shared.net.relay import Relay
-from shared.net.tcp import address_text, reset
+from shared.net.tcp import Surplus
 from shared.net.tls_context import server_context
-from shared.net.tls_leg import TlsServerLeg
+from shared.net.tls_leg import HANDSHAKE_TIMEOUT_S, TlsServerLeg
 from shared.tasks import spawn
 from shared.wire.frames import CANCEL
 
@@ -63,6 +62,9 @@ class InboundSettings:
 
     dial_timeout_s: float = 5.0
     """How long the app may take to accept; on loopback a longer wait means a full backlog."""
+
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    """How long a client may take from accept to the end of its handshake."""
 
     look_every_s: float = LOOK_EVERY_S
     """How often the files are looked at when connections come."""
@@ -147,8 +149,9 @@ class Inbound:
     def _accept(self) -> asyncio.BaseProtocol:
         now = asyncio.get_running_loop().time()
         if len(self._visits) >= self._settings.max_connections:
-            return _Surplus(self._turned_away)
-        leg = TlsServerLeg(self._files.current(now), self)
+            return Surplus(self._turned_away)
+        timeout_s = self._settings.handshake_timeout_s
+        leg = TlsServerLeg(self._files.current(now), self, handshake_timeout_s=timeout_s)
         self._visits[leg] = _Visit(leg, now)
         self._empty.clear()
         return leg
@@ -176,7 +179,7 @@ class Inbound:
 
     def _turned_away(self, client: str) -> None:
         limit = self._settings.max_connections
-        error = RefusedError(f"too many connections: {limit} are open already")
+        error = LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
         self._finished(InboundRecord(client, str(self._settings.app), "", 0, 0, 0.0, error))
 
     def _report(self, visit: _Visit, error: HboneError | None) -> None:
@@ -219,15 +222,3 @@ class _Visit:
         self.relay: Relay | None = None
         self.closed = False
         self.reported = False
-
-
-class _Surplus(asyncio.Protocol):
-    """A connection beyond the limit: reset without a look, so that it costs next to nothing."""
-
-    def __init__(self, turned_away: Callable[[str], None]) -> None:
-        self._turned_away = turned_away
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        client = address_text(transport.get_extra_info("peername"))
-        reset(cast(asyncio.Transport, transport))  # uvloop's is none by name
-        self._turned_away(client)

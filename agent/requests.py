@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from agent.app_proxy import AppProxy
 from agent.settings import INBOUND_TARGET, SSHD_TARGET, Settings
-from shared.errors import NoRouteError, RefusedError
+from shared.errors import LimitError, NoRouteError, RefusedError
 from shared.net.dial import dial
 from shared.net.stream import Stream, header_value
-from shared.net.tunnel_server import ServedTunnel, TunnelRecord
+from shared.net.tunnel_clock import TunnelClock
+from shared.net.tunnel_server import UNAVAILABLE, ServedTunnel, TunnelRecord
 from shared.tasks import spawn
 from shared.wire.tunnel_request import target_name
 
@@ -24,6 +25,9 @@ class Requests:
     def __init__(self, settings: Settings, finished: Callable[[TunnelRecord], None]) -> None:
         self._settings = settings
         self._finished = finished
+        self._clock = TunnelClock(settings.idle_timeout_s)
+        self.open_tunnels = 0
+        """Those that are being connected included."""
         self._app = AppProxy(settings.app, settings.dial_timeout_s)
 
     def take(self, stream: Stream) -> None:
@@ -34,16 +38,26 @@ class Requests:
             self._app.take(stream)
             return
         target = self._settings.target(name) if name else None
-        tunnel = ServedTunnel(stream, name or "", target, self._over)
+        tunnel = ServedTunnel(stream, name or "", target, self._over, self._clock)
+        self.open_tunnels += 1
         if target is None and method != b"CONNECT":  # which names no target of ours
             known = ", ".join([INBOUND_TARGET, SSHD_TARGET, *sorted(self._settings.targets)])
             tunnel.refuse(404, NoRouteError(f"no such target; known are {known}"))
         elif target is None or method != b"POST":
             tunnel.refuse(405, RefusedError("a tunnel is opened with POST"), [(b"allow", b"POST")])
+        elif self.open_tunnels > self._settings.max_tunnels:
+            most = self._settings.max_tunnels
+            text = f"{most} tunnels are open, which is HBONE_MAX_TUNNELS"
+            tunnel.refuse(UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
         else:
             timeout_s = self._settings.dial_timeout_s
             spawn(tunnel.carry(lambda: dial(target, timeout_s)), name=f"tunnel to {target}")
 
+    def close(self) -> None:
+        """Looks after open tunnels no more."""
+        self._clock.close()
+
     def _over(self, tunnel: ServedTunnel) -> None:
+        self.open_tunnels -= 1
         if tunnel.record is not None:
             self._finished(tunnel.record)

@@ -57,6 +57,10 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_APP_START_TIMEOUT": "seconds the app has until its port is open (240)",
     "HBONE_DIAL_TIMEOUT": "seconds a tunnel's target has to accept (10)",
     "HBONE_DRAIN_TIMEOUT": "seconds open tunnels have to finish after SIGTERM (8)",
+    "HBONE_HANDSHAKE_TIMEOUT": "seconds a client has for the built-in end's TLS handshake (10)",
+    "HBONE_IDLE_TIMEOUT": "seconds without a byte after which a tunnel is reset; 0: never (3600)",
+    "HBONE_MAX_CONNECTIONS": "HTTP/2 connections at once (1000)",
+    "HBONE_MAX_TUNNELS": "tunnels at once (1000)",
     "HBONE_LOG_LEVEL": "debug, info, warning or error (info)",
     "HBONE_LOG_FORMAT": "json or text (text on a terminal, else json)",
 }
@@ -65,6 +69,9 @@ ENVIRONMENT: dict[str, str] = {
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+
+MAX_COUNT_DIGITS = 7
+"""Of a bound on connections: more than a machine has descriptors for."""
 
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
@@ -130,6 +137,20 @@ class Settings:
     drain_timeout_s: float = 8
     """How long open tunnels may take to finish: Cloud Run kills 10 s after SIGTERM, and the app needs some
     of that. 0 ends them at once."""
+
+    handshake_timeout_s: float = 10
+    """How long a client of the built-in mTLS end may take for its handshake, which is two packets."""
+
+    idle_timeout_s: float = 3600
+    """A tunnel without a byte either way for so long is reset; 0: never. Cloud Run ends requests by then, so
+    it matters elsewhere."""
+
+    max_connections: int = 1000
+    """HTTP/2 connections at once; more are reset. Front ends need a few; a stream has a bound of its own."""
+
+    max_tunnels: int = 1000
+    """Tunnels at once, those that are being connected included; more get 503. Cloud Run's largest
+    concurrency; each is a file descriptor here, and a connection to the mTLS end, whose bound is the same."""
 
     log_level: str = "info"
     """Lowest level that is logged."""
@@ -197,6 +218,10 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", _positive, default.app_start_timeout_s),
         dial_timeout_s=read("HBONE_DIAL_TIMEOUT", _positive, default.dial_timeout_s),
         drain_timeout_s=read("HBONE_DRAIN_TIMEOUT", _seconds, default.drain_timeout_s),
+        handshake_timeout_s=read("HBONE_HANDSHAKE_TIMEOUT", _positive, default.handshake_timeout_s),
+        idle_timeout_s=read("HBONE_IDLE_TIMEOUT", _seconds, default.idle_timeout_s),
+        max_connections=read("HBONE_MAX_CONNECTIONS", _count, default.max_connections),
+        max_tunnels=read("HBONE_MAX_TUNNELS", _count, default.max_tunnels),
         log_level=read("HBONE_LOG_LEVEL", _one_of(LOG_LEVELS), default.log_level),
         log_format=read("HBONE_LOG_FORMAT", _one_of(LOG_FORMATS), default.log_format),
     )
@@ -281,6 +306,12 @@ def _positive(text: str) -> float:
     if value == 0:
         raise ValueError("has to be more than 0 seconds")
     return value
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS and int(text) > 0):
+        raise ValueError("has to be a whole number from 1 on")
+    return int(text)
 
 
 def _one_of(choices: Sequence[Choice]) -> Callable[[str], Choice]:

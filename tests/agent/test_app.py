@@ -17,7 +17,7 @@ import pytest
 from tests.support.http2_peer import Http2Peer
 from tests.support.metadata_server import closed_port, unsigned_token
 from tests.support.process import Process, started
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
 
 APP = [
     sys.executable,
@@ -381,3 +381,17 @@ async def test_a_refusal_is_logged_without_the_token() -> None:
     told = [(line["tunnel.target"], line["status"], line["flags"]) for line in lines if "status" in line]
     assert told == [("nobody", 404, "NO_ROUTE"), ("22", 503, "CONNECT")]
     assert token.decode() not in err
+
+
+# Limits.
+
+
+async def test_one_connection_too_many() -> None:
+    async with sidecar(HBONE_MAX_CONNECTIONS="1") as (it, peer):
+        address = await turned_away(it.port)
+        await peer.answered()
+        it.process.send(signal.SIGTERM)
+        _, _, err = await it.process.ended()
+    [line] = [json.loads(text) for text in err.splitlines() if "HBONE_MAX_CONNECTIONS" in text]
+    assert line["error"] == "1 connections are open, which is HBONE_MAX_CONNECTIONS"
+    assert (line["flags"], line["src.addr"]) == ("LIMIT", address)

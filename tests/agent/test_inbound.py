@@ -34,6 +34,7 @@ from shared.identity.spiffe import AllowList, SpiffeId
 from shared.net.address import Address
 from shared.net.tcp import reset
 from shared.tasks import spawn
+from tests.support.tcp_peer import TcpPeer
 from tests.support.tls_client import PATIENCE_S, VERSIONS, TlsClient, client_context, reason
 
 MIB = 1 << 20
@@ -257,7 +258,8 @@ async def test_connections_beyond_the_limit_are_reset(house: House) -> None:
     with pytest.raises(ConnectionResetError):
         await house.client()
     record = await house.record()
-    assert str(record.error) == "too many connections: 2 are open already"
+    assert str(record.error) == "2 connections are open, which is HBONE_MAX_TUNNELS"
+    assert record.error is not None and record.error.flag == "LIMIT"
 
     first.end()
     assert await first.receive() == b""
@@ -613,3 +615,12 @@ def _python_context(house: House, certificate: KeyPair) -> ssl.SSLContext:
     context.check_hostname = False  # mesh certificates name no hosts
     context.load_cert_chain(mine / CERTIFICATES_FILE, mine / PRIVATE_KEY_FILE)
     return context
+
+
+async def test_a_slow_handshake_is_ended(house: House) -> None:
+    inbound = await house.start(handshake_timeout_s=0.05)
+    async with TcpPeer.connected(inbound.address.port) as silent:
+        await silent.rest()
+        record = await house.record()
+    assert record.error is not None
+    assert str(record.error) == "tls handshake: not complete within 0.05 s"

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from agent.settings import Settings
+from shared.net import tunnel_clock
 from shared.net.address import Address
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
@@ -295,3 +296,40 @@ async def test_many_tunnels_on_one_connection(krun: KrunPort, peer: Http2Peer, t
     for stream in streams:
         assert await stream.rest() == stream.number.to_bytes(4, "big")
     assert krun.open_streams == 100
+
+
+# Limits.
+
+
+async def test_one_tunnel_too_many(target: TcpServer) -> None:
+    """Those that are refused, and requests to the app, do not count."""
+    there = Address(LOOPBACK, target.port)
+    settings = Settings(inbound_listen=there, app=there, max_tunnels=2)
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
+        assert await peer.request(b"POST", b"/_hbone/nowhere").status() == 404
+        await krun.record()
+        peer.request(b"GET", b"/")
+        await target.accept()
+        tunnels = [peer.request(b"POST", b"/_hbone/15003") for _ in range(2)]
+        assert [await stream.status() for stream in tunnels] == [200, 200]
+        one_too_many = peer.request(b"POST", b"/_hbone/15003")
+        assert await one_too_many.status() == 503
+        assert await one_too_many.rest() == b"2 tunnels are open, which is HBONE_MAX_TUNNELS\n"
+        assert (await krun.record()).flag == "LIMIT"
+        tunnels[0].reset(CANCEL)
+        await krun.record()
+        assert await peer.request(b"POST", b"/_hbone/15003").status() == 200
+        assert krun.requests.open_tunnels == 2
+
+
+async def test_a_silent_tunnel_is_reset(target: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel_clock, "LEAST_INTERVAL_S", 0.02)
+    settings = Settings(inbound_listen=Address(LOOPBACK, target.port), idle_timeout_s=0.2)
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
+        stream = peer.request(b"POST", b"/_hbone/15003")
+        there = await target.accept()
+        assert await stream.status() == 200
+        assert await stream.broken() == CONNECT_ERROR
+        assert await there.was_reset()
+        record = await krun.record()
+        assert (record.flag, record.status) == ("IDLE", 200)

@@ -193,6 +193,7 @@ def _krun_environ(echo_port: int, more: Mapping[str, str]) -> dict[str, str]:
         "HBONE_INBOUND": "none",
         "HBONE_APP": f"127.0.0.1:{echo_port}",
         "HBONE_LOG_FORMAT": "json",
+        "HBONE_MAX_TUNNELS": "20000",  # more than any case opens
         "PORT_ECHO": f"127.0.0.1:{echo_port}",
         "PORT_DEAD": f"127.0.0.1:{free_port()}",
         **more,

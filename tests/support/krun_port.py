@@ -52,5 +52,6 @@ class KrunPort:
             yield self
         finally:
             listener.close()
+            self.requests.close()
             for connection in list(self._connections):
                 connection.abort("the test is over")
