@@ -34,13 +34,16 @@ from gateway.ops_ports import OpsPorts
 from gateway.reload import ConfigFile, Reloads, keep_fixed
 from gateway.routes import RouteTable
 from gateway.stopping import StopRequests
-from gateway.tunnel import TokenSources, Tunnels
+from gateway.token_sources import TokenSources
+from gateway.tunnel import Tunnels
+from gateway.upstream import Upstreams
 from gateway.worker_link import Answerer, Crew, hold
 from shared.errors import DOWNSTREAM_RESET, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, HboneError, LimitError
 from shared.identity.tokens import DEFAULT_METADATA_HOST
 from shared.net.dial import Origin
 from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
+from shared.net.retry import RetryRules
 from shared.net.tcp import reset
 from shared.net.tls import client_context
 from shared.net.tunnel_clock import TunnelClock
@@ -107,16 +110,21 @@ class Gateway:
             is_full=lambda: self._memory.full,
         )
         self._clock = TunnelClock(limits.idle_timeout_s, limits.max_tunnel_lifetime_s)
-        self._tunnels = Tunnels(
-            RouteTable(self._config.routes),
+        self._upstreams = Upstreams(
             self._pool,
             token_sources(environ),
+            self.metrics,
+            response_timeout_s=limits.response_timeout_s,
+            rules=RetryRules(limits.max_retries, limits.retry_budget_percent),
+        )
+        self._tunnels = Tunnels(
+            RouteTable(self._config.routes),
+            self._upstreams,
             access_log,
             self.metrics,
             self._admission,
             self._clock,
             connect_timeout_s=limits.connect_timeout_s,
-            response_timeout_s=limits.response_timeout_s,
             changed=self._tunnel_over,
         )
         self._peeking: set[HelloPeek] = set()
@@ -248,6 +256,7 @@ class Gateway:
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
+        self._upstreams.rules = RetryRules(config.limits.max_retries, config.limits.retry_budget_percent)
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)

@@ -65,6 +65,8 @@ LEAST_BUFFERED_BYTES = 1 << 20
 
 MAX_BUFFERED_BYTES = 1 << 50
 """More than any machine has."""
+MAX_RETRIES = 20
+"""After 20 pauses a minute has gone by on average: more is no patience, but a loop."""
 
 _IDENTITY_FIELDS = ("identity", "peer", "sni")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
@@ -84,7 +86,8 @@ class Limits:
     """`connect_timeout`: for TCP and TLS to an upstream, each attempt. Envoy's and ztunnel's value."""
 
     response_timeout_s: float = 30.0
-    """`response_timeout`: from opening the stream to its response headers. Covers a Cloud Run cold start."""
+    """`response_timeout`: from asking for a stream to the 200, all retries and the pauses before them
+    included. Covers a Cloud Run cold start."""
 
     drain_delay_s: float | None = None
     """`drain_delay`: how long connections are accepted after SIGTERM, while readiness has fallen already, for
@@ -133,6 +136,13 @@ class Limits:
 
     connection_window_bytes: int = SessionLimits().connection_window_bytes
     """`connection_window`: the same for all tunnels of one HTTP/2 connection; 16 stalled ones fill it."""
+    max_retries: int = 5
+    """`max_retries`: times that a tunnel request is sent again before the client is refused, within
+    `response_timeout`; 0: never. `shared/net/retry.py` has when, and the reason for the number."""
+
+    retry_budget_percent: int = 20
+    """`retry_budget_percent`: of the requests that wait for an origin's answer so many in a hundred may be
+    retries after a 429, 502 or 503, at least 10 in all: retries must not hold a service down. As Envoy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +267,8 @@ def _limits(value: Value) -> Limits:
         stream_window_bytes=stream_window,
         connection_window_bytes=connection_window,
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
+        max_retries=count("max_retries", default.max_retries, MAX_RETRIES, least=0),
+        retry_budget_percent=count("retry_budget_percent", default.retry_budget_percent, 100, least=0),
     )
 
 

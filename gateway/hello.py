@@ -54,9 +54,10 @@ class ClientLeg(TcpLeg):
         self.lost = False
         self._on_lost: Callable[[], None] | None = None
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Calls `call` once the connection is gone; now if it is."""
-        if self.lost:
+    def when_lost(self, call: Callable[[], None] | None) -> None:
+        """Calls `call`, and nobody who was to be called before, once the connection is gone; now if it is.
+        None: nobody."""
+        if self.lost and call is not None:
             call()
         else:
             self._on_lost = call

@@ -1,6 +1,6 @@
 """The story of one connection through the gateway: from its ClientHello to its line in the access log.
 
-name → route → token → stream on a pooled connection → 200 → relay. Whatever goes wrong before the relay
+name → route → stream to the target (`upstream.py`) → relay. Whatever goes wrong before the relay
 stands is told to the client as a TLS alert; nothing the far side says but a 200's body ever reaches the
 client. The hello stays with the downstream leg until then, so nothing is lost by waiting.
 """
@@ -11,58 +11,32 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from gateway.admission import Admission
 from gateway.hello import ClientLeg, turn_away
-from gateway.routes import RouteTable, Target, Token
-from shared.errors import DOWNSTREAM_RESET, HboneError, LimitError, UsageError
-from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
-from shared.net.answers import refusal
-from shared.net.dial import Origin, dial
+from gateway.routes import RouteTable, Target
+from gateway.upstream import Upstreams
+from shared.errors import DOWNSTREAM_RESET, HboneError, LimitError
+from shared.net.dial import dial
 from shared.net.legs import Leg
-from shared.net.pool import Pool
 from shared.net.relay import Relay
-from shared.net.stream import Stream
 from shared.net.tcp import reset
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
-from shared.wire import istio_sni, request_context, tunnel_request
+from shared.wire import istio_sni, request_context
 from shared.wire.client_hello import ClientHello
 
-MAX_TOKEN_SOURCES = 1000
-"""Audiences with a cached token. Beyond it the oldest is forgotten: it costs one more token request."""
 
+class ClientGoneError(HboneError):
+    """The client broke off while its tunnel was being opened."""
 
-class TokenSources:
-    """One source per token rule, made when first asked for."""
+    flag = DOWNSTREAM_RESET
+    alert = None
 
-    def __init__(self, metadata_host: str) -> None:
-        """Raises UsageError if `metadata_host`, as in GCE_METADATA_HOST, is malformed."""
-        try:
-            MetadataToken("any", metadata_host)
-        except ValueError as error:
-            raise UsageError(f"invalid GCE_METADATA_HOST={metadata_host} ({error})") from error
-        self._metadata_host = metadata_host
-        self._sources: dict[Token, TokenSource] = {}
-
-    def of(self, rule: Token) -> TokenSource:
-        """The source for `rule`."""
-        source = self._sources.get(rule)
-        if source is None:
-            if len(self._sources) >= MAX_TOKEN_SOURCES:
-                del self._sources[next(iter(self._sources))]
-            source = self._sources[rule] = self._make(rule)
-        return source
-
-    def _make(self, rule: Token) -> TokenSource:
-        if rule.kind == "file":
-            return FileToken(Path(rule.value))
-        if rule.kind == "audience":
-            return MetadataToken(rule.value, self._metadata_host)
-        return NoToken()
+    def __init__(self) -> None:
+        super().__init__("the client broke off before its tunnel stood")
 
 
 def _new_trace() -> bytes:
@@ -88,6 +62,8 @@ class Tunnel:
     counts: RouteCounts | None = None
     counted_sent: int = 0
     counted_received: int = 0
+    attempts: int = 0
+    awaiting_answer: bool = False
     traceparent: bytes = field(default_factory=_new_trace)
     on_route: bool = False
     """Whether it is counted among its route's connections."""
@@ -101,6 +77,11 @@ class Tunnel:
         """Ends it as broken off, refuses it while it is being opened, or drops its last bytes."""
         self.owner.end(self, error)
 
+    @property
+    def gone(self) -> bool:
+        """The client's connection is lost (RST, not FIN)."""
+        return self.leg.lost
+
 
 class Tunnels:
     """Carries connections whose hello is whole. `routes` may be replaced at any time; open tunnels stay."""
@@ -108,28 +89,24 @@ class Tunnels:
     def __init__(
         self,
         routes: RouteTable,
-        pool: Pool,
-        tokens: TokenSources,
+        upstreams: Upstreams,
         access_log: AccessLog,
         metrics: TunnelMetrics,
         admission: Admission,
         clock: TunnelClock,
         *,
         connect_timeout_s: float,
-        response_timeout_s: float,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.routes = routes
         self.open: set[Tunnel] = set()
         """Every connection from its hello until it is gone, with all that was written to it."""
-        self._pool = pool
-        self._tokens = tokens
+        self._upstreams = upstreams
         self._access_log = access_log
         self._metrics = metrics
         self._admission = admission
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
-        self._response_timeout_s = response_timeout_s
         self._changed = changed
 
     def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
@@ -137,6 +114,7 @@ class Tunnels:
         tunnel = Tunnel(self, leg, leg.peer_name, hello.server_name or "", started)
         self.open.add(tunnel)
         tunnel.task = spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
+        leg.when_lost(lambda: self._client_gone(tunnel))
 
     def abort_all(self, error: HboneError) -> None:
         """Ends all tunnels as broken off; those that are being opened are refused."""
@@ -172,9 +150,9 @@ class Tunnels:
             if target.kind == "forward":
                 upstream: Leg = await dial(target.dial, self._connect_timeout_s)
             else:
-                upstream = await self._open_stream(tunnel, target)
+                upstream = await self._upstreams.open(tunnel, target)
         except HboneError as error:
-            self._refuse(tunnel, error)
+            self._refuse(tunnel, ClientGoneError() if tunnel.gone else error)
             return
         except BaseException:
             if (
@@ -188,34 +166,17 @@ class Tunnels:
         counts = tunnel.counts = self._metrics.route(tunnel.route)
         counts.opened()
         tunnel.task = None  # an open tunnel has none
+        tunnel.leg.when_lost(None)
         tunnel.relay = Relay(tunnel.leg, upstream, lambda relay: self._finished(tunnel, relay))
         tunnel.relay.start()
         self._clock.watch(tunnel.relay, route.lifetime_s(self._clock.lifetime_s))
 
-    async def _open_stream(self, tunnel: Tunnel, target: Target) -> Stream:
-        source = self._tokens.of(target.token)
-        token = await source.token()
-        origin = Origin(target.scheme, target.host, target.dial, target.ca, target.identity)
-        trace = (b"traceparent", tunnel.traceparent)
-        if target.method == "CONNECT":
-            told = [(b"forwarded", request_context.forwarded(tunnel.peer)), trace]
-            if baggage := request_context.baggage(target.namespace, target.service):
-                told.insert(0, (b"baggage", baggage))
-            headers = tunnel_request.connect(target.connect_target, token, told)
-        else:
-            headers = tunnel_request.post(target.scheme, target.authority, target.path, token, [trace])
-        stream = await self._pool.of(origin).open(headers, self._response_timeout_s)
-        tunnel.stream_id = stream.id
-        try:
-            tunnel.status = status = await stream.response(self._response_timeout_s)
-        except BaseException:
-            stream.abort()
-            raise
-        if status == 200:
-            return stream
-        if status == 401:
-            source.invalidate(token)  # it may have been revoked before its time
-        raise await refusal(stream, status)
+    def _client_gone(self, tunnel: Tunnel) -> None:
+        """The client broke off (RST) before its tunnel stood: nobody is left to open it for. A client that
+        has only ended its sending (FIN) is not gone: it may well wait for what the far side has to say."""
+        if tunnel.task is not None and tunnel in self.open and not tunnel.awaiting_answer:
+            self._refuse(tunnel, ClientGoneError())
+            tunnel.task.cancel()
 
     def _refuse(self, tunnel: Tunnel, error: HboneError) -> None:
         self.open.discard(tunnel)
@@ -233,6 +194,7 @@ class Tunnels:
             status=tunnel.status,
             tunnel_target=(tunnel.target and tunnel.target.connect_target) or None,
             traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
+            attempts=tunnel.attempts if tunnel.attempts > 1 else None,
             duration_s=asyncio.get_running_loop().time() - tunnel.started,
             flags=error.flag,
             error=str(error),
@@ -259,6 +221,7 @@ class Tunnels:
             status=tunnel.status,
             tunnel_target=(target and target.connect_target) or None,
             traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
+            attempts=tunnel.attempts if tunnel.attempts > 1 else None,
             bytes_sent=relay.sent_bytes,
             bytes_recv=relay.received_bytes,
             setup_s=tunnel.setup_s,

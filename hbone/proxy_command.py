@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from hbone.stdio import StdioLeg
 from hbone.target import TunnelTarget
-from shared.errors import EXIT_OK, DialError, StatusError, TokenError, UpstreamError, UsageError
+from shared.errors import (
+    EXIT_OK,
+    DialError,
+    StatusError,
+    StreamResetError,
+    TokenError,
+    UpstreamError,
+    UsageError,
+)
 from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
 from shared.net.address import Address
 from shared.net.answers import refusal
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.relay import Relay
-from shared.net.stream import Stream
+from shared.net.retry import Retries, Retry, RetryRules, retry_after_s
+from shared.net.stream import Stream, header_value
 from shared.wire import tunnel_request
 
 CONNECT_TIMEOUT_S = 10.0
 """For TCP and TLS."""
 
 RESPONSE_TIMEOUT_S = 60.0
-"""For the response: a service that has scaled to zero starts first."""
+"""For the response, however often it takes to ask for it: a service that has scaled to zero starts first."""
 
 CLOSE_TIMEOUT_S = 20.0
 """How long a far side that has finished may take for our last bytes and its own close; less than the 30 s
@@ -99,34 +109,92 @@ async def run(options: ProxyOptions) -> int:
 
 async def _carry(options: ProxyOptions) -> int:
     target = options.target
-    token = await _token(options.token)
+    asking = _Asking(target, await _token(options.token))
     origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca)
+    while True:
+        connection, gone = await _connected(origin)
+        try:
+            stream = await asking.answered(connection)
+            if stream is not None:
+                return await _carry_over(stream, connection, gone)
+        finally:
+            connection.close()
+        await asyncio.sleep(asking.pause_s)
+
+
+async def _connected(origin: Origin) -> tuple[Connection, asyncio.Event]:
+    """A connection, and what is set once it is gone."""
     gone = asyncio.Event()
     connection = await dial_http2(
         origin, CONNECT_TIMEOUT_S, lambda: Connection(client=True, on_lost=lambda _: gone.set())
     )
-    try:
-        if connection.lost:
-            raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
-        request = tunnel_request.post(target.scheme, target.authority, target.path, token)
-        stream = connection.open(request)
-        status = await stream.response(RESPONSE_TIMEOUT_S)
-        if status != 200:
-            error = await refusal(stream, status)
-            raise StatusError(status, f"{target}: {error}")
-        leg = StdioLeg()
+    if connection.lost:
+        raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
+    return connection, gone
+
+
+class _Asking:
+    """The tunnel request, sent again by the rules of `shared/net/retry.py`, each time on a new connection, as
+    the old one may be on its way out. Standard input is not touched meanwhile. The token is as new as can be,
+    so a 401 is the answer."""
+
+    def __init__(self, target: TunnelTarget, token: str | None) -> None:
+        self.pause_s = 0.0
+        """How long to wait before it is sent again."""
+        self._target = target
+        self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
+        self._retries = Retries(RetryRules())
+        self._deadline = asyncio.get_running_loop().time() + RESPONSE_TIMEOUT_S
+
+    async def answered(self, connection: Connection) -> Stream | None:
+        """The stream that was answered with 200; None: the request is to be sent again after `pause_s`.
+
+        Raises:
+            UpstreamError: any other answer, or none within `RESPONSE_TIMEOUT_S` of all attempts.
+        """
+        stream = connection.open(self._request)
         try:
-            await _relay(leg, stream)
-            await _finish(leg, connection, gone)
-        except UpstreamError:
-            if leg.abandoned:
-                return 128 + signal.SIGPIPE
+            status = await stream.response(self._left_s)
+        except StreamResetError as error:
+            lost = connection.lost
+            retry = self._retries.after_reset(error.code, connection_lost=lost, answered_before=False)
+            if self._may(retry):
+                return None
             raise
-        finally:
-            leg.abort()
-        return EXIT_OK
+        except UpstreamError as error:
+            raise UpstreamError(f"no response headers within {RESPONSE_TIMEOUT_S:g} s") from error
+        if status == 200:
+            return stream
+        asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
+        if self._may(self._retries.after_status(status, asked_s)):
+            stream.close()
+            return None
+        refused = await refusal(stream, status)
+        raise StatusError(status, f"{self._target}: {refused}")
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - asyncio.get_running_loop().time()
+
+    def _may(self, retry: Retry | None) -> bool:
+        if retry is None or retry.wait_s >= self._left_s:
+            return False
+        self.pause_s = retry.wait_s
+        return True
+
+
+async def _carry_over(stream: Stream, connection: Connection, gone: asyncio.Event) -> int:
+    leg = StdioLeg()
+    try:
+        await _relay(leg, stream)
+        await _finish(leg, connection, gone)
+    except UpstreamError:
+        if leg.abandoned:
+            return 128 + signal.SIGPIPE
+        raise
     finally:
-        connection.close()
+        leg.abort()
+    return EXIT_OK
 
 
 async def _token(source: TokenSource) -> str | None:

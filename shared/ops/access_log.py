@@ -90,6 +90,8 @@ class Fields(TypedDict, total=False):
     """The client behind the peer, as the peer tells."""
     traceparent: str | None
     """W3C trace context of the tunnel request."""
+    attempts: int | None
+    """How often a stream was asked for, if more than once."""
     bytes_sent: int | None
     """Towards the service."""
     bytes_recv: int | None
@@ -117,6 +119,7 @@ _KEYS: Final = (
     ("identity", "identity"),
     ("forwarded_for", "forwarded.for"),
     ("traceparent", "traceparent"),
+    ("attempts", "attempts"),
     ("bytes_sent", "bytes_sent"),
     ("bytes_recv", "bytes_recv"),
     ("setup_s", "setup"),
@@ -167,8 +170,8 @@ class AccessLog:
         self._add(_FAILED if failed else _COMPLETE, fields)
 
     def refused(self, **fields: Unpack[Fields]) -> None:
-        """A connection was turned away before it had a tunnel."""
-        self._add(_REFUSED, fields)
+        """A connection was turned away before it had a tunnel, or broke off itself."""
+        self._add(_COMPLETE if fields.get("flags") == DOWNSTREAM_RESET else _REFUSED, fields)
 
     def flush(self) -> None:
         """Writes what waits, as far as the output takes it now."""

@@ -59,7 +59,15 @@ def response_flags() -> frozenset[str]:
 class RouteCounts:
     """What happened to one route's tunnels since the start. The relay adds bytes as they pass."""
 
-    __slots__ = ("_flags", "closed_by_flag", "opened_total", "received_bytes", "sent_bytes")
+    __slots__ = (
+        "_flags",
+        "closed_by_flag",
+        "opened_total",
+        "received_bytes",
+        "retries_by_reason",
+        "retries_over_budget",
+        "sent_bytes",
+    )
 
     def __init__(self, flags: frozenset[str]) -> None:
         self._flags = flags
@@ -69,6 +77,9 @@ class RouteCounts:
         """Bytes towards the service."""
         self.received_bytes = 0
         """Bytes from the service."""
+        self.retries_by_reason: dict[str, int] = {}
+        self.retries_over_budget = 0
+        """Retries that were not made because there were too many."""
 
     @property
     def open(self) -> int:
@@ -83,6 +94,10 @@ class RouteCounts:
         """A tunnel has ended; `flag` says how, as in the access log."""
         flag = flag if flag in self._flags else UNKNOWN
         self.closed_by_flag[flag] = self.closed_by_flag.get(flag, 0) + 1
+
+    def retried(self, reason: str) -> None:
+        """A tunnel request is sent once more; `reason` is one of `shared.net.retry.REASONS`."""
+        self.retries_by_reason[reason] = self.retries_by_reason.get(reason, 0) + 1
 
 
 class OriginCounts:
@@ -184,6 +199,16 @@ class TunnelMetrics:
         yield _gauge("hbone_tunnels_open", by_route, ((route, c.open) for route, c in routes))
         yield _counter("hbone_sent_bytes", by_route, ((route, c.sent_bytes) for route, c in routes))
         yield _counter("hbone_received_bytes", by_route, ((route, c.received_bytes) for route, c in routes))
+        yield _counter(
+            "hbone_upstream_retries",
+            ("route", "reason"),
+            ((route, reason, n) for route, c in routes for reason, n in c.retries_by_reason.items()),
+        )
+        yield _counter(
+            "hbone_upstream_retries_over_budget",
+            by_route,
+            ((route, c.retries_over_budget) for route, c in routes),
+        )
         yield _counter("hbone_connections_refused", ("flags",), self._refused.items())
         yield _gauge("hbone_upstream_connections", by_origin, ((name, c.open) for name, c in origins))
         yield _counter(
@@ -232,6 +257,8 @@ _DOCUMENTATION = {
     "hbone_tunnels_open": "Tunnels that are open now.",
     "hbone_sent_bytes": "Bytes carried towards the service.",
     "hbone_received_bytes": "Bytes carried from the service.",
+    "hbone_upstream_retries": "Tunnel requests sent once more, by what came of the one before.",
+    "hbone_upstream_retries_over_budget": "Tunnel requests not sent once more: too many were retries.",
     "hbone_connections_refused": "Connections turned away before they had a tunnel, by response flag.",
     "hbone_upstream_connections": "HTTP/2 connections that are open now.",
     "hbone_upstream_connections_opened": "HTTP/2 connections opened.",

@@ -136,6 +136,8 @@ def test_limits() -> None:
     )
     assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7)
     assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
+    limits = parse("routes: []\nlimits: {max_retries: 0, retry_budget_percent: 0}", "f.yaml").limits
+    assert limits == Limits(max_retries=0, retry_budget_percent=0)
 
 
 def test_limits_of_open_tunnels() -> None:

@@ -16,10 +16,13 @@ from gateway.admission import Admission
 from gateway.config import Limits
 from gateway.hello import HelloPeek
 from gateway.routes import RouteTable, Target
-from gateway.tunnel import TokenSources, Tunnels
+from gateway.token_sources import TokenSources
+from gateway.tunnel import Tunnels
+from gateway.upstream import Upstreams
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
+from shared.net.retry import RetryRules
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -305,6 +308,8 @@ async def test_a_client_that_breaks_off_early(world: World) -> None:
     stream = await world.service.request()
     client.reset()
     await gone(world, client)
+    await stream.peer.answered()
+    assert stream.reset_code is None, "many of these would be a rapid reset (CVE-2023-44487)"
     stream.respond(200)
     assert await stream.broken() == CANCEL
     assert (await world.gateway.line())["flags"] == "DOWNSTREAM_RESET"
@@ -312,13 +317,34 @@ async def test_a_client_that_breaks_off_early(world: World) -> None:
 
 
 async def test_a_client_that_breaks_off_early_and_is_refused(world: World) -> None:
+    """With a status that would be asked for once more, if there were somebody to ask for."""
     await world.start()
     client = await world.client()
     stream = await world.service.request()
     client.reset()
     await gone(world, client)
     stream.respond(503, end=True)
-    assert (await world.gateway.line())["flags"] == "STATUS"
+    line = await world.gateway.line()
+    assert (line["severity"], line["message"], line["status"]) == ("INFO", "connection complete", 503)
+    assert (line["flags"], line["error"]) == (
+        "DOWNSTREAM_RESET",
+        "the client broke off before its tunnel stood",
+    )
+    assert await world.gateway.refused() == {"DOWNSTREAM_RESET": 1, "NOT_TLS": 1}
+    await world.open()
+    assert not world.service.asked
+
+
+async def test_a_client_that_breaks_off_while_its_refusal_is_read(world: World) -> None:
+    await world.start()
+    client = await world.client()
+    stream = await world.service.request()
+    stream.respond(403, [(b"content-type", b"text/plain")])
+    await stream.peer.answered()
+    client.reset()
+    assert await stream.broken() == CANCEL
+    line = await world.gateway.line()
+    assert (line["flags"], line["status"]) == ("DOWNSTREAM_RESET", 403)
     await world.nothing_is_left()
 
 
@@ -328,13 +354,22 @@ async def test_a_client_that_breaks_off_before_its_token_is_there(world: World) 
     client = await world.client()
     await world.metadata.seen(1)
     client.reset()
-    await gone(world, client)
-    world.metadata.gate.set()
-    stream = await world.service.request()
-    stream.respond(200)
-    assert await stream.broken() == CANCEL
     assert (await world.gateway.line())["flags"] == "DOWNSTREAM_RESET"
-    await world.nothing_is_left()
+    world.metadata.gate.set()
+    await world.open()
+    assert not world.service.asked, "no stream is opened for it"
+    assert len(world.metadata.requests) == 1, "and its token serves the next"
+
+
+async def test_a_client_that_breaks_off_while_its_service_is_dialled(world: World) -> None:
+    """The dial goes on, for others may need the connection; the client is let go."""
+    async with TcpServer.listening() as silent:
+        gateway = await world.start(tunnel(silent.port))
+        client = await world.client()
+        await silent.accept()
+        client.reset()
+        assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
+        await world.nothing_is_left()
 
 
 async def gone(world: World, client: TcpPeer) -> None:
@@ -365,16 +400,18 @@ async def test_a_fault_of_ours_costs_one_connection(
     access_log: AccessLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = TunnelMetrics("gateway")
+    pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1)
+    upstreams = Upstreams(
+        pool, TokenSources("127.0.0.1:1"), metrics, response_timeout_s=PATIENCE_S, rules=RetryRules()
+    )
     tunnels = Tunnels(
         FaultyTable(()),
-        Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1),
-        TokenSources("127.0.0.1:1"),
+        upstreams,
         access_log,
         metrics,
         Admission(Limits, open_connections=lambda: 0),
         TunnelClock(),
         connect_timeout_s=PATIENCE_S,
-        response_timeout_s=PATIENCE_S,
     )
     peeking: set[HelloPeek] = set()
 

@@ -129,7 +129,7 @@ async def test_certificates_that_are_not_there(world: World, port: HbonePort, ta
 
 
 async def test_a_target_that_is_not_there(world: World, port: HbonePort) -> None:
-    gateway = await world.start(route(port, closed_port()))
+    gateway = await world.start(route(port, closed_port()), max_retries=0)
     client = await world.client()
     assert await client.rest() == INTERNAL_ERROR
     assert "answered 503: connect to 127.0.0.1:" in (await gateway.line())["error"]

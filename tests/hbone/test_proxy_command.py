@@ -285,6 +285,9 @@ def test_a_metadata_host_that_is_none() -> None:
 
 # Refusals.
 
+LATER = (b"retry-after", b"3600")
+"""Longer than anybody waits."""
+
 
 @pytest.mark.parametrize(
     ("status", "code", "body", "text"),
@@ -294,12 +297,13 @@ def test_a_metadata_host_that_is_none() -> None:
         (404, EXIT_UNAVAILABLE, b"no such target; known are 15003, 22\n", "404: no such target; known are"),
         (404, EXIT_UNAVAILABLE, b"two\nlines\x1b[31m", r"answered 404: two lines\?\[31m"),
         (429, EXIT_UNAVAILABLE, b"", "answered 429: no instance of the service is free"),
+        (500, EXIT_UNAVAILABLE, b"", "answered 500"),
         (503, EXIT_UNAVAILABLE, b"connect to 127.0.0.1:15022: connection refused", "503: connect to 127."),
         (204, EXIT_UNAVAILABLE, b"", "answered 204"),
     ],
 )
 async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, text: str) -> None:
-    kind = ((b"content-type", b"text/plain"),) if body else ((b"content-type", b"text/html"),)
+    kind = [(b"content-type", b"text/plain" if body else b"text/html"), LATER]
     async with (
         Service.listening() as service,
         running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
@@ -313,6 +317,39 @@ async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, tex
         assert_refusal(ended, code, text)
         assert f"http://127.0.0.1:{service.port}/_hbone/22: " in ended.stderr
         assert stream.data == b""
+
+
+async def test_what_passes_is_waited_for() -> None:
+    """And standard input waits as well."""
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        await command.send(b"SSH-2.0-here\r\n")
+        (await service.request()).respond(429, end=True)
+        (await service.request()).respond(503, [(b"retry-after", b"0")], end=True)
+        (await service.request()).reset(frames.REFUSED_STREAM)
+        (await service.request()).peer.say_goaway(last_stream_id=0)
+        stream = await service.request()
+        assert len(service.connections) == 5
+        stream.respond(200)
+        assert await stream.read(14) == b"SSH-2.0-here\r\n"
+        stream.end()
+        command.end()
+        await stream.rest()
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+async def test_a_signal_ends_the_wait() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
+    ):
+        request = await service.request()
+        request.respond(503, [(b"retry-after", b"30")], end=True)
+        await request.peer.until(lambda: request.peer.lost)
+        command.signal(signal.SIGTERM)
+        assert (await command.ended()).code == 128 + signal.SIGTERM
 
 
 async def test_a_redirect_says_where_to() -> None:
@@ -431,8 +468,8 @@ async def test_a_reset_before_the_response() -> None:
         Service.listening() as service,
         running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
     ):
-        (await service.request()).reset(frames.REFUSED_STREAM)
-        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "REFUSED_STREAM")
+        (await service.request()).reset(frames.INTERNAL_ERROR)
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "INTERNAL_ERROR")
 
 
 async def test_the_far_side_dies_after_its_end() -> None:

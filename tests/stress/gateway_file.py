@@ -18,6 +18,8 @@ DEFAULT_LIMITS = {
     "max_connections": 20_000,
     "streams_per_connection": TUNNELS_PER_CONNECTION,
     "drain_timeout": "20s",
+    # A target that is dead stays dead here; one retry shows that these leave nothing behind, either.
+    "max_retries": 1,
 }
 
 

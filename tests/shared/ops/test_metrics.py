@@ -153,6 +153,8 @@ def test_the_public_names() -> None:
         "hbone_tunnels_opened_total",
         "hbone_upstream_connections",
         "hbone_upstream_connections_opened_total",
+        "hbone_upstream_retries_over_budget_total",
+        "hbone_upstream_retries_total",
         "istio_build",
         "istio_tcp_connections_closed_total",
         "istio_tcp_connections_opened_total",
