@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import shutil
 import signal
-import ssl
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from agent.inbound import Inbound
     from agent.inbound_record import InboundRecord
     from agent.launcher import App
+    from agent.reverse import ReverseTunnels
     from shared.identity.spiffe import AllowList
 
 log = logging.getLogger("hbone.agent")
@@ -60,6 +60,7 @@ class Agent:
         self._access_log = access_log
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
+        self._reverse: ReverseTunnels | None = None
         self._envoy: EnvoyProcess | None = None
         self._inbound: Inbound | None = None
         self._app: App | None = None
@@ -152,18 +153,10 @@ class Agent:
 
     def _allow_list(self) -> AllowList:
         """Who may come in: as told, else everybody of our own certificate's trust domain."""
-        from shared.identity.authority import CERTIFICATES_FILE
-        from shared.identity.spiffe import SCHEME, AllowList, peer_id
+        from agent.own_identity import own_trust_domain
+        from shared.identity.spiffe import AllowList
 
-        patterns = self._settings.allow
-        if not patterns:
-            file = self._settings.certificates / CERTIFICATES_FILE
-            try:
-                own = file.read_text(encoding="ascii").partition(ssl.PEM_FOOTER)[0]
-                der = ssl.PEM_cert_to_DER_cert(f"{own[own.index(ssl.PEM_HEADER) :]}{ssl.PEM_FOOTER}\n")
-            except (OSError, ValueError) as error:
-                raise UnavailableError(f"certificate {file}: cannot be read: {error}") from error
-            patterns = (f"{SCHEME}{peer_id(der).trust_domain}/**",)
+        patterns = self._settings.allow or own_trust_domain(self._settings.certificates)
         log.info("allowed identities: %s", ", ".join(patterns))
         return AllowList(patterns)
 
@@ -180,8 +173,21 @@ class Agent:
 
     async def _open(self) -> None:
         self._requests = Requests(self._settings, self._tunnel_over)
-        self._listener = await listen(self._settings.listen, self._accept, purpose="tunnels")
-        log.info("tunnels on %s", bound_address(self._listener))
+        if self._settings.listen is not None:
+            self._listener = await listen(self._settings.listen, self._accept, purpose="tunnels")
+            log.info("tunnels on %s", bound_address(self._listener))
+        if self._settings.reverse is not None:
+            from agent.reverse import ReverseTunnels
+
+            self._reverse = ReverseTunnels(
+                self._settings.reverse,
+                self._settings.certificates,
+                self._settings.dial_timeout_s,
+                request=self._requests.take,
+                opened=self._connections.add,
+                lost=self._lost,
+            )
+            self._reverse.start()
 
     # Serving.
 
@@ -228,6 +234,8 @@ class Agent:
         """
         if self._listener is not None:
             self._listener.close()
+        if self._reverse is not None:
+            self._reverse.stop()
         for connection in list(self._connections):
             connection.drain()
         if not self._connections:
@@ -261,6 +269,8 @@ class Agent:
     async def _close(self) -> None:
         if self._listener is not None:
             self._listener.close()
+        if self._reverse is not None:
+            self._reverse.stop()
         self._drop_connections()
         if self._requests is not None:
             self._requests.close()

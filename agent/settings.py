@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from agent import reverse_settings
+from agent.reverse_settings import ReverseSettings
 from shared import ports
 from shared.errors import UnavailableError, UsageError
 from shared.identity.spiffe import SCHEME, AllowList, SpiffeId
@@ -38,11 +40,11 @@ INBOUND_TARGET = str(ports.INBOUND_MTLS)
 SSHD_TARGET = "22"
 """`/_hbone/22`: the sshd, which listens on a port that needs no root."""
 
-NO_MESH = "-"
-"""XDS_ADDR for no mesh at all."""
+NONE = "-"
+"""XDS_ADDR for no mesh at all, HBONE_LISTEN for no port."""
 
 ENVIRONMENT: dict[str, str] = {
-    "HBONE_LISTEN": "address that takes the tunnels (0.0.0.0:15009)",
+    "HBONE_LISTEN": "address that takes the tunnels, - for none beside HBONE_REVERSE (0.0.0.0:15009)",
     "HBONE_INBOUND": "what ends the mesh's mTLS: auto, envoy, builtin or none (auto)",
     "HBONE_INBOUND_LISTEN": "IP address of the mTLS end, target of /_hbone/15003 (127.0.0.1:15003)",
     "HBONE_SSHD": "address of the sshd, target of /_hbone/22 (127.0.0.1:15022)",
@@ -61,6 +63,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_IDLE_TIMEOUT": "seconds without a byte after which a tunnel is reset; 0: never (3600)",
     "HBONE_MAX_CONNECTIONS": "HTTP/2 connections at once (1000)",
     "HBONE_MAX_TUNNELS": "tunnels at once (1000)",
+    **reverse_settings.ENVIRONMENT,
     "HBONE_LOG_LEVEL": "debug, info, warning or error (info)",
     "HBONE_LOG_FORMAT": "json or text (text on a terminal, else json)",
 }
@@ -90,8 +93,9 @@ ROOTS_FILE = "ca_certificates.pem"
 class Settings:
     """Everything that krun can be told; made by `from_env`."""
 
-    listen: Address = DEFAULT_LISTEN
-    """Takes the tunnels. All interfaces, for Cloud Run's front end does not come over loopback."""
+    listen: Address | None = DEFAULT_LISTEN
+    """Takes the tunnels. All interfaces, for Cloud Run's front end does not come over loopback. None: no
+    port, which makes sense only beside `reverse`."""
 
     inbound: Inbound = "auto"
     """What ends the mTLS. `auto`: Envoy when its binary and the certificates are there, the built-in end
@@ -151,6 +155,8 @@ class Settings:
     max_tunnels: int = 1000
     """Tunnels at once, those that are being connected included; more get 503. Cloud Run's largest
     concurrency; each is a file descriptor here, and a connection to the mTLS end, whose bound is the same."""
+    reverse: ReverseSettings | None = None
+    """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
 
     log_level: str = "info"
     """Lowest level that is logged."""
@@ -202,8 +208,12 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     read = _Reader(environ)
     trust_domain = read("TRUST_DOMAIN", _trust_domain, "")
     own_domain = (f"{SCHEME}{trust_domain}/**",) if trust_domain else ()
+    listen = read("HBONE_LISTEN", _none_or_address, default.listen)
+    reverse = reverse_settings.read(read, own_domain)
+    if listen is None and reverse is None:
+        raise UsageError(f"invalid HBONE_LISTEN={NONE} (without HBONE_REVERSE nobody could reach krun)")
     return Settings(
-        listen=read("HBONE_LISTEN", Address.parse, default.listen),
+        listen=listen,
         inbound=read("HBONE_INBOUND", _one_of(INBOUND), default.inbound),
         inbound_listen=read("HBONE_INBOUND_LISTEN", _ip_address, default.inbound_listen),
         sshd=read("HBONE_SSHD", _target, default.sshd),
@@ -212,7 +222,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         certificates=read("HBONE_CERTS", Path, default.certificates),
         allow=read("HBONE_ALLOW", lambda text: AllowList.parse(text).patterns, own_domain),
         trust_domain=trust_domain,
-        xds=read("XDS_ADDR", _control_plane, default.xds),
+        xds=read("XDS_ADDR", _none_or_address, default.xds),
         envoy_bin=read("ENVOY_BIN", str, default.envoy_bin),
         envoy_admin=read("HBONE_ENVOY_ADMIN", _loopback, default.envoy_admin),
         app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", _positive, default.app_start_timeout_s),
@@ -222,6 +232,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         idle_timeout_s=read("HBONE_IDLE_TIMEOUT", _seconds, default.idle_timeout_s),
         max_connections=read("HBONE_MAX_CONNECTIONS", _count, default.max_connections),
         max_tunnels=read("HBONE_MAX_TUNNELS", _count, default.max_tunnels),
+        reverse=reverse,
         log_level=read("HBONE_LOG_LEVEL", _one_of(LOG_LEVELS), default.log_level),
         log_format=read("HBONE_LOG_FORMAT", _one_of(LOG_FORMATS), default.log_format),
     )
@@ -283,8 +294,8 @@ def _loopback(text: str) -> Address:
     return address
 
 
-def _control_plane(text: str) -> Address | None:
-    return None if text == NO_MESH else Address.parse(text)
+def _none_or_address(text: str) -> Address | None:
+    return None if text == NONE else Address.parse(text)
 
 
 def _trust_domain(text: str) -> str:

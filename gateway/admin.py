@@ -47,14 +47,15 @@ def tunnels(
     )
 
 
-def connections(pool: Pool) -> Response:
-    """The HTTP/2 connections to services."""
+def connections(pool: Pool, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
+    """The HTTP/2 connections to services, and those of workloads that have `registered`."""
     return as_json(
         [
             {"origin": str(origin.origin), "streams": connection.open_streams, "room": connection.room}
             for origin in pool.origins.values()
             for connection in origin.connections
         ]
+        + [dict(row) for row in registered]
     )
 
 

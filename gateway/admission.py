@@ -33,6 +33,9 @@ HBONE_CONNECTIONS = "hbone.max_connections"
 HBONE_PER_SOURCE = "hbone.max_connections_per_source"
 HBONE_TUNNELS = "hbone.max_tunnels"
 HBONE_PER_IDENTITY = "hbone.max_tunnels_per_identity"
+REVERSE_CONNECTIONS = "reverse.max_connections"
+REVERSE_NAMES = "reverse.max_names"
+REVERSE_PER_NAME = "reverse.max_connections_per_name"
 DESCRIPTORS = "descriptors"
 """Not in the file: the process may open no more files."""
 
@@ -45,6 +48,9 @@ LIMITS = (
     HBONE_PER_SOURCE,
     HBONE_TUNNELS,
     HBONE_PER_IDENTITY,
+    REVERSE_CONNECTIONS,
+    REVERSE_NAMES,
+    REVERSE_PER_NAME,
     DESCRIPTORS,
 )
 """Every name that a LimitError of the gateway can have: the values of the metric's label."""

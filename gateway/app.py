@@ -32,6 +32,8 @@ from gateway.hello import EmptyConnectionError, HelloPeek
 from gateway.listeners import Listeners
 from gateway.ops_ports import OpsPorts
 from gateway.reload import ConfigFile, Reloads, keep_fixed
+from gateway.reverse import ReverseListener
+from gateway.reverse_rules import ReverseRules
 from gateway.routes import RouteTable
 from gateway.stopping import StopRequests
 from gateway.token_sources import TokenSources
@@ -134,6 +136,7 @@ class Gateway:
             else Listeners(self._doorstep)
         )
         self._hbone = self._hbone_listener()
+        self._reverse = self._tunnels.reverse = self._reverse_listener()
         self._ports = OpsPorts(
             ready=self.readiness.healthz,
             live=_alive,
@@ -192,6 +195,8 @@ class Gateway:
         if self._hbone is not None:
             await self._hbone.start()
         self._memory.start()
+        if self._reverse is not None:
+            await self._reverse.start()
         self._reloads.watch(changes=self._crew is None)
 
     def _force_stop(self) -> None:
@@ -202,6 +207,8 @@ class Gateway:
         self.readiness.draining = True
         self._ports.leave_to_successor()
         self._reloads.close()
+        if self._reverse is not None:  # first, so that workloads are with our successor before clients are
+            await self._reverse.leave()
         delay_s = self._drain_delay()
         if delay_s:
             log.info("not ready any more; connections are accepted for another %g s", delay_s)
@@ -241,6 +248,8 @@ class Gateway:
             await self._hbone.close(stopped)
         self._clock.close()
         self._memory.close()
+        if self._reverse is not None:
+            await self._reverse.close(str(stopped))
         self._pool.close()
         await self._ports.close()
         if self._answerer is not None:
@@ -257,6 +266,8 @@ class Gateway:
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
         self._upstreams.rules = RetryRules(config.limits.max_retries, config.limits.retry_budget_percent)
+        if self._reverse is not None and config.reverse is not None:
+            self._reverse.use_rules(ReverseRules(config.reverse.rules))
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)
@@ -344,6 +355,19 @@ class Gateway:
             share=self._share,
         )
 
+    def _reverse_listener(self) -> ReverseListener | None:
+        if self._config.reverse is None:
+            return None
+        return ReverseListener(
+            self._config.reverse,
+            self._access_log,
+            self.metrics,
+            refusals=self._admission.refusals,
+            is_full=lambda: self._memory.full,
+            siblings=self._crew.count if self._crew else 1,
+            share=self._share,
+        )
+
     # What it tells.
 
     def _watch_limits(self) -> None:
@@ -417,7 +441,8 @@ class Gateway:
         return admin.tunnels(self._tunnels.open, now, more)
 
     def _show_connections(self, _: Request) -> Response:
-        return admin.connections(self._pool)
+        registered = self._reverse.rows(asyncio.get_running_loop().time()) if self._reverse else []
+        return admin.connections(self._pool, registered)
 
 
 def token_sources(environ: Mapping[str, str]) -> TokenSources:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypedDict
 
-from gateway import hbone_settings
+from gateway import hbone_settings, reverse_settings
 from gateway.hbone_settings import HboneSettings, addresses, or_off
+from gateway.reverse_settings import ReverseSettings
 from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
@@ -71,7 +72,8 @@ MAX_RETRIES = 20
 _IDENTITY_FIELDS = ("identity", "peer", "sni")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
 _ROUTE_LIMITS = ("max_connections", "max_tunnel_lifetime")
-_ROUTE_FIELDS = ("host", "tunnel", "forward", *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
+_KINDS = ("tunnel", "forward", "reverse")
+_ROUTE_FIELDS = ("host", *_KINDS, *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,9 @@ class GatewayConfig:
     hbone: HboneSettings | None = None
     """`hbone`: the port for members of the mesh that speak HBONE themselves; None opens no port."""
 
+    reverse: ReverseSettings | None = None
+    """`reverse`: the port for workloads that cannot be dialled and dial us; None opens no port."""
+
 
 def load(path: Path) -> GatewayConfig:
     """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
@@ -193,6 +198,7 @@ def parse(content: str | bytes, file: str) -> GatewayConfig:
     listen = top.get("listen")
     limits = top.get("limits")
     hbone = top.get("hbone")
+    reverse = top.get("reverse")
     config = GatewayConfig(
         routes=_routes(top.need("routes", "write routes: [] to refuse every name"), files),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
@@ -201,7 +207,9 @@ def parse(content: str | bytes, file: str) -> GatewayConfig:
         health=_address_or_off(top.get("health"), default.health),
         limits=_limits(limits) if limits else default.limits,
         hbone=hbone_settings.read(hbone, folder) if hbone else None,
+        reverse=reverse_settings.read(reverse, folder) if reverse else None,
     )
+    _refuse_unregistered(top, config)
     _refuse_shared_ports(top, config)
     return config
 
@@ -217,6 +225,7 @@ def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
     taken = dict.fromkeys(config.listen, "listen")
     others = [("admin", config.admin), ("metrics", config.metrics), ("health", config.health)]
     others += [("hbone", address) for address in config.hbone.listen] if config.hbone else []
+    others += [("reverse", address) for address in config.reverse.listen] if config.reverse else []
     for name, address in others:
         if address is None or not address.port:
             continue
@@ -225,6 +234,16 @@ def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
             culprit = top.get(name) or top.need(taken[address])
             raise culprit.error(f"{address} is the address of both {taken[address]} and {name}")
         taken[address] = name
+
+
+def _refuse_unregistered(top: Fields, config: GatewayConfig) -> None:
+    """A route to workloads that nothing lets register."""
+    if config.reverse is not None:
+        return
+    for route, item in zip(config.routes, top.need("routes").items(MAX_ROUTES), strict=True):
+        if route.reverse is not None:
+            given = item.mapping(_ROUTE_FIELDS).need("reverse")
+            raise given.error("needs a section reverse in the file, where workloads register")
 
 
 def _limits(value: Value) -> Limits:
@@ -293,10 +312,13 @@ def _route(value: Value, files: _NamedFiles) -> Route:
     host = given.need("host")
     host.parsed(compile_glob)
     glob = host.text().lower()
-    if given.one_of(("tunnel", "forward")) == "forward":
+    if (kind := given.one_of(_KINDS)) != "tunnel":
         for name in _TUNNEL_ONLY_FIELDS:
             if extra := given.get(name):
-                raise extra.error("has no meaning beside forward, only beside tunnel")
+                raise extra.error(f"has no meaning beside {kind}, only beside tunnel")
+        if kind == "reverse":
+            reverse = _registered(given.need("reverse"))
+            return Route(glob, reverse=reverse, line=value.line, **_route_limits(given))
         forward = given.need("forward").address(least_port=1)
         return Route(glob, forward=forward, line=value.line, **_route_limits(given))
     method = given.get("method")
@@ -331,6 +353,12 @@ def _route_limits(given: Fields) -> _RouteLimits:
         "max_connections": most.integer(0, MAX_CONNECTIONS) if most else None,
         "max_tunnel_lifetime_s": or_off(lifetime) if lifetime else None,
     }
+
+
+def _registered(value: Value) -> TunnelUrl:
+    if value.word() == "true":
+        return TunnelUrl.parse_registered("{host}")
+    return value.parsed(TunnelUrl.parse_registered)
 
 
 def _trust(given: Fields, url: TunnelUrl, files: _NamedFiles) -> Path | MeshIdentity | None:

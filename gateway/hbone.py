@@ -86,7 +86,7 @@ class HboneListener:
             settings,
             share=share,
             is_full=is_full,
-            request=self._take,
+            make=lambda lost: MemberConnection(client=False, on_request=self._take, on_lost=lost),
             refused=self._refused,
             changed=changed,
         )

@@ -1,7 +1,8 @@
-"""The HBONE port's connections: from TCP accept through the mTLS handshake to HTTP/2, and to their end.
+"""Connections of the mesh's members: from TCP accept through the mTLS handshake to HTTP/2, and to their end.
 
 Owned here: the handshake and its deadline, who a peer has proved to be, the bound on connections, and the
-certificates that are shown. What peers then ask for is `hbone.py`'s; listening is `shared/net/listen.py`'s.
+certificates that are shown. What then happens on them is their port's: tunnels that peers ask for
+(`hbone.py`), or names that they register (`reverse.py`). Listening is `shared/net/listen.py`'s.
 
 A connection is one of the mesh's or none: TLS, a certificate that leads to the roots and names one SPIFFE ID,
 ALPN h2. What fails in TLS gets OpenSSL's alert, what fails after it GOAWAY; both are told to `refused`.
@@ -16,18 +17,16 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import cast
+from pathlib import Path
+from typing import Protocol, cast
 
 from gateway.admission import (
     BUFFERED,
     DESCRIPTORS,
-    HBONE_CONNECTIONS,
-    HBONE_PER_SOURCE,
     Doorstep,
     Tally,
     source_of,
 )
-from gateway.hbone_settings import HboneSettings
 from gateway.hello import ALERT_LINGER_S, EmptyConnectionError
 from shared.errors import DeniedError, HboneError, LimitError, RefusedError, TlsFailureError
 from shared.identity.spiffe import SpiffeId, peer_id
@@ -35,7 +34,6 @@ from shared.net.certificate_files import CertificateFiles
 from shared.net.connection import Connection
 from shared.net.dial import reason
 from shared.net.mesh_tls import ServerContext, identity_files, last_words, server_context
-from shared.net.stream import Stream
 from shared.net.tcp import address_text, reset
 from shared.net.tls import ALPN_H2
 from shared.tasks import spawn
@@ -53,8 +51,32 @@ DRAIN_BYTES = 4096
 """Read at a time of what a refused client still sends."""
 
 
+class MeshPort(Protocol):
+    """What a port's settings say of its connections."""
+
+    @property
+    def certificates(self) -> Path:
+        """Folder with our certificate, key and roots."""
+
+    @property
+    def tls12(self) -> bool:
+        """Whether TLS 1.2 is let in beside 1.3."""
+
+    @property
+    def handshake_timeout_s(self) -> float:
+        """From accept to the end of the handshake."""
+
+    @property
+    def max_connections(self) -> int:
+        """Open at once, handshakes included."""
+
+    @property
+    def max_connections_per_source(self) -> int:
+        """Of them from one address; 0: as many as in all."""
+
+
 class MemberConnection(Connection):
-    """A server's HTTP/2 connection to a member of the mesh: `identity`, or `refusal` if it is none."""
+    """An accepted HTTP/2 connection to a member of the mesh: `identity`, or `refusal` if it is none."""
 
     identity: SpiffeId | None = None
     refusal: RefusedError | None = None
@@ -70,36 +92,46 @@ class MemberConnection(Connection):
 
 
 class MeshConnections:
-    """The open connections. `request(stream)` gets every request of a member, `refused(peer, duration_s,
-    error)` every connection that came to nothing, `changed()` is called when their number may have changed.
+    """The open connections. `make(lost)` makes one, which calls `lost` at its end; `admitted(member)` is
+    called when its handshake is over. `refused(peer, duration_s, error)` gets every connection that came to
+    nothing, `changed()` is called when their number may have changed.
     """
 
     def __init__(
         self,
-        settings: HboneSettings,
+        settings: MeshPort,
         *,
         share: Callable[[int], int],
-        is_full: Callable[[], bool],
-        request: Callable[[Stream], None],
+        is_full: Callable[[], bool] = lambda: False,
+        make: Callable[[Callable[[Connection], None]], MemberConnection],
         refused: Callable[[str, float, HboneError], None],
         changed: Callable[[], None],
+        admitted: Callable[[MemberConnection], None] = lambda member: None,
+        prepare: Callable[[ServerContext], None] = lambda context: None,
+        purpose: str = "hbone",
     ) -> None:
-        """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up."""
+        """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up.
+        `prepare` tells the TLS context more, `purpose` is the word for the port in the log and the file."""
         self.settings = settings
         self.sources = Tally()
         self._share = share
         self._is_full = is_full
-        self._request = request
+        self._make = make
+        self._admitted = admitted
+        self._purpose = purpose
         self._refused = refused
         self._changed = changed
         self._handshakes: set[asyncio.Task[None]] = set()
         self._members: set[MemberConnection] = set()
         self._draining = False
-        self._files: CertificateFiles[ServerContext] = CertificateFiles(
-            identity_files(settings.certificates),
-            lambda: server_context(settings.certificates, tls12=settings.tls12),
-            log=log,
-            purpose="hbone",
+
+        def make_context() -> ServerContext:
+            context = server_context(settings.certificates, tls12=settings.tls12)
+            prepare(context)
+            return context
+
+        self._files = CertificateFiles(
+            identity_files(settings.certificates), make_context, log=log, purpose=purpose
         )
 
     def __len__(self) -> int:
@@ -161,7 +193,7 @@ class MeshConnections:
             return
         transport.abort()
         self.sources.add(source_of(peer))
-        task = spawn(self._admit(sock, peer), name=f"hbone handshake {peer}")
+        task = spawn(self._admit(sock, peer), name=f"{self._purpose} handshake {peer}")
         self._handshakes.add(task)
         self._changed()
         task.add_done_callback(self._handshake_over)
@@ -170,14 +202,14 @@ class MeshConnections:
         """Raises LimitError if there is none for one more from `peer`."""
         if len(self) >= self.most:
             text = f"{self.most} connections are open, which is max_connections"
-            raise LimitError(text, HBONE_CONNECTIONS)
+            raise LimitError(text, f"{self._purpose}.max_connections")
         if self._is_full():
             raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
         settings, source = self.settings, source_of(peer)
         most = self._share(settings.max_connections_per_source or settings.max_connections)
         if self.sources.of(source) >= most:
             text = f"{most} connections from {source} are open, which is max_connections_per_source"
-            raise LimitError(text, HBONE_PER_SOURCE)
+            raise LimitError(text, f"{self._purpose}.max_connections_per_source")
 
     def _handshake_over(self, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
@@ -186,7 +218,7 @@ class MeshConnections:
     async def _admit(self, sock: socket.socket, peer: str) -> None:
         loop = asyncio.get_running_loop()
         accepted = loop.time()
-        member = MemberConnection(client=False, on_request=self._request, on_lost=self._lost)
+        member = self._make(self._lost)
         has_come = False
         try:
             with sock:
@@ -237,6 +269,7 @@ class MeshConnections:
         self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
         if self._draining:
             member.drain()
+        self._admitted(member)
         return True
 
     def _lost(self, connection: Connection) -> None:

@@ -222,6 +222,11 @@ def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
         fixed["hbone"] = dataclasses.replace(running.hbone, **reloaded)
     if fixed["hbone"] != wanted.hbone:
         changed.append("hbone, but for its rules and limits,")
+    fixed["reverse"] = running.reverse
+    if running.reverse is not None and wanted.reverse is not None:
+        fixed["reverse"] = dataclasses.replace(running.reverse, rules=wanted.reverse.rules)
+    if fixed["reverse"] != wanted.reverse:
+        changed.append("reverse, but for its rules,")
     for name, value in limits.items():
         if getattr(wanted.limits, name) != value:
             changed.append(f"limits.{name.removesuffix('_s').removesuffix('_bytes')}")

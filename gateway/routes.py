@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, is_port, shown
+from shared import ports
 from shared.errors import NoRouteError
 from shared.net.address import MAX_PORT, Address, check_host_name
 from shared.net.mesh_tls import MeshIdentity
@@ -55,7 +56,7 @@ class TokenRule:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One rule of the table: either `tunnel` or `forward` is set."""
+    """One rule of the table: one of `tunnel`, `forward` and `reverse` is set."""
 
     host: str
     """A glob on the destination's host: `*` takes one or more characters, dots among them."""
@@ -65,6 +66,9 @@ class Route:
 
     forward: Address | None = None
     """Carry the connection as it is, over TCP to this address."""
+
+    reverse: TunnelUrl | None = None
+    """Carry it in a tunnel request to a workload that has dialled us and registered this URL's host."""
 
     connect: Address | None = None
     """Dial here instead of the tunnel URL's host."""
@@ -114,7 +118,7 @@ class Token:
 class Target:
     """Where one destination goes. For a `forward` only the first four fields have a meaning."""
 
-    kind: Literal["tunnel", "forward"]
+    kind: Literal["tunnel", "forward", "reverse"]
     route: int
     """The route's place in the table, from 0."""
 
@@ -122,7 +126,8 @@ class Target:
     """The route's line in its file."""
 
     dial: Address
-    """Where to connect: the forward address, the route's `connect`, or the URL's host and port."""
+    """Where to connect: the forward address, the route's `connect`, or the URL's host and port. Of `reverse`
+    the registered name and the port that it is registered on, until a workload is chosen."""
 
     scheme: str = ""
     host: str = ""
@@ -243,16 +248,19 @@ def _values(destination: Destination) -> dict[str, str]:
 def _target(index: int, route: Route, destination: Destination) -> Target:
     if route.forward is not None:
         return Target("forward", index, route.line, route.forward)
-    if route.tunnel is None:
-        raise NoRouteError("the route has neither tunnel nor forward")
+    url = route.tunnel or route.reverse
+    if url is None:
+        raise NoRouteError("the route has neither tunnel nor forward nor reverse")
     values = _values(destination)
-    url = route.tunnel
     host = url.host.expand(values)
     if not url.host.is_fixed:
         try:
             check_host_name(host)
         except ValueError as error:
             raise NoRouteError(f"its tunnel URL has no valid host: {error}") from error
+    if route.reverse is not None:
+        dial, path = Address(host, ports.REVERSE), url.path.expand(values)
+        return Target("reverse", index, route.line, dial, "reverse", host, path=path, authority=host)
     address = Address(host, int(url.port.expand(values)))
     bracketed = f"[{host}]" if ":" in host else host
     return Target(
@@ -296,6 +304,9 @@ def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
 def _directions(target: Target) -> list[str]:
     if target.kind == "forward":
         return [f"goes to    {target.dial}, as it is, without a tunnel"]
+    if target.kind == "reverse":
+        path = f"{target.method} {target.path}"
+        return [f"goes to    a workload that has registered {target.host}", f"asks for   {path}"]
     lines = [f"goes to    {target.method} {target.url}"]
     if target.connect_target:
         lines.append(f"asks for   {target.connect_target}")

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 from shared.errors import NoRouteError
 from shared.net.address import MAX_PORT, check_host_name, is_ipv4, read_ipv6
-from shared.ports import HTTPS
+from shared.ports import HTTPS, INBOUND_MTLS
 
 PLACEHOLDERS = ("service", "namespace", "port", "subset", "host")
 """What a template may take from a destination."""
 
 DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 """Of the schemes that a tunnel URL may have."""
+
+DEFAULT_PATH = f"/_hbone/{INBOUND_MTLS}"
+"""What a workload that has dialled us is asked for: the mTLS end."""
 
 # The path of RFC 3986 section 3.3: pchar and "/".
 _PATH = re.compile(r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
@@ -110,6 +113,17 @@ class TunnelUrl:
         url = cls.parse(text if "/" in text.partition("://")[2] else f"{text}/")
         if url.path.text != "/":
             raise ValueError("has a path, which CONNECT does not carry: the target is authority")
+        return url
+
+    @classmethod
+    def parse_registered(cls, text: str) -> TunnelUrl:
+        """Reads NAME or NAME/PATH, what a workload has registered and is asked for; without a path it is
+        DEFAULT_PATH. Raises ValueError."""
+        if "://" in text:
+            raise ValueError("is a registered name, with a path or without, and no URL")
+        url = cls.parse(f"https://{text if '/' in text else text + DEFAULT_PATH}")
+        if url.port.text != str(DEFAULT_PORTS["https"]) or is_ipv4(url.host.text) or ":" in url.host.text:
+            raise ValueError("must be a host name without a port, which is what workloads register")
         return url
 
     def origin(self) -> Template:

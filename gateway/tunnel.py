@@ -8,24 +8,28 @@ client. The hello stays with the downstream leg until then, so nothing is lost b
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.admission import Admission
 from gateway.hello import ClientLeg, turn_away
+from gateway.reverse import OK, ReverseListener
 from gateway.routes import RouteTable, Target
 from gateway.upstream import Upstreams
-from shared.errors import DOWNSTREAM_RESET, HboneError, LimitError
+from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, LimitError, StatusError
+from shared.net.address import Address
 from shared.net.dial import dial
 from shared.net.legs import Leg
 from shared.net.relay import Relay
+from shared.net.stream import Stream
 from shared.net.tcp import reset
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
-from shared.wire import istio_sni, request_context
+from shared.wire import istio_sni, request_context, tunnel_request
 from shared.wire.client_hello import ClientHello
 
 
@@ -99,6 +103,8 @@ class Tunnels:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.routes = routes
+        self.reverse: ReverseListener | None = None
+        """Where the workloads of `reverse` routes register."""
         self.open: set[Tunnel] = set()
         """Every connection from its hello until it is gone, with all that was written to it."""
         self._upstreams = upstreams
@@ -149,6 +155,8 @@ class Tunnels:
             tunnel.on_route = True
             if target.kind == "forward":
                 upstream: Leg = await dial(target.dial, self._connect_timeout_s)
+            elif target.kind == "reverse":
+                upstream = await self._open_reverse(tunnel, target)
             else:
                 upstream = await self._upstreams.open(tunnel, target)
         except HboneError as error:
@@ -178,6 +186,20 @@ class Tunnels:
             self._refuse(tunnel, ClientGoneError())
             tunnel.task.cancel()
 
+    async def _open_reverse(self, tunnel: Tunnel, target: Target) -> Stream:
+        if self.reverse is None:
+            raise DialError(f"reverse {target.host}: the port for it opens at the next start")
+        trace = (b"traceparent", tunnel.traceparent)
+        headers = tunnel_request.post("https", target.authority, target.path, None, [trace])
+        try:
+            stream = await self.reverse.open(target.host, headers, self._upstreams.response_timeout_s)
+        except StatusError as error:
+            tunnel.status = error.status
+            raise
+        tunnel.stream_id, tunnel.status = stream.id, OK
+        tunnel.target = dataclasses.replace(target, dial=Address.parse(stream.connection.peer_name))
+        return stream
+
     def _refuse(self, tunnel: Tunnel, error: HboneError) -> None:
         self.open.discard(tunnel)
         self._leave(tunnel)
@@ -190,7 +212,7 @@ class Tunnels:
             sni=tunnel.sni,
             route=tunnel.route or None,
             dst_addr=str(tunnel.target.dial) if tunnel.target else None,
-            origin=tunnel.target.url if tunnel.target and tunnel.target.kind == "tunnel" else None,
+            origin=tunnel.target.url if tunnel.target and tunnel.target.kind != "forward" else None,
             status=tunnel.status,
             tunnel_target=(tunnel.target and tunnel.target.connect_target) or None,
             traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
@@ -216,7 +238,7 @@ class Tunnels:
             sni=tunnel.sni,
             route=tunnel.route,
             dst_addr=str(target.dial) if target else None,
-            origin=target.url if target and target.kind == "tunnel" else None,
+            origin=target.url if target and target.kind != "forward" else None,
             stream=tunnel.stream_id,
             status=tunnel.status,
             tunnel_target=(target and target.connect_target) or None,

@@ -32,6 +32,9 @@ SSHD = 15022
 ZTUNNEL_SOCKS = 15080
 """ztunnel's SOCKS5 port; no tunnel of the HBONE port leads there."""
 
+REVERSE = 15441
+"""hgate: workloads that cannot be dialled connect here and register their names (the original's port)."""
+
 SNI = 15442
 """hgate: mTLS connections routed by SNI (the original's port)."""
 

@@ -52,10 +52,12 @@ NO_FAILURES = frozenset({DOWNSTREAM_RESET, LifetimeError.flag})
 LOGGER = "hbone.access"
 """Stands where other lines name their logger."""
 
-# Severity and message of the three kinds of line.
+# Severity and message of the kinds of line.
 _COMPLETE: Final = ("INFO", "connection complete")
 _FAILED: Final = ("ERROR", "connection complete")
 _REFUSED: Final = ("WARNING", "connection refused")
+_REGISTERED: Final = ("INFO", "workload registered")
+_KINDS: Final = (_COMPLETE, _FAILED, _REFUSED, _REGISTERED)
 
 
 class HasFileno(Protocol):
@@ -172,6 +174,10 @@ class AccessLog:
     def refused(self, **fields: Unpack[Fields]) -> None:
         """A connection was turned away before it had a tunnel, or broke off itself."""
         self._add(_COMPLETE if fields.get("flags") == DOWNSTREAM_RESET else _REFUSED, fields)
+
+    def registered(self, **fields: Unpack[Fields]) -> None:
+        """A workload that has dialled us has its name now; a line of `tunnel` tells the end of that."""
+        self._add(_REGISTERED, fields)
 
     def flush(self) -> None:
         """Writes what waits, as far as the output takes it now."""
@@ -292,16 +298,13 @@ def _json(component: str) -> _Style:
     after = f'","logger":"{LOGGER}","component":{encode_basestring_ascii(component)}'
     around = {
         (severity, message): (f'{{"severity":"{severity}","message":"{message}","timestamp":"', after)
-        for severity, message in (_COMPLETE, _FAILED, _REFUSED)
+        for severity, message in _KINDS
     }
     return _Style(around, ',"{}":', lambda value: encode_basestring_ascii(cut(value)), "}\n")
 
 
 def _text() -> _Style:
-    around = {
-        (severity, message): ("", f" {severity} {LOGGER}: {message}")
-        for severity, message in (_COMPLETE, _FAILED, _REFUSED)
-    }
+    around = {(severity, message): ("", f" {severity} {LOGGER}: {message}") for severity, message in _KINDS}
     return _Style(around, " {}=", text_value, "\n")
 
 

@@ -224,6 +224,60 @@ def test_the_pod_has_no_rights_it_does_not_need() -> None:
     }
 
 
+# Workloads that cannot be dialled: what is commented out holds together once it is not.
+
+
+def uncommented(path: Path, beginning: str) -> str:
+    """The file with the comments from the line `# BEGINNING` to the next line that is none taken away."""
+    lines = path.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.strip() == f"# {beginning}")
+    for number in range(start, len(lines)):
+        if not lines[number].lstrip().startswith("# "):
+            break
+        lines[number] = lines[number].replace("# ", "", 1)
+    return "\n".join(lines)
+
+
+def test_the_gateways_file_with_reverse_tunnels() -> None:
+    path = K8S / "hgate.yaml"
+    reverse = parse(uncommented(path, "reverse:"), str(path)).reverse
+    assert reverse is not None
+    assert [address.port for address in reverse.listen] == [ports.REVERSE]
+    container = yaml.safe_load(
+        uncommented(
+            K8S / "deployment.yaml",
+            "- {name: mesh, mountPath: " + f"{reverse.certificates}, readOnly: true}}",
+        )
+    )["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "mesh", "mountPath": str(reverse.certificates), "readOnly": True} in container[
+        "volumeMounts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "beginning", "found"),
+    [
+        ("deployment.yaml", "- {name: tls-reverse, containerPort: 15441}", "containerPort': 15441"),
+        ("deployment.yaml", "- name: mesh", "secretName': 'hgate-mesh"),
+        ("service.yaml", "- name: tls-reverse", "targetPort': 'tls-reverse"),
+        ("networkpolicy.yaml", "- from:", "port': 15441"),
+    ],
+)
+def test_the_manifests_with_reverse_tunnels(file: str, beginning: str, found: str) -> None:
+    assert found not in str(k8s(file))
+    assert found in str(yaml.safe_load(uncommented(K8S / file, beginning)))
+
+
+def test_cloud_run_with_reverse_tunnels() -> None:
+    path = DEPLOY / "cloudrun" / "service.yaml"
+    text = re.sub(r"# (- name: HBONE_REVERSE\w*|  value: )", r"\1", path.read_text())
+    environment = {entry["name"]: entry["value"] for entry in ingress_container(yaml.safe_load(text))["env"]}
+    reverse = from_env(environment).reverse
+    assert reverse is not None
+    assert (reverse.gateways[0].port, reverse.behind_each) == (ports.REVERSE, 2)
+    assert reverse.behind_each == k8s("deployment.yaml")["spec"]["replicas"]
+
+
 # The way of a mesh Service through the gateway to Cloud Run.
 
 

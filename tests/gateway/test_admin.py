@@ -38,6 +38,11 @@ def test_nothing_is_an_empty_list() -> None:
     assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1))) == []
 
 
+def test_workloads_that_have_registered() -> None:
+    row = {"origin": "reverse://hello.svc", "streams": 1, "room": 2}
+    assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1), [row])) == [row]
+
+
 def test_a_dump_is_for_people_too() -> None:
     assert admin.as_json({"a": [1]}).body == b'{\n  "a": [\n    1\n  ]\n}\n'
     assert b'"routes": []' in admin.config(GatewayConfig(routes=())).body

@@ -323,7 +323,7 @@ def tunnel_to(url: str) -> str:
         # Routes.
         ("routes:\n- a", "F:2: routes[0]: must be a mapping of fields, not a text"),
         ("routes:\n- tunnel: https://a/b", "F:2: routes[0].host: missing"),
-        (HOST_ONLY, "F:2: routes[0]: needs tunnel or forward"),
+        (HOST_ONLY, "F:2: routes[0]: needs tunnel or forward or reverse"),
         (
             route_with("forward: b:1"),
             "F:4: routes[0].forward: cannot stand beside tunnel, take one of them",

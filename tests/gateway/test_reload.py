@@ -17,6 +17,8 @@ import pytest
 from gateway import reload
 from gateway.config import MAX_ROUTES, GatewayConfig, Limits
 from gateway.reload import ConfigFile, Reloads, keep_fixed
+from gateway.reverse_rules import ReverseRule
+from gateway.reverse_settings import ReverseSettings
 from shared.errors import EXIT_OK, ConfigError, UnavailableError
 from shared.identity.authority import Authority
 from shared.net.address import Address
@@ -284,6 +286,19 @@ def test_what_cannot_change_while_we_run(caplog: pytest.LogCaptureFixture) -> No
     caplog.clear()
     assert keep_fixed(running, dataclasses.replace(running, listen=(Address("::", 1),))).listen[0].port == 1
     assert caplog.text == ""
+
+
+def test_of_reverse_only_the_rules_change(caplog: pytest.LogCaptureFixture) -> None:
+    rules = (ReverseRule(("*",), ("*.svc",)),)
+    running = GatewayConfig(routes=(), reverse=ReverseSettings(Path("certs"), ()))
+    wanted = dataclasses.replace(running, reverse=ReverseSettings(Path("certs"), rules))
+    assert keep_fixed(running, wanted).reverse == wanted.reverse
+    assert caplog.text == ""
+    moved = dataclasses.replace(running, reverse=ReverseSettings(Path("moved"), rules, wait_s=1.0))
+    assert keep_fixed(running, moved).reverse == wanted.reverse
+    assert "a change of reverse, but for its rules, takes effect at the next start" in caplog.text
+    assert keep_fixed(running, GatewayConfig(routes=())).reverse == running.reverse
+    assert keep_fixed(GatewayConfig(routes=()), wanted).reverse is None
 
 
 # As a process.

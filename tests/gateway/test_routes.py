@@ -75,6 +75,30 @@ def test_a_tunnel_s_target() -> None:
     assert target.url == "https://hello.demo.a.run.app/_hbone/8080/v1/hello.demo.svc.cluster.local"
 
 
+def test_a_registered_name() -> None:
+    route = Route(
+        host="*", reverse=TunnelUrl.parse_registered("{service}.{namespace}.mesh/_hbone/22"), line=3
+    )
+    target = RouteTable([route]).match(HELLO)
+    assert target == Target(
+        kind="reverse",
+        route=0,
+        line=3,
+        dial=Address("hello.demo.mesh", 15441),
+        scheme="reverse",
+        host="hello.demo.mesh",
+        path="/_hbone/22",
+        authority="hello.demo.mesh",
+    )
+    assert target.url == "reverse://hello.demo.mesh/_hbone/22"
+    assert RouteTable([route]).explain("outbound_.80_._.hello.demo.svc").splitlines()[-2:] == [
+        "goes to    a workload that has registered hello.demo.mesh",
+        "asks for   POST /_hbone/22",
+    ]
+    with pytest.raises(NoRouteError, match="has no namespace"):
+        RouteTable([route]).match(istio_sni.parse("hello"))
+
+
 def test_a_connect_s_target() -> None:
     identity = MeshIdentity(Path("/etc/certs"), ("spiffe://demo.local/**",))
     route = Route(

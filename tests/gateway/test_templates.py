@@ -80,3 +80,17 @@ def test_any_text_is_a_template_or_a_value_error(text: str) -> None:
 def test_what_is_shown_of_a_name_is_short_and_visible(text: str) -> None:
     assert len(shown(text)) <= 100
     assert shown(text).isprintable()
+
+
+def test_a_registered_name_and_its_path() -> None:
+    url = TunnelUrl.parse_registered("{service}.mesh")
+    assert (url.host.text, url.path.text) == ("{service}.mesh", "/_hbone/15003")
+    assert TunnelUrl.parse_registered("a.mesh/_hbone/22").path.text == "/_hbone/22"
+
+
+@pytest.mark.parametrize(
+    "text", ["https://a.mesh/", "a.mesh:80", "10.0.0.1", "[::1]", "", "a b", "a.mesh/?x"]
+)
+def test_what_nobody_registers(text: str) -> None:
+    with pytest.raises(ValueError):
+        TunnelUrl.parse_registered(text)

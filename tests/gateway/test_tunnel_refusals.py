@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 
 from shared.identity.authority import Authority
 from shared.net.tls import server_context
-from tests.support.gateway_world import World, tunnel
+from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, hello
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
@@ -23,6 +24,21 @@ CANCEL = 8
 REFUSED_STREAM = 7
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
+
+
+async def test_a_reverse_route_before_its_port_is_open(world: World) -> None:
+    """As after a reload that has brought both."""
+    gateway = await world.start({"host": "other", "forward": "127.0.0.1:1"})
+    config = json.loads(gateway.file.read_text())
+    config["routes"] = [{"host": GLOB, "reverse": True}]
+    config["reverse"] = {"certificates": "certs", "rules": []}
+    gateway.file.write_text(json.dumps(config))
+    gateway.reload()
+    await gateway.records.match("^reload: 1 routes")
+    assert await (await world.client()).rest() == INTERNAL_ERROR
+    line = await gateway.line()
+    assert line["flags"] == "CONNECT"
+    assert line["error"].endswith("the port for it opens at the next start")
 
 
 async def test_nobody_listens(world: World) -> None:

@@ -18,7 +18,7 @@ import h2.connection
 import h2.events
 from hyperframe.frame import GoAwayFrame
 
-from shared.net.tcp import reset
+from shared.net.tcp import address_text, reset
 from tests.support.tcp_peer import PATIENCE_S
 
 Fields = Iterable[tuple[bytes, bytes]]
@@ -150,6 +150,8 @@ class Http2Peer(asyncio.Protocol):
         self.goaway = False
         """The other end has said GOAWAY."""
         self.lost = False
+        self.pings = 0
+        """PINGs of the other end, which h2 has answered."""
         self._opened = opened
         self._requested = requested
         self._streams: dict[int, PeerStream] = {}
@@ -186,6 +188,15 @@ class Http2Peer(asyncio.Protocol):
     def tls(self) -> ssl.SSLObject:
         """The connection's TLS."""
         return cast("ssl.SSLObject", self._transport.get_extra_info("ssl_object"))
+
+    @property
+    def local_address(self) -> str:
+        """Our end as HOST:PORT: what the other end logs."""
+        return address_text(self._transport.get_extra_info("sockname"))
+
+    def pause(self) -> None:
+        """Reads nothing any more, as a peer that has gone without a word."""
+        self._transport.pause_reading()
 
     def request(
         self, method: bytes, path: bytes, fields: Fields = (), *, end: bool = False, authority: bytes = b"app"
@@ -300,6 +311,8 @@ class Http2Peer(asyncio.Protocol):
                 self._streams[number].ended = True
             case h2.events.StreamReset(stream_id=int() as number):
                 self._streams[number].reset_code = int(event.error_code or 0)
+            case h2.events.PingReceived():
+                self.pings += 1
             case h2.events.PingAckReceived():
                 self._pings_answered += 1
 

@@ -144,6 +144,17 @@ async def test_only_what_is_given(pipe: Pipe) -> None:
     ]
 
 
+async def test_a_workload_that_registered(pipe: Pipe) -> None:
+    log = AccessLog(pipe.writer, "text", "gateway")
+    log.registered(src_addr="10.1.2.3:1", sni="hello.svc", identity="spiffe://a/b", flags="-")
+    log.close()
+    (line,) = pipe.lines()
+    assert line.partition(" ")[2] == (
+        "INFO hbone.access: workload registered src.addr=10.1.2.3:1 sni=hello.svc"
+        " identity=spiffe://a/b flags=-"
+    )
+
+
 async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
     log = AccessLog(pipe.writer, "text", "gateway")
     log.tunnel(flags=DOWNSTREAM_RESET, error="connection reset")

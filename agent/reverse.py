@@ -1,0 +1,291 @@
+"""Reverse tunnels, krun's end: dials gateways, registers names there, and serves what comes back.
+
+Owned here: which connections there have to be, when one is dialled, and what becomes of it. What comes in on
+them is served as on the tunnel port (`agent/requests.py`); what is said at a registration has
+`shared/wire/registration.py`. Counterpart: `gateway/reverse.py`.
+
+For each name and each address there is a place, and for each place a task:
+
+1. A place is filled when it has as many connections as there are gateways behind the address, times the
+   worker processes of each, all to different processes (the gateway says how many, and who it is). What leads
+   to a process that we have already is closed again: a load balancer, or the kernel, dealt us to it twice.
+2. A connection that ends, or on which GOAWAY came, leaves its place at once, and a new one is dialled while
+   the streams of the old one finish.
+3. Before each dial there is a pause, which is random between nothing and a bound (full jitter), so that the
+   workloads of a gateway that has ended do not come to the next one all at once. The bound is FIRST_PAUSE_S,
+   doubled with each failure up to MAX_PAUSE_S; a connection that ends before STEADY_S counts as a failure.
+   What led to a process twice doubles it only after as many times as there are processes to find.
+4. The gateway has to prove who it is before a byte of it is looked at: here the server is who dialled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from agent.own_identity import own_trust_domain
+from agent.reverse_settings import ReverseSettings
+from shared.errors import DeniedError, HboneError, RefusedError, UpstreamError
+from shared.net.address import Address
+from shared.net.answers import answer
+from shared.net.connection import Connection
+from shared.net.dial import Origin, dial_http2
+from shared.net.mesh_tls import MeshIdentity, check_server, client_context
+from shared.net.pinged_connection import PingedConnection
+from shared.net.stream import Stream, header_value
+from shared.tasks import spawn
+from shared.wire import registration
+from shared.wire.registration import ALREADY_REGISTERED, REGISTERED, Verdict
+from shared.wire.session import SessionLimits
+
+log = logging.getLogger("hbone.agent")
+
+FIRST_PAUSE_S = 0.1
+"""A restarted hgate is there again within half a second."""
+
+MAX_PAUSE_S = 30.0
+"""How long a gateway that has come back may wait for us, at most; half of it on average."""
+
+MAX_DOUBLINGS = 20
+"""Beyond it the bound is MAX_PAUSE_S anyway."""
+
+STEADY_S = 10.0
+"""A connection that has lived so long is no sign that the next would fail."""
+
+VERDICT_S = 10.0
+"""For the gateway to say whether we are registered: one round trip after the handshake."""
+
+BAD_REQUEST = 400
+
+
+class ReverseTunnels:
+    """All registrations of this krun. `request(stream)` gets every request, `opened(connection)` and
+    `lost(connection)` are called once each for every connection that was made, in the end."""
+
+    def __init__(
+        self,
+        settings: ReverseSettings,
+        certificates: Path,
+        dial_timeout_s: float,
+        *,
+        request: Callable[[Stream], None],
+        opened: Callable[[Connection], None],
+        lost: Callable[[Connection], None],
+    ) -> None:
+        """`certificates` is the workload's folder; `dial_timeout_s` is for TCP and TLS to a gateway.
+
+        Raises UnavailableError, ConfigError or DeniedError if the certificates are none.
+        """
+        peers = settings.peers or own_trust_domain(certificates)
+        client_context(MeshIdentity(certificates, peers), asyncio.get_running_loop().time())
+        log.info("reverse: gateways have to be %s", ", ".join(peers))
+        self._places = [
+            _Place(
+                Origin("https", name, address, identity=MeshIdentity(certificates, peers, name)),
+                settings,
+                dial_timeout_s,
+                request,
+                opened,
+                lost,
+            )
+            for address in settings.gateways
+            for name in settings.names
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def registered(self) -> int:
+        """Connections that are registered now."""
+        return sum(len(place.live) for place in self._places)
+
+    def start(self) -> None:
+        """From now on registers, and registers again."""
+        self._tasks = [spawn(place.keep(), name=f"register with {place.origin}") for place in self._places]
+
+    def stop(self) -> None:
+        """Dials no more. The connections are those that `opened` was told: their ends are the owner's."""
+        for task in self._tasks:
+            task.cancel()
+
+
+class _Place:
+    """One name at one address."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        settings: ReverseSettings,
+        dial_timeout_s: float,
+        request: Callable[[Stream], None],
+        opened: Callable[[Connection], None],
+        lost: Callable[[Connection], None],
+    ) -> None:
+        self.origin = origin
+        self.live: dict[str, GatewayConnection] = {}
+        """Registered connections by the gateway's process."""
+        self.opened = opened
+        self.request = request
+        self.told_lost = lost
+        self._settings = settings
+        self._dial_timeout_s = dial_timeout_s
+        self._workers = 1  # of a gateway, as one has told
+        self._failures = 0  # in a row
+        self._repeats = 0  # connections in a row to processes that we had already
+        self._not_before = 0.0  # the loop's time of the next dial
+        self._changed = asyncio.Event()
+
+    @property
+    def address(self) -> Address:
+        """Whom it dials."""
+        return self.origin.address
+
+    @property
+    def name(self) -> str:
+        """What it registers."""
+        return self.origin.host
+
+    # What the connections tell.
+
+    def judge(self, connection: GatewayConnection, verdict: Verdict) -> int:
+        """The status that the gateway's verdict is answered with."""
+        if verdict.refusal is not None:
+            return REGISTERED
+        self._workers = verdict.workers
+        held = self.live.get(verdict.process)
+        if held is not None and held is not connection:
+            return ALREADY_REGISTERED
+        self.live[verdict.process] = connection
+        return REGISTERED
+
+    def left(self, connection: GatewayConnection) -> None:
+        """It has ended, or GOAWAY came: it counts no more."""
+        verdict = connection.verdict
+        if verdict is not None and self.live.get(verdict.process) is connection:
+            del self.live[verdict.process]
+            steady = asyncio.get_running_loop().time() - connection.made >= STEADY_S
+            self._failures = 0 if steady else self._failures + 1
+            self._pause(self._failures)
+            self._changed.set()
+
+    # The task.
+
+    async def keep(self) -> None:
+        """Fills the place, for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self.live) >= self._wanted:
+                self._changed.clear()
+                await self._changed.wait()
+            await asyncio.sleep(max(0.0, self._not_before - loop.time()))
+            try:
+                registered = await self._register()
+            except HboneError as error:
+                self._failures += 1
+                self._pause(self._failures)
+                log.warning("register %s with %s: %s", self.name, self.address, error)
+            else:
+                self._repeats = 0 if registered else self._repeats + 1
+                self._pause(self._repeats // self._wanted)
+
+    @property
+    def _wanted(self) -> int:
+        return self._settings.behind_each * self._workers
+
+    def _pause(self, doublings: int) -> None:
+        """Puts the next dial off (rule 3)."""
+        bound_s = min(FIRST_PAUSE_S * 2.0 ** min(doublings, MAX_DOUBLINGS), MAX_PAUSE_S)
+        now = asyncio.get_running_loop().time()
+        self._not_before = max(self._not_before, now + random.uniform(0.0, bound_s))
+
+    async def _register(self) -> bool:
+        """One more connection; False if it led to a process that we have already. Raises HboneError."""
+        made = await dial_http2(
+            self.origin, self._dial_timeout_s, lambda: GatewayConnection(self, self._settings)
+        )
+        connection = cast("GatewayConnection", made)
+        try:
+            async with asyncio.timeout(VERDICT_S):
+                verdict = await connection.told
+        except TimeoutError as error:
+            connection.abort("no verdict")
+            raise UpstreamError(f"no word from the gateway within {VERDICT_S:g} s") from error
+        if verdict is None:
+            cause = connection.cause or "it ended the connection"
+            raise UpstreamError(f"no word from the gateway, whose log may say why: {cause}")
+        if verdict.refusal is not None:
+            connection.drain()
+            raise DeniedError(f"the gateway refuses it: {verdict.refusal}")
+        if self.live.get(verdict.process) is not connection:
+            connection.drain()
+            return False
+        log.info("registered %s with %s, process %s", self.name, self.address, verdict.process)
+        return True
+
+
+class GatewayConnection(PingedConnection):
+    """A connection that we dialled and serve. `told` is done when the gateway has said its verdict, or with
+    None when it has ended without."""
+
+    def __init__(self, place: _Place, settings: ReverseSettings) -> None:
+        super().__init__(
+            settings.keepalive_s,
+            client=False,
+            limits=SessionLimits(max_streams=settings.streams),
+            on_request=self._take,
+            on_change=self._look_at_end,
+            on_lost=self._over,
+        )
+        loop = asyncio.get_running_loop()
+        self.told: asyncio.Future[Verdict | None] = loop.create_future()
+        self.verdict: Verdict | None = None
+        self.made = loop.time()
+        self._place = place
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._place.opened(self)
+        identity = self._place.origin.identity
+        assert identity is not None
+        try:
+            check_server(identity, transport.get_extra_info("ssl_object"))
+        except RefusedError as error:
+            self.abort(str(error))  # before it can send a request (rule 4)
+
+    def _take(self, stream: Stream) -> None:
+        if header_value(stream.headers, b":path") != registration.PATH:
+            self._place.request(stream)
+            return
+        try:
+            verdict = registration.read(stream.headers)
+        except ValueError as error:
+            answer(stream, BAD_REQUEST, str(error))
+            return
+        if self.verdict is None:
+            self.verdict = verdict
+        status = self._place.judge(self, self.verdict)
+        stream.respond([(b":status", str(status).encode())], end_stream=True)
+        self._tell(verdict)
+
+    def _look_at_end(self) -> None:
+        if not self.usable:
+            self._place.left(self)
+
+    def _over(self, connection: Connection) -> None:
+        self._place.left(self)
+        self._tell(None)
+        if self.verdict is not None and self.verdict.refusal is None and not self.ended_in_order:
+            log.warning(
+                "registration of %s with %s lost: %s",
+                self._place.name,
+                self._place.address,
+                self.cause or "closed by the gateway",
+            )
+        self._place.told_lost(connection)
+
+    def _tell(self, verdict: Verdict | None) -> None:
+        if not self.told.done():
+            self.told.set_result(verdict)

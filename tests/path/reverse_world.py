@@ -1,0 +1,232 @@
+"""A mesh whose workloads have no port: hgate and krun as processes, krun dialling hgate, and certificates.
+
+    client → hgate ← krun → its mTLS end → app
+
+Owned here: starting, stopping and killing them. What clients and apps do is the tests'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
+from hbone.demo.processes import Process
+from shared.errors import EXIT_OK
+from shared.identity.authority import Authority
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from tests.support.world import (
+    CALLER,
+    PATIENCE_S,
+    WORKLOAD,
+    Identity,
+    find_envoy,
+    free_port,
+    said,
+)
+
+GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
+OTHER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "other")
+
+KEEPALIVE_S = 0.5
+
+LONGEST_DRAIN_S = 15
+"""Shorter than the patience of whoever stops a process."""
+
+
+class ReverseWorld:
+    """Made by `world`."""
+
+    def __init__(self, folder: Path, block: ExitStack) -> None:
+        self.folder = folder
+        self.mesh = Authority.create(TRUST_DOMAIN)
+        self.gateway = Address("127.0.0.1", free_port())
+        """Where hgate takes mTLS clients."""
+        self.reverse = Address("127.0.0.1", free_port())
+        """Where it takes workloads."""
+        self._block = block
+        self._started = 0
+        for identity, more in (
+            (GATEWAY, {}),
+            (WORKLOAD, {"dns_names": (SNI, HOST)}),
+            (OTHER, {}),
+            (CALLER, {}),
+        ):
+            self.mesh.write(self.member(identity), self.mesh.issue(identity, **more))
+        self.caller = Identity(*(self.member(CALLER) / file for file in CLIENT_FILES))
+
+    def member(self, identity: SpiffeId) -> Path:
+        """The folder of its certificates."""
+        return self.folder / identity.path.strip("/").replace("/", "_")
+
+    def hgate(self, *arguments: str, **reverse: Any) -> Process:
+        """Starts one; `reverse` is for that section, beside or instead of what it has."""
+        file = self.configure(**reverse)
+        process = self._start(
+            "hgate", ["-m", "gateway", "--config", str(file), "--log-format", "json", *arguments]
+        )
+        count(process, "all " if "--workers" in arguments else "ready", 1)
+        return process
+
+    def configure(self, **reverse: Any) -> Path:
+        """Writes hgate's file."""
+        file = self.folder / "hgate.yaml"
+        file.write_text(json.dumps(self._configuration(**reverse)))
+        return file
+
+    def _configuration(self, **reverse: Any) -> dict[str, Any]:
+        rule = {
+            "from": [f"spiffe://{TRUST_DOMAIN}/ns/*/sa/*"],
+            "names": ["{service_account}.{namespace}.svc.cluster.local"],
+        }
+        return {
+            "listen": [str(self.gateway)],
+            "admin": "off",
+            "metrics": "off",
+            "health": "off",
+            "routes": [{"host": "*.demo.svc.cluster.local", "reverse": True}],
+            "limits": {"drain_delay": 0, "drain_timeout": LONGEST_DRAIN_S - 5},
+            "reverse": {
+                "listen": [str(self.reverse)],
+                "certificates": str(self.member(GATEWAY)),
+                "keepalive": KEEPALIVE_S,
+                "wait": "5s",
+                "rules": [rule],
+                **reverse,
+            },
+        }
+
+    def krun(
+        self,
+        app: Address,
+        *,
+        inbound: str = "builtin",
+        identity: SpiffeId = WORKLOAD,
+        gateway: Address | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Process:
+        """Starts one beside `app`, which has no port for tunnels and dials `gateway`, else hgate itself."""
+        if inbound == "envoy":
+            find_envoy()
+        told = {
+            "XDS_ADDR": "-",
+            "HBONE_LISTEN": "-",
+            "HBONE_REVERSE": str(gateway or self.reverse),
+            "HBONE_REVERSE_NAME": HOST,
+            "HBONE_REVERSE_PEER": str(GATEWAY),
+            "HBONE_REVERSE_KEEPALIVE": str(KEEPALIVE_S),
+            "HBONE_INBOUND": inbound,
+            "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
+            "HBONE_ENVOY_ADMIN": "127.0.0.1:0",
+            "HBONE_APP": str(app),
+            "HBONE_CERTS": str(self.member(identity)),
+            "HBONE_DRAIN_TIMEOUT": str(LONGEST_DRAIN_S - 5),
+            "HBONE_LOG_FORMAT": "json",
+        }
+        return self._start("krun", ["-m", "agent"], {**told, **(environ or {})})
+
+    def _start(self, name: str, arguments: list[str], environ: Mapping[str, str] | None = None) -> Process:
+        self._started += 1
+        process = Process(f"{name}-{self._started}", arguments, environ or {}, self.folder)
+        self._block.callback(process.stop)
+        return process
+
+
+@contextmanager
+def world(folder: Path) -> Iterator[ReverseWorld]:
+    """A mesh of which nothing runs yet; what is started ends with the block."""
+    with ExitStack() as block:
+        yield ReverseWorld(folder, block)
+
+
+def registered(krun: Process, times: int = 1) -> None:
+    """Returns when a krun has registered so many times."""
+    count(krun, f"registered {HOST} with ", times)
+
+
+def count(process: Process, beginning: str, times: int) -> None:
+    """Returns when a process has said something so many times."""
+    seen: set[int] = set()
+
+    def wanted(record: dict[str, Any]) -> bool:
+        if said(record).startswith(beginning):
+            seen.add(id(record))
+        return len(seen) >= times
+
+    process.wait_for(wanted, PATIENCE_S)
+
+
+def terminate(process: Process) -> None:
+    """Sends SIGTERM."""
+    os.kill(process._process.pid, signal.SIGTERM)
+
+
+def hang_up(process: Process) -> None:
+    """Sends SIGHUP."""
+    os.kill(process._process.pid, signal.SIGHUP)
+
+
+def kill(process: Process) -> None:
+    """Sends SIGKILL."""
+    os.kill(process._process.pid, signal.SIGKILL)
+
+
+def ends(process: Process) -> None:
+    """Holds that a process ends by itself and in order."""
+    assert process._process.wait(PATIENCE_S) == EXIT_OK
+
+
+class Wire:
+    """A TCP port that leads to another, until it is cut: then nothing passes any more and nobody is told, as
+    when a NAT has forgotten a connection. Connections made after that pass."""
+
+    def __init__(self, target: Address) -> None:
+        self._target = target
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._server.getsockname())
+        self._cut = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def cut(self) -> None:
+        """Holds up for ever what is open now."""
+        self._cut.set()
+        self._cut = threading.Event()
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._accepting.join()
+        for sock in self._sockets:
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            far = socket.create_connection((self._target.host, self._target.port))
+            self._sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=_copy, args=(source, sink, self._cut), daemon=True).start()
+
+
+def _copy(source: socket.socket, sink: socket.socket, cut: threading.Event) -> None:
+    try:
+        while (data := source.recv(65536)) and not cut.is_set():
+            sink.sendall(data)
+        if not cut.is_set():
+            sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # one of the two has ended

@@ -1,0 +1,259 @@
+"""Workloads that cannot be dialled: the whole path over connections that krun has made, and their ends.
+
+openssl s_client, or another TLS client → hgate ← krun (which listens nowhere) → Envoy or built-in → app
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from OpenSSL import SSL
+
+from hbone.demo.mesh import HOST, SNI
+from tests.path.app import App, Behaviour, echo, give_back
+from tests.path.programs import MUCH_BYTES, random_file, sha256
+from tests.path.reverse_world import (
+    OTHER,
+    ReverseWorld,
+    Wire,
+    count,
+    ends,
+    hang_up,
+    kill,
+    registered,
+    terminate,
+    world,
+)
+from tests.path.tls_client import connected, read_to_the_end
+from tests.support.world import INBOUNDS, PATIENCE_S, find_program
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[ReverseWorld]:
+    with world(tmp_path) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def app() -> Iterator[App]:
+    with App(lasting(b"only one\n")) as app:
+        yield app
+
+
+def lasting(greeting: bytes) -> Behaviour:
+    """Says who it is, then echoes; does not mind how its client ends."""
+
+    def behave(sock: socket.socket) -> None:
+        try:
+            sock.sendall(greeting)
+            echo(sock)
+        except ConnectionResetError:
+            pass
+
+    return behave
+
+
+def greeting(mesh: ReverseWorld) -> bytes:
+    """The app's, over a connection that is ended in order."""
+    with connected(mesh) as connection:
+        words = connection.recv(100)
+        connection.shutdown()
+        assert read_to_the_end(connection) == b""
+    return words
+
+
+def says_back(connection: SSL.Connection, words: bytes) -> None:
+    """Holds that a connection carries bytes both ways."""
+    connection.sendall(words)
+    assert connection.recv(100) == words
+
+
+@pytest.mark.parametrize("inbound", INBOUNDS)
+def test_64_mib_there_and_back(mesh: ReverseWorld, app: App, inbound: str, tmp_path: Path) -> None:
+    app.behave = give_back(MUCH_BYTES)
+    mesh.hgate()
+    registered(mesh.krun(app.address, inbound=inbound))
+    body, answer, caller = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer", mesh.caller
+    command = [
+        *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error"),
+        *("-connect", str(mesh.gateway), "-servername", SNI, "-verify_hostname", SNI, "-alpn", "istio"),
+        *("-cert", caller.certificates, "-key", caller.key, "-CAfile", caller.roots),
+    ]
+    with body.open("rb") as stdin, answer.open("wb") as stdout:
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sha256(answer) == sha256(body)
+
+
+def test_it_dials_until_the_gateway_is_there(mesh: ReverseWorld, app: App) -> None:
+    krun = mesh.krun(app.address)
+    count(krun, f"register {HOST} with ", 2)
+    mesh.hgate()
+    assert greeting(mesh) == b"only one\n"
+
+
+def test_a_client_that_nobody_waits_for_is_told(mesh: ReverseWorld) -> None:
+    hgate = mesh.hgate(wait=0)
+    with pytest.raises(SSL.Error, match="internal error"), connected(mesh):
+        pass
+    line = hgate.wait_for(lambda record: record.get("message") == "connection refused", PATIENCE_S)
+    assert (line["flags"], line["sni"]) == ("CONNECT", SNI)
+    assert line["error"] == f"reverse {HOST}: no workload has registered it"
+
+
+def test_a_wrong_identity_is_refused_and_told(mesh: ReverseWorld, app: App) -> None:
+    hgate = mesh.hgate()
+    krun = mesh.krun(app.address, identity=OTHER)
+    why = f"peer {OTHER} may not register {HOST}: no rule allows it"
+    count(krun, f"register {HOST} with {mesh.reverse}: the gateway refuses it: {why}", 1)
+    line = hgate.wait_for(lambda record: record.get("flags") == "DENY", PATIENCE_S)
+    assert (line["identity"], line["error"]) == (str(OTHER), why)
+
+
+def test_a_tunnels_line_says_who_carried_it(mesh: ReverseWorld, app: App) -> None:
+    hgate = mesh.hgate()
+    registered(mesh.krun(app.address))
+    greeting(mesh)
+    workload = hgate.wait_for(lambda record: record.get("message") == "workload registered", PATIENCE_S)
+    line = hgate.wait_for(lambda record: record.get("message") == "connection complete", PATIENCE_S)
+    assert line["origin"] == f"reverse://{HOST}/_hbone/15003"
+    assert line["dst.addr"] == workload["src.addr"]
+    assert (line["status"], line["flags"]) == (200, "-")
+
+
+def test_instances_take_turns_and_one_of_them_may_die(mesh: ReverseWorld) -> None:
+    mesh.hgate()
+    with ExitStack() as block:
+        one, two = (block.enter_context(App(lasting(words))) for words in (b"one\n", b"two\n"))
+        first, second = mesh.krun(one.address), mesh.krun(two.address)
+        registered(first)
+        registered(second)
+        assert {greeting(mesh) for _ in range(4)} == {b"one\n", b"two\n"}
+        kill(first)
+        assert {greeting(mesh) for _ in range(4)} == {b"two\n"}
+
+
+def test_a_killed_workload_breaks_its_tunnels(mesh: ReverseWorld, app: App) -> None:
+    mesh.hgate()
+    krun = mesh.krun(app.address)
+    registered(krun)
+    with connected(mesh) as connection:
+        assert connection.recv(100) == b"only one\n"
+        kill(krun)
+        with pytest.raises((SSL.SysCallError, ConnectionResetError)):
+            connection.recv(100)
+
+
+def test_a_reload_takes_a_name_away_and_gives_it_back(mesh: ReverseWorld, app: App) -> None:
+    hgate = mesh.hgate()
+    krun = mesh.krun(app.address)
+    registered(krun)
+    with connected(mesh) as connection:
+        assert connection.recv(100) == b"only one\n"
+        mesh.configure(rules=[])
+        hang_up(hgate)
+        count(krun, f"register {HOST} with {mesh.reverse}: ", 1)
+        says_back(connection, b"still here\n")
+        mesh.configure()
+        hang_up(hgate)
+        registered(krun, 2)
+        says_back(connection, b"and still\n")
+    assert greeting(mesh) == b"only one\n"
+
+
+# Half-open.
+
+
+@pytest.fixture
+def wire(mesh: ReverseWorld) -> Iterator[Wire]:
+    wire = Wire(mesh.reverse)
+    yield wire
+    wire.close()
+
+
+def test_a_path_that_was_forgotten_is_noticed_at_both_ends(mesh: ReverseWorld, app: App, wire: Wire) -> None:
+    hgate = mesh.hgate()
+    krun = mesh.krun(app.address, gateway=wire.address)
+    registered(krun)
+    assert greeting(mesh) == b"only one\n"
+    wire.cut()
+    registered(krun, 2)
+    hgate.wait_for(lambda record: "has not answered PING" in str(record.get("error")), PATIENCE_S)
+    count(krun, f"registration of {HOST} with {wire.address} lost: ", 1)
+    assert greeting(mesh) == b"only one\n"
+
+
+# Drain and restart.
+
+
+def test_hgate_restarts_and_workloads_come_back(mesh: ReverseWorld, app: App) -> None:
+    krun = mesh.krun(app.address)
+    for times in (1, 2, 3):
+        hgate = mesh.hgate()
+        registered(krun, times)
+        assert greeting(mesh) == b"only one\n"
+        terminate(hgate)
+        ends(hgate)
+
+
+def test_hgate_is_killed_and_workloads_come_back(mesh: ReverseWorld, app: App) -> None:
+    hgate = mesh.hgate()
+    krun = mesh.krun(app.address)
+    registered(krun)
+    kill(hgate)
+    count(krun, f"registration of {HOST} with {mesh.reverse} lost: ", 1)
+    mesh.hgate()
+    assert greeting(mesh) == b"only one\n"
+
+
+def test_a_tunnel_outlives_the_handover_to_a_successor(mesh: ReverseWorld, app: App) -> None:
+    old = mesh.hgate()
+    krun = mesh.krun(app.address)
+    registered(krun)
+    with connected(mesh) as connection:
+        assert connection.recv(100) == b"only one\n"
+        mesh.hgate()
+        terminate(old)
+        registered(krun, 2)
+        says_back(connection, b"still here\n")
+        assert greeting(mesh) == b"only one\n"
+        says_back(connection, b"and still\n")
+        connection.shutdown()
+        assert read_to_the_end(connection) == b""
+    ends(old)
+
+
+def test_a_tunnel_outlives_the_drain_of_its_workload(mesh: ReverseWorld) -> None:
+    mesh.hgate()
+    with ExitStack() as block:
+        one, two = (block.enter_context(App(lasting(words))) for words in (b"one\n", b"two\n"))
+        first = mesh.krun(one.address)
+        registered(first)
+        with connected(mesh) as connection:
+            assert connection.recv(100) == b"one\n"
+            registered(mesh.krun(two.address))
+            terminate(first)
+            count(first, "draining: ", 1)
+            assert {greeting(mesh) for _ in range(4)} == {b"two\n"}
+            says_back(connection, b"still here\n")
+            connection.shutdown()
+            assert read_to_the_end(connection) == b""
+        ends(first)
+
+
+# Workers.
+
+
+def test_with_several_workers_each_is_registered_with(mesh: ReverseWorld, app: App) -> None:
+    mesh.hgate("--workers", "3", wait=0)
+    krun = mesh.krun(app.address)
+    registered(krun, 3)
+    with ExitStack() as block:
+        # Whichever worker the kernel deals a client to.
+        for connection in [block.enter_context(connected(mesh)) for _ in range(20)]:
+            assert connection.recv(100) == b"only one\n"

@@ -1,0 +1,162 @@
+"""The reverse port in this process, without the rest of hgate, and workloads that dial it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.reverse import ReverseListener
+from gateway.reverse_rules import ReverseRule
+from gateway.reverse_settings import ReverseSettings
+from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.stream import Stream
+from shared.ops.access_log import AccessLog
+from shared.ops.metrics import TunnelMetrics
+from shared.tasks import spawn
+from shared.wire import registration, tunnel_request
+from shared.wire.registration import REGISTERED, Verdict
+from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
+from tests.support.http2_peer import Http2Peer, PeerStream
+from tests.support.tcp_peer import PATIENCE_S
+
+NAME = "hello.demo.svc.cluster.local"
+WORKLOAD = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello")
+
+OWN_NAME = ReverseRule(
+    (f"spiffe://{TRUST_DOMAIN}/ns/*/sa/*",), ("{service_account}.{namespace}.svc.cluster.local",)
+)
+"""Everybody may have the name that the certificate says."""
+
+
+class Workload:
+    """A workload that has dialled, played by the h2 library: it serves on the connection that it made."""
+
+    def __init__(self) -> None:
+        self.peer: Http2Peer
+        self.address = ""
+        """Where it has dialled from."""
+        self.requests: asyncio.Queue[PeerStream] = asyncio.Queue()
+
+    async def request(self) -> PeerStream:
+        """The gateway's next request."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.requests.get()
+
+    async def verdict(self) -> tuple[PeerStream, Verdict]:
+        """What the gateway says of the registration, not answered yet."""
+        stream = await self.request()
+        assert stream[b":path"] == registration.PATH
+        return stream, registration.read(stream.fields)
+
+    async def registered(self) -> Verdict:
+        """Answers the registration, which has to be a good one."""
+        stream, verdict = await self.verdict()
+        assert verdict.refusal is None
+        stream.respond(REGISTERED, end=True)
+        await self.peer.answered()
+        return verdict
+
+
+class ReversePort:
+    """Made by `serving`."""
+
+    def __init__(self, mesh: Mesh, listener: ReverseListener, metrics: TunnelMetrics) -> None:
+        self.mesh = mesh
+        self.listener = listener
+        self.metrics = metrics
+        self._log: asyncio.StreamReader
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.listener.addresses[0].port
+
+    async def line(self) -> dict[str, Any]:
+        """The next line of the access log."""
+        async with asyncio.timeout(PATIENCE_S):
+            line: dict[str, Any] = json.loads(await self._log.readline())
+            return line
+
+    @asynccontextmanager
+    async def dialled(
+        self, name: str = NAME, identity: SpiffeId = WORKLOAD, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Workload]:
+        """A workload's connection, which has to answer the registration itself."""
+        workload = Workload()
+        tls = tls or self.mesh.tls(self.mesh.member(identity))
+        async with asyncio.timeout(PATIENCE_S):
+            _, workload.peer = await asyncio.get_running_loop().create_connection(
+                lambda: Http2Peer(client=False, requested=workload.requests.put_nowait),
+                "127.0.0.1",
+                self.port,
+                ssl=tls,
+                server_hostname=name,
+            )
+        workload.address = workload.peer.local_address
+        try:
+            yield workload
+        finally:
+            await workload.peer.close()
+
+    @asynccontextmanager
+    async def workload(self, name: str = NAME, identity: SpiffeId = WORKLOAD) -> AsyncIterator[Workload]:
+        """A workload that is registered, its line in the log read."""
+        async with self.dialled(name, identity) as workload:
+            await workload.registered()
+            line = await self.line()
+            assert (line["message"], line["sni"]) == ("workload registered", name)
+            yield workload
+
+    def open(self, name: str = NAME, timeout_s: float = PATIENCE_S) -> asyncio.Task[Stream]:
+        """A tunnel to whoever has registered `name`."""
+        headers = tunnel_request.post("https", name, "/_hbone/15003")
+        return spawn(self.listener.open(name, headers, timeout_s), name="open")
+
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if there is no such sample yet."""
+        for family in self.metrics.collect():
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        return 0.0
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, *rules: ReverseRule, siblings: int = 1, **settings: Any
+) -> AsyncIterator[ReversePort]:
+    """A reverse port on loopback with `rules`, else OWN_NAME, and `settings`, until the block ends."""
+    mesh = Mesh(folder)
+    wanted = ReverseSettings(
+        **{
+            "certificates": mesh.member(GATEWAY),
+            "rules": rules or (OWN_NAME,),
+            "listen": (Address("127.0.0.1", 0),),
+            **settings,
+        }
+    )
+    read_end, write_end = os.pipe()
+    reader = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
+    )
+    access_log = AccessLog(write_end, "json", "hgate")
+    os.close(write_end)
+    metrics = TunnelMetrics("gateway")
+    listener = ReverseListener(wanted, access_log, metrics, siblings=siblings)
+    port = ReversePort(mesh, listener, metrics)
+    port._log = reader
+    try:
+        await listener.start()
+        yield port
+    finally:
+        await listener.close()
+        access_log.close()
+        pipe.close()
