@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from gateway import admin, metric_sums
 from gateway.admission import Admission, Doorstep, peer_of
 from gateway.config import GatewayConfig
+from gateway.forward import Forward
 from gateway.hbone import HboneListener
 from gateway.hello import EmptyConnectionError, HelloPeek
 from gateway.listeners import Listeners
@@ -119,6 +120,7 @@ class Gateway:
             response_timeout_s=limits.response_timeout_s,
             rules=RetryRules(limits.max_retries, limits.retry_budget_percent),
         )
+        self._forward = Forward(limits.connect_timeout_s, limits.splice_pipes)
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
             self._upstreams,
@@ -126,7 +128,7 @@ class Gateway:
             self.metrics,
             self._admission,
             self._clock,
-            connect_timeout_s=limits.connect_timeout_s,
+            forward=self._forward,
             changed=self._tunnel_over,
         )
         self._peeking: set[HelloPeek] = set()
@@ -251,6 +253,7 @@ class Gateway:
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
         self._pool.close()
+        self._forward.close()
         await self._ports.close()
         if self._answerer is not None:
             self._answerer.close()
@@ -265,6 +268,7 @@ class Gateway:
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
+        self._forward.pipes.most = config.limits.splice_pipes
         self._upstreams.rules = RetryRules(config.limits.max_retries, config.limits.retry_budget_percent)
         if self._reverse is not None and config.reverse is not None:
             self._reverse.use_rules(ReverseRules(config.reverse.rules))
@@ -372,7 +376,7 @@ class Gateway:
 
     def _watch_limits(self) -> None:
         """Adds the metrics of each bound, and of what came up against it."""
-        admission, memory = self._admission, self._memory
+        admission, memory, pipes = self._admission, self._memory, self._forward.pipes
         for name, documentation, read in (
             ("connections_open", "Downstream connections, from accept to end.", self._open_connections),
             (
@@ -388,6 +392,8 @@ class Gateway:
             ("source_connections_limit", "Those that one may have.", lambda: admission.most_per_source),
             ("buffered_bytes", "Held for all peers, at the last look.", lambda: memory.held_bytes),
             ("buffered_bytes_limit", "That may be held; 0: no bound.", lambda: memory.most_bytes),
+            ("splice_pipes", "Pipes that hold bytes of forwarded connections.", lambda: pipes.lent),
+            ("splice_pipes_limit", "Pipes that may be lent at once.", lambda: pipes.most),
         ):
             self.metrics.watch(f"hbone_{name}", documentation, read)
         self.metrics.add(admission.refusals.families)

@@ -52,6 +52,9 @@ MIN_TIMEOUT_S = 0.001
 MAX_CONNECTIONS = 1_000_000
 """More than the ports and file descriptors of one machine serve: a slip of the finger."""
 
+MAX_PIPES = 10_000
+"""Some 10 GiB that the kernel may have to keep for slow readers."""
+
 MAX_STREAMS = 10_000
 """The same for the streams of one connection: one lost packet would hold up all of them."""
 
@@ -73,7 +76,7 @@ _IDENTITY_FIELDS = ("identity", "peer", "sni")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
 _ROUTE_LIMITS = ("max_connections", "max_tunnel_lifetime")
 _KINDS = ("tunnel", "forward", "reverse")
-_ROUTE_FIELDS = ("host", *_KINDS, *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
+_ROUTE_FIELDS = ("host", *_KINDS, "alpn", *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,10 @@ class Limits:
     retry_budget_percent: int = 20
     """`retry_budget_percent`: of the requests that wait for an origin's answer so many in a hundred may be
     retries after a 429, 502 or 503, at least 10 in all: retries must not hold a service down. As Envoy's."""
+    splice_pipes: int = 64
+    """`splice_pipes`: pipes that forwarded connections may hold at once, in each worker; only one whose
+    reader is slower than its sender holds any for longer than a moment. Beyond it bytes are copied; 0 copies
+    all. 64 of 1 MiB are what Linux grants a user without privileges (pipe-user-pages-soft)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +295,7 @@ def _limits(value: Value) -> Limits:
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
         max_retries=count("max_retries", default.max_retries, MAX_RETRIES, least=0),
         retry_budget_percent=count("retry_budget_percent", default.retry_budget_percent, 100, least=0),
+        splice_pipes=count("splice_pipes", default.splice_pipes, MAX_PIPES, least=0),
     )
 
 
@@ -312,15 +320,23 @@ def _route(value: Value, files: _NamedFiles) -> Route:
     host = given.need("host")
     host.parsed(compile_glob)
     glob = host.text().lower()
-    if (kind := given.one_of(_KINDS)) != "tunnel":
+    kind, alpn = given.one_of(_KINDS), given.get("alpn")
+    if alpn and kind != "forward":
+        raise alpn.error("has a meaning only beside forward")
+    if kind != "tunnel":
         for name in _TUNNEL_ONLY_FIELDS:
             if extra := given.get(name):
                 raise extra.error(f"has no meaning beside {kind}, only beside tunnel")
         if kind == "reverse":
             reverse = _registered(given.need("reverse"))
             return Route(glob, reverse=reverse, line=value.line, **_route_limits(given))
-        forward = given.need("forward").address(least_port=1)
-        return Route(glob, forward=forward, line=value.line, **_route_limits(given))
+        return Route(
+            glob,
+            forward=given.need("forward").address(least_port=1),
+            alpn="any" if alpn and alpn.choice(("istio", "any")) == "any" else "istio",
+            line=value.line,
+            **_route_limits(given),
+        )
     method = given.get("method")
     connects = method is not None and method.choice(("POST", "CONNECT")) == "CONNECT"
     url = given.need("tunnel").parsed(TunnelUrl.parse_origin if connects else TunnelUrl.parse)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, ClientHelloError, HboneError
+from shared.errors import ALERT_UNRECOGNIZED_NAME, DOWNSTREAM_RESET, ClientHelloError, HboneError
 from shared.net.read_buffer import READ_BUFFER
 from shared.net.tcp import TcpLeg, address_text
 from shared.wire import alerts, client_hello
@@ -41,6 +41,16 @@ class NoNameError(ClientHelloError):
 
     flag = "NO_SNI"
     alert = ALERT_UNRECOGNIZED_NAME
+
+
+class ClientGoneError(HboneError):
+    """The client broke off while its tunnel was being opened."""
+
+    flag = DOWNSTREAM_RESET
+    alert = None
+
+    def __init__(self) -> None:
+        super().__init__("the client broke off before its tunnel stood")
 
 
 class ClientLeg(TcpLeg):

@@ -36,6 +36,7 @@ DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
 """What a CONNECT asks for: the destination itself."""
 
 Method = Literal["POST", "CONNECT"]
+Alpn = Literal["istio", "any"]
 TokenKind = Literal["none", "audience", "file"]
 
 # All checks come before lower(), which turns some other letters into ASCII ones.
@@ -69,6 +70,8 @@ class Route:
 
     reverse: TunnelUrl | None = None
     """Carry it in a tunnel request to a workload that has dialled us and registered this URL's host."""
+    alpn: Alpn = "istio"
+    """Whom a forward lets in by an Istio name: only who offers one of Istio's ALPN names, or anybody."""
 
     connect: Address | None = None
     """Dial here instead of the tunnel URL's host."""
@@ -116,7 +119,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one destination goes. For a `forward` only the first four fields have a meaning."""
+    """Where one destination goes. For a `forward` only the first five fields have a meaning."""
 
     kind: Literal["tunnel", "forward", "reverse"]
     route: int
@@ -128,6 +131,9 @@ class Target:
     dial: Address
     """Where to connect: the forward address, the route's `connect`, or the URL's host and port. Of `reverse`
     the registered name and the port that it is registered on, until a workload is chosen."""
+
+    istio_alpn: bool = False
+    """The client's hello has to offer one of Istio's ALPN names."""
 
     scheme: str = ""
     host: str = ""
@@ -247,7 +253,9 @@ def _values(destination: Destination) -> dict[str, str]:
 
 def _target(index: int, route: Route, destination: Destination) -> Target:
     if route.forward is not None:
-        return Target("forward", index, route.line, route.forward)
+        # A bare name is no mesh client's: Istio's gateways do not check it either.
+        wanted = route.alpn == "istio" and bool(destination.direction)
+        return Target("forward", index, route.line, route.forward, wanted)
     url = route.tunnel or route.reverse
     if url is None:
         raise NoRouteError("the route has neither tunnel nor forward nor reverse")
@@ -260,7 +268,9 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
             raise NoRouteError(f"its tunnel URL has no valid host: {error}") from error
     if route.reverse is not None:
         dial, path = Address(host, ports.REVERSE), url.path.expand(values)
-        return Target("reverse", index, route.line, dial, "reverse", host, path=path, authority=host)
+        return Target(
+            "reverse", index, route.line, dial, scheme="reverse", host=host, path=path, authority=host
+        )
     address = Address(host, int(url.port.expand(values)))
     bracketed = f"[{host}]" if ":" in host else host
     return Target(
@@ -303,7 +313,10 @@ def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
 
 def _directions(target: Target) -> list[str]:
     if target.kind == "forward":
-        return [f"goes to    {target.dial}, as it is, without a tunnel"]
+        lines = [f"goes to    {target.dial}, as it is, without a tunnel"]
+        if target.istio_alpn:
+            lines.append(f"lets in    who offers ALPN {', '.join(sorted(istio_sni.ISTIO_ALPN))}")
+        return lines
     if target.kind == "reverse":
         path = f"{target.method} {target.path}"
         return [f"goes to    a workload that has registered {target.host}", f"asks for   {path}"]

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.admission import Admission
-from gateway.hello import ClientLeg, turn_away
+from gateway.forward import Forward
+from gateway.hello import ClientGoneError, ClientLeg, turn_away
 from gateway.reverse import OK, ReverseListener
 from gateway.routes import RouteTable, Target
 from gateway.upstream import Upstreams
 from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, LimitError, StatusError
 from shared.net.address import Address
-from shared.net.dial import dial
-from shared.net.legs import Leg
 from shared.net.relay import Relay
+from shared.net.splice import SpliceRelay
 from shared.net.stream import Stream
 from shared.net.tcp import reset
 from shared.net.tunnel_clock import TunnelClock
@@ -31,16 +31,6 @@ from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import spawn
 from shared.wire import istio_sni, request_context, tunnel_request
 from shared.wire.client_hello import ClientHello
-
-
-class ClientGoneError(HboneError):
-    """The client broke off while its tunnel was being opened."""
-
-    flag = DOWNSTREAM_RESET
-    alert = None
-
-    def __init__(self) -> None:
-        super().__init__("the client broke off before its tunnel stood")
 
 
 def _new_trace() -> bytes:
@@ -62,7 +52,7 @@ class Tunnel:
     stream_id: int | None = None
     status: int | None = None
     setup_s: float | None = None
-    relay: Relay | None = None
+    relay: Relay | SpliceRelay | None = None
     counts: RouteCounts | None = None
     counted_sent: int = 0
     counted_received: int = 0
@@ -99,7 +89,7 @@ class Tunnels:
         admission: Admission,
         clock: TunnelClock,
         *,
-        connect_timeout_s: float,
+        forward: Forward,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.routes = routes
@@ -108,18 +98,18 @@ class Tunnels:
         self.open: set[Tunnel] = set()
         """Every connection from its hello until it is gone, with all that was written to it."""
         self._upstreams = upstreams
+        self._forward = forward
         self._access_log = access_log
         self._metrics = metrics
         self._admission = admission
         self._clock = clock
-        self._connect_timeout_s = connect_timeout_s
         self._changed = changed
 
     def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
         """Carries the connection of `leg`, admitted at the loop's time `started`, to its end."""
         tunnel = Tunnel(self, leg, leg.peer_name, hello.server_name or "", started)
         self.open.add(tunnel)
-        tunnel.task = spawn(self._carry(tunnel), name=f"tunnel {tunnel.peer}")
+        tunnel.task = spawn(self._carry(tunnel, hello), name=f"tunnel {tunnel.peer}")
         leg.when_lost(lambda: self._client_gone(tunnel))
 
     def abort_all(self, error: HboneError) -> None:
@@ -144,7 +134,11 @@ class Tunnels:
         for tunnel in self.open:
             self._count(tunnel)
 
-    async def _carry(self, tunnel: Tunnel) -> None:
+    async def _carry(self, tunnel: Tunnel, hello: ClientHello) -> None:
+        def finished(relay: Relay | SpliceRelay) -> None:
+            self._finished(tunnel, relay)
+
+        relay: Relay | SpliceRelay
         try:
             destination = istio_sni.parse(tunnel.sni)
             target = self.routes.match(destination)
@@ -154,11 +148,11 @@ class Tunnels:
             self._admission.enter_route(route)
             tunnel.on_route = True
             if target.kind == "forward":
-                upstream: Leg = await dial(target.dial, self._connect_timeout_s)
+                relay = await self._forward.open(tunnel.leg, target, hello.alpn, finished)
             elif target.kind == "reverse":
-                upstream = await self._open_reverse(tunnel, target)
+                relay = Relay(tunnel.leg, await self._open_reverse(tunnel, target), finished)
             else:
-                upstream = await self._upstreams.open(tunnel, target)
+                relay = Relay(tunnel.leg, await self._upstreams.open(tunnel, target), finished)
         except HboneError as error:
             self._refuse(tunnel, ClientGoneError() if tunnel.gone else error)
             return
@@ -175,9 +169,9 @@ class Tunnels:
         counts.opened()
         tunnel.task = None  # an open tunnel has none
         tunnel.leg.when_lost(None)
-        tunnel.relay = Relay(tunnel.leg, upstream, lambda relay: self._finished(tunnel, relay))
-        tunnel.relay.start()
-        self._clock.watch(tunnel.relay, route.lifetime_s(self._clock.lifetime_s))
+        tunnel.relay = relay
+        relay.start()
+        self._clock.watch(relay, route.lifetime_s(self._clock.lifetime_s))
 
     def _client_gone(self, tunnel: Tunnel) -> None:
         """The client broke off (RST) before its tunnel stood: nobody is left to open it for. A client that
@@ -223,12 +217,12 @@ class Tunnels:
         )
         self._changed()
 
-    def _finished(self, tunnel: Tunnel, relay: Relay) -> None:
+    def _finished(self, tunnel: Tunnel, relay: Relay | SpliceRelay) -> None:
         self._clock.forget(relay)
         self._count(tunnel)
         error = relay.error
         flag = "-" if error is None else error.flag
-        if relay.broken is relay.downstream:
+        if relay.broken_downstream:
             flag = DOWNSTREAM_RESET
         if tunnel.counts is not None:
             tunnel.counts.closed(flag)

@@ -43,6 +43,7 @@ ALERT_ACCESS_DENIED = 49
 ALERT_DECODE_ERROR = 50
 ALERT_INTERNAL_ERROR = 80
 ALERT_UNRECOGNIZED_NAME = 112
+ALERT_NO_APPLICATION_PROTOCOL = 120
 
 DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
 """Response flag of a tunnel that the client broke: nobody's fault here, and in no way rare (a client that

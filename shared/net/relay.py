@@ -70,6 +70,11 @@ class Relay:
         """What this process holds for both peers."""
         return self.downstream.buffered_bytes + self.upstream.buffered_bytes
 
+    @property
+    def broken_downstream(self) -> bool:
+        """It was the client's side that broke."""
+        return self.broken is self.downstream
+
     def start(self) -> None:
         """Joins both legs; what they received so far goes on first.
 

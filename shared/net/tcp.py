@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -54,6 +55,24 @@ class TcpLeg(asyncio.BufferedProtocol):
         """Gives the transport away, to be ended by somebody else; the leg is gone."""
         self._gone = True
         return self._transport
+
+    def detach(self) -> tuple[socket.socket, bytearray]:
+        """Takes the connection out of the event loop: a bare, non-blocking socket, the caller's to close, and
+        what has been received so far. Only before the leg is joined; it is gone then.
+
+        Raises:
+            StreamResetError: the connection has broken.
+            OSError: no file descriptor is left; the leg stays as it was.
+        """
+        # A transport that has met the error has used it up: the socket would only tell of an end.
+        if self._gone or self._transport.is_closing():
+            raise self._error or StreamResetError("connection reset: closed by the peer", CANCEL)
+        sock = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+        sock.setblocking(False)
+        self._gone = True
+        self._transport.abort()  # closes its own descriptor, of which the peer hears nothing
+        early, self._early = self._early, bytearray()
+        return sock, early
 
     @property
     def peer_name(self) -> str:

@@ -131,10 +131,11 @@ def test_listeners() -> None:
 def test_limits() -> None:
     config = parse(
         "routes: []\nlimits: {hello_timeout: 500ms, connect_timeout: 3, response_timeout: 5m,"
-        " drain_delay: 2s, drain_timeout: 0, max_connections: 5, streams_per_connection: 7}",
+        " drain_delay: 2s, drain_timeout: 0, max_connections: 5, streams_per_connection: 7,"
+        " splice_pipes: 0}",
         "f.yaml",
     )
-    assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7)
+    assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7, splice_pipes=0)
     assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
     limits = parse("routes: []\nlimits: {max_retries: 0, retry_budget_percent: 0}", "f.yaml").limits
     assert limits == Limits(max_retries=0, retry_budget_percent=0)
@@ -339,6 +340,18 @@ def tunnel_to(url: str) -> str:
         (
             f"{HOST_ONLY}  method: POST\n  forward: b:1",
             "F:3: routes[0].method: has no meaning beside forward, only beside tunnel",
+        ),
+        (
+            f"{HOST_ONLY}  forward: b:1\n  alpn: h2",
+            "F:4: routes[0].alpn: must be istio or any, not 'h2'",
+        ),
+        (
+            route_with("alpn: any"),
+            "F:4: routes[0].alpn: has a meaning only beside forward",
+        ),
+        (
+            "routes: []\nlimits:\n  splice_pipes: 10001",
+            "F:3: limits.splice_pipes: must be in 0..10000, not 10001",
         ),
         (f"{HOST_ONLY}  forward: b", "F:3: routes[0].forward: no port: write HOST:PORT"),
         (f"{HOST_ONLY}  forward: b:0", "F:3: routes[0].forward: port 0 cannot be dialled"),

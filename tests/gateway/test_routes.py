@@ -26,6 +26,7 @@ from shared.wire import istio_sni
 from shared.wire.istio_sni import Destination
 
 HELLO = Destination("hello.demo.svc.cluster.local", 8080, "v1", "outbound")
+HELLO_NAME = "outbound_.8080_.v1_.hello.demo.svc.cluster.local"
 BARE = Destination("hello.demo.svc.cluster.local", None, "", "")
 
 
@@ -158,7 +159,15 @@ def test_a_bare_name_has_no_port_to_ask_for() -> None:
 
 def test_a_forward_s_target() -> None:
     target = RouteTable([forward("*", line=3)]).match(HELLO)
-    assert target == Target("forward", route=0, line=3, dial=Address("b", 1))
+    assert target == Target("forward", route=0, line=3, dial=Address("b", 1), istio_alpn=True)
+    assert "lets in    who offers ALPN istio, istio-h2," in RouteTable([forward("*")]).explain(HELLO_NAME)
+
+
+def test_a_forward_that_lets_anybody_in() -> None:
+    table = RouteTable([Route("*", forward=Address("b", 1), alpn="any")])
+    assert not table.match(HELLO).istio_alpn
+    assert "lets in" not in table.explain(HELLO_NAME)
+    assert not RouteTable([forward("*")]).match(BARE).istio_alpn, "a bare name is no mesh client's"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.admission import Admission
 from gateway.config import Limits
+from gateway.forward import Forward
 from gateway.hello import HelloPeek
 from gateway.routes import RouteTable, Target
 from gateway.token_sources import TokenSources
@@ -411,7 +412,7 @@ async def test_a_fault_of_ours_costs_one_connection(
         metrics,
         Admission(Limits, open_connections=lambda: 0),
         TunnelClock(),
-        connect_timeout_s=PATIENCE_S,
+        forward=Forward(PATIENCE_S, most_pipes=0),
     )
     peeking: set[HelloPeek] = set()
 

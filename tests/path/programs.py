@@ -49,7 +49,14 @@ def sha256(path: Path) -> str:
 @contextmanager
 def sidecar(world: World, folder: Path) -> Iterator[Address]:
     """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
-    with envoy("sidecar", _sidecar(world.gateway, world.caller), folder) as address:
+    with client_envoy(world.gateway, world.caller, folder) as address:
+        yield address
+
+
+@contextmanager
+def client_envoy(gateway: Address, caller: Identity, folder: Path) -> Iterator[Address]:
+    """The same, without the rest of the mesh."""
+    with envoy("sidecar", _sidecar(gateway, caller), folder) as address:
         yield address
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from shared.errors import StreamResetError
 from shared.net.address import Address
 from shared.net.dial import dial
 from shared.net.read_buffer import READ_BYTES
@@ -340,6 +342,48 @@ async def test_release_gives_the_transport_away() -> None:
         transport.close()
         assert await peer.ended() == FIN
         assert peer.received == b"sent"
+
+
+async def test_detach_gives_the_bare_socket_away() -> None:
+    async with dialled() as (leg, peer):
+        await peer.send(b"early")
+        await until(lambda: bool(leg._early))
+        sock, early = leg.detach()
+        with sock:
+            assert (bytes(early), sock.gettimeout()) == (b"early", 0.0)
+            for _ in range(3):  # the transport is gone by then, and the peer has heard nothing of it
+                await asyncio.sleep(0)
+            assert leg._transport.is_closing()
+            await peer.send(b"late")
+            await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, b"still here"), PATIENCE_S)
+            assert await peer.read(10) == b"still here"
+            assert sock.recv(100) == b"late"
+            peer.fin()
+            assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+        assert await peer.ended() == FIN
+
+
+async def test_detach_of_a_connection_that_has_broken() -> None:
+    """Its socket would tell of an end: the transport has used the error up."""
+    async with dialled() as (leg, peer):
+        await peer.rst()
+        await until(leg._transport.is_closing)
+        with pytest.raises(StreamResetError, match="connection reset"):
+            leg.detach()
+
+
+async def test_detach_without_a_descriptor_leaves_the_leg_as_it_was() -> None:
+    async with dialled() as (leg, peer):
+        await peer.send(b"early")
+        await until(lambda: bool(leg._early))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                leg.detach()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert joined(leg).story == [b"early"]
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,14 @@ async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
     assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
 
 
+async def test_nor_is_one_that_breaks_off_before_its_tunnel_stands(pipe: Pipe) -> None:
+    log = AccessLog(pipe.writer, "text", "gateway")
+    log.refused(flags=DOWNSTREAM_RESET, error="the client broke off")
+    log.close()
+    (line,) = pipe.lines()
+    assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0.0ms"), (0.00041, "0.4ms"), (0.0131, "13ms"), (2, "2000ms"), (86400.0, "86400000ms")],
