@@ -47,13 +47,21 @@ def tunnels(
     )
 
 
-def connections(pool: Pool, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
-    """The HTTP/2 connections to services, and those of workloads that have `registered`."""
+def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
+    """The HTTP/2 connections to services at the loop's time `now`, of those that take no new streams why; and
+    those of workloads that have `registered`."""
     return as_json(
         [
-            {"origin": str(origin.origin), "streams": connection.open_streams, "room": connection.room}
+            {
+                "origin": str(origin.origin),
+                "peer": member.connection.peer_name,
+                "state": f"draining: {member.reason}" if member.reason else "open",
+                "age_s": round(now - member.born, 3),
+                "streams": member.connection.open_streams,
+                "room": 0 if member.reason else max(0, member.room),
+            }
             for origin in pool.origins.values()
-            for connection in origin.connections
+            for member in (*origin.members, *origin.draining)
         ]
         + [dict(row) for row in registered]
     )

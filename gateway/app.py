@@ -48,14 +48,13 @@ from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
 from shared.net.retry import RetryRules
 from shared.net.tcp import reset
-from shared.net.tls import client_context
+from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.tasks import spawn
-from shared.wire.session import SessionLimits
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -65,6 +64,11 @@ log = logging.getLogger("hbone.gateway")
 NOTICE_S = 5.0
 """The drain delay where the file has none and somebody asks for readiness: two of the kubelet's probes as
 deploy/k8s has them, or the second that endpoints take to reach every node, several times over."""
+
+
+LAST_BYTES_S = 3.0
+"""How long services have to take what the last tunnels left for them. With the drain delay and the drain
+timeout before it, it stays within Kubernetes' 30 seconds."""
 
 
 class StoppedError(HboneError):
@@ -95,16 +99,7 @@ class Gateway:
         self.metrics = TunnelMetrics("gateway", more_flags=(DOWNSTREAM_RESET,))
         self.readiness = Readiness()
         limits = self._config.limits
-        self._pool = Pool(
-            connect_timeout_s=limits.connect_timeout_s,
-            streams_per_connection=limits.streams_per_connection,
-            limits=SessionLimits(
-                stream_window_bytes=limits.stream_window_bytes,
-                connection_window_bytes=limits.connection_window_bytes,
-            ),
-            opened=lambda origin: self.metrics.origin(_name(origin)).opened(),
-            closed=lambda origin: self.metrics.origin(_name(origin)).closed(),
-        )
+        self._pool = Pool(limits=limits.pool(), counts=lambda origin: self.metrics.origin(_name(origin)))
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
         self._admission = Admission(
             lambda: self._config.limits,
@@ -252,7 +247,7 @@ class Gateway:
         self._memory.close()
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
-        self._pool.close()
+        await self._pool.close(0.0 if self._force.is_set() else LAST_BYTES_S)
         self._forward.close()
         await self._ports.close()
         if self._answerer is not None:
@@ -268,17 +263,27 @@ class Gateway:
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
-        self._forward.pipes.most = config.limits.splice_pipes
-        self._upstreams.rules = RetryRules(config.limits.max_retries, config.limits.retry_budget_percent)
         if self._reverse is not None and config.reverse is not None:
             self._reverse.use_rules(ReverseRules(config.reverse.rules))
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)
-        self._clock.idle_s = self._config.limits.idle_timeout_s
-        self._clock.lifetime_s = self._config.limits.max_tunnel_lifetime_s
-        self._memory.most_bytes = self._most_buffered()
+        self._use_limits()
         await self._listeners.keep_only(config.listen)
+
+    def _use_limits(self) -> None:
+        """Those of the configuration; who is asked for them each time has them already."""
+        limits = self._config.limits
+        self._forward.connect_timeout_s = limits.connect_timeout_s
+        self._forward.pipes.most = limits.splice_pipes
+        self._upstreams.response_timeout_s = limits.response_timeout_s
+        self._upstreams.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
+        self._pool.set_limits(limits.pool())
+        if self._hbone is not None:
+            self._hbone.connect_timeout_s = limits.connect_timeout_s
+        self._clock.idle_s = limits.idle_timeout_s
+        self._clock.lifetime_s = limits.max_tunnel_lifetime_s
+        self._memory.most_bytes = self._most_buffered()
 
     # Connections.
 
@@ -392,6 +397,11 @@ class Gateway:
             ("source_connections_limit", "Those that one may have.", lambda: admission.most_per_source),
             ("buffered_bytes", "Held for all peers, at the last look.", lambda: memory.held_bytes),
             ("buffered_bytes_limit", "That may be held; 0: no bound.", lambda: memory.most_bytes),
+            (
+                "upstream_waiting_limit",
+                "Tunnels that may wait at one origin.",
+                lambda: self._pool.limits.max_waiting,
+            ),
             ("splice_pipes", "Pipes that hold bytes of forwarded connections.", lambda: pipes.lent),
             ("splice_pipes_limit", "Pipes that may be lent at once.", lambda: pipes.most),
         ):
@@ -447,8 +457,8 @@ class Gateway:
         return admin.tunnels(self._tunnels.open, now, more)
 
     def _show_connections(self, _: Request) -> Response:
-        registered = self._reverse.rows(asyncio.get_running_loop().time()) if self._reverse else []
-        return admin.connections(self._pool, registered)
+        now = asyncio.get_running_loop().time()
+        return admin.connections(self._pool, now, self._reverse.rows(now) if self._reverse else [])
 
 
 def token_sources(environ: Mapping[str, str]) -> TokenSources:
@@ -468,12 +478,11 @@ async def _within(seconds: float, *events: asyncio.Event) -> bool:
 
 
 def _prepare(config: GatewayConfig) -> RouteTable:
-    """What takes its time, in a thread. A CA file that has been renewed is read again, for connections to
-    come. Raises UnavailableError if it is none any more."""
+    """What takes its time, in a thread. CA files are read again, for connections to come. Raises
+    UnavailableError if one is none any more."""
     routes = RouteTable(config.routes)
-    client_context.cache_clear()
     for ca in {route.ca for route in config.routes if route.tunnel and route.tunnel.scheme == "https"}:
-        client_context(ca)
+        read_again(ca)
     return routes
 
 

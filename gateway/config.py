@@ -23,6 +23,7 @@ from shared import ports
 from shared.errors import ConfigError
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity
+from shared.net.pool_limits import PoolLimits
 from shared.wire.session import SessionLimits
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.SNI_ISTIO), Address("0.0.0.0", ports.SNI))
@@ -71,6 +72,16 @@ MAX_BUFFERED_BYTES = 1 << 50
 """More than any machine has."""
 MAX_RETRIES = 20
 """After 20 pauses a minute has gone by on average: more is no patience, but a loop."""
+MAX_UPSTREAM_CONNECTIONS = 10_000
+"""The same for the connections to one upstream, each of which is a file descriptor."""
+
+MAX_UPSTREAM_S = 7 * 86400.0
+"""A week: no connection of a cloud lives as long."""
+
+MIN_INTERVAL_S = 1.0
+"""What is done to every upstream in such short intervals is a flood."""
+
+_POOL = PoolLimits()
 
 _IDENTITY_FIELDS = ("identity", "peer", "sni")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
@@ -107,9 +118,50 @@ class Limits:
     """Downstream connections open at once; more are refused. Each holds two sockets' worth of buffers, and
     one file descriptor here plus its share of an upstream connection."""
 
-    streams_per_connection: int = 100
-    """Tunnels on one HTTP/2 connection to an upstream before another is opened; the upstream may allow fewer.
-    100 is what RFC 9113 section 6.5.2 asks peers to allow at least."""
+    # Of the HTTP/2 connections to an upstream; shared/net/pool_limits.py explains the defaults. With several
+    # workers each has its own.
+
+    streams_per_connection: int = _POOL.streams_per_connection
+    """Tunnels on one HTTP/2 connection to an upstream before another is opened; the upstream may allow
+    fewer."""
+
+    connections_per_origin: int = _POOL.connections_per_origin
+    """HTTP/2 connections to one upstream; when all are full, new tunnels wait for room."""
+
+    max_waiting: int = _POOL.max_waiting
+    """Tunnels that wait for a connection to one upstream, or for room on one; one more is refused."""
+
+    upstream_idle_timeout_s: float = _POOL.idle_timeout_s
+    """`upstream_idle_timeout`: how long an HTTP/2 connection without tunnels is kept."""
+
+    max_connection_age_s: float = _POOL.max_age_s
+    """`max_connection_age`: how long an HTTP/2 connection takes new tunnels, less up to a tenth by chance; it
+    ends with its last tunnel. 0: for ever."""
+
+    ping_interval_s: float = _POOL.ping_interval_s
+    """`ping_interval`: an upstream with open tunnels that has been silent so long is asked for a sign of
+    life. Google's front ends do not like it much more often. 0: never."""
+
+    resolve_interval_s: float = _POOL.resolve_interval_s
+    """`resolve_interval`: how often the name of an upstream is looked up again while there are connections to
+    it; new tunnels go to none whose address is no longer there. 0: never."""
+
+    def pool(self) -> PoolLimits:
+        """Those of the HTTP/2 connections."""
+        return PoolLimits(
+            connect_timeout_s=self.connect_timeout_s,
+            streams_per_connection=self.streams_per_connection,
+            connections_per_origin=self.connections_per_origin,
+            max_waiting=self.max_waiting,
+            idle_timeout_s=self.upstream_idle_timeout_s,
+            max_age_s=self.max_connection_age_s,
+            ping_interval_s=self.ping_interval_s,
+            resolve_interval_s=self.resolve_interval_s,
+            session=SessionLimits(
+                stream_window_bytes=self.stream_window_bytes,
+                connection_window_bytes=self.connection_window_bytes,
+            ),
+        )
 
     max_connections_per_source: int = 0
     """`max_connections_per_source`: of those, from one address; more are refused. 0: as many as in all,
@@ -259,9 +311,20 @@ def _limits(value: Value) -> Limits:
         tuple(field.name.removesuffix("_s").removesuffix("_bytes") for field in fields(Limits))
     )
 
-    def seconds(name: str, default_s: float, least_s: float = MIN_TIMEOUT_S) -> float:
+    def seconds(
+        name: str, default_s: float, least_s: float = MIN_TIMEOUT_S, most_s: float = MAX_TIMEOUT_S
+    ) -> float:
         found = given.get(name)
-        return found.duration(least_s, MAX_TIMEOUT_S) if found else default_s
+        return found.duration(least_s, most_s) if found else default_s
+
+    def interval(name: str, default_s: float) -> float:
+        found = given.get(name)
+        if found is None:
+            return default_s
+        wanted_s = found.duration(0.0, MAX_UPSTREAM_S)
+        if 0 < wanted_s < MIN_INTERVAL_S:
+            raise found.error(f"must be 0, which turns it off, or {MIN_INTERVAL_S:g}s at least")
+        return wanted_s
 
     def count(name: str, default_count: int, most: int, least: int = 1) -> int:
         found = given.get(name)
@@ -296,6 +359,16 @@ def _limits(value: Value) -> Limits:
         max_retries=count("max_retries", default.max_retries, MAX_RETRIES, least=0),
         retry_budget_percent=count("retry_budget_percent", default.retry_budget_percent, 100, least=0),
         splice_pipes=count("splice_pipes", default.splice_pipes, MAX_PIPES, least=0),
+        connections_per_origin=count(
+            "connections_per_origin", default.connections_per_origin, MAX_UPSTREAM_CONNECTIONS
+        ),
+        max_waiting=count("max_waiting", default.max_waiting, MAX_CONNECTIONS),
+        upstream_idle_timeout_s=seconds(
+            "upstream_idle_timeout", default.upstream_idle_timeout_s, most_s=MAX_UPSTREAM_S
+        ),
+        max_connection_age_s=interval("max_connection_age", default.max_connection_age_s),
+        ping_interval_s=interval("ping_interval", default.ping_interval_s),
+        resolve_interval_s=interval("resolve_interval", default.resolve_interval_s),
     )
 
 

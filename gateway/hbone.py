@@ -76,7 +76,7 @@ class HboneListener:
         self._access_log = access_log
         self._metrics = metrics
         self._counts = metrics.route(ROUTE)
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._refusals = refusals or Refusals()
         self._share = share
         self._is_full = is_full
@@ -243,7 +243,7 @@ class HboneListener:
         """Raises DialError, or DeniedError where the rules refuse what the target's name stands for."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self.connect_timeout_s):
                 endpoints = self._allowed(tunnel.identity, target, await resolve(target))
                 sock = await connect(endpoints)
                 try:
@@ -253,7 +253,7 @@ class HboneListener:
                     sock.close()
                     raise
         except TimeoutError as error:
-            text = f"connect to {target}: no answer within {self._connect_timeout_s:g} s"
+            text = f"connect to {target}: no answer within {self.connect_timeout_s:g} s"
             raise DialError(text) from error
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error

@@ -46,13 +46,6 @@ TURN_S = 0.0005
 trip took 12 ms while 1,000 routes were read."""
 
 FIXED = ("admin", "metrics", "health")
-FIXED_LIMITS = (
-    "connect_timeout_s",
-    "response_timeout_s",
-    "streams_per_connection",
-    "stream_window_bytes",
-    "connection_window_bytes",
-)
 """Fields whose change takes effect at the next start only."""
 
 Look = dict[Path, tuple[int, ...] | None]
@@ -213,7 +206,6 @@ def _taking_turns() -> Iterator[None]:
 
 def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
     """`wanted`, but for what cannot change while the gateway runs: a change of that is said in the log."""
-    limits = {name: getattr(running.limits, name) for name in FIXED_LIMITS}
     fixed: dict[str, Any] = {name: getattr(running, name) for name in FIXED}
     changed = [name for name, value in fixed.items() if getattr(wanted, name) != value]
     fixed["hbone"] = running.hbone
@@ -227,9 +219,6 @@ def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
         fixed["reverse"] = dataclasses.replace(running.reverse, rules=wanted.reverse.rules)
     if fixed["reverse"] != wanted.reverse:
         changed.append("reverse, but for its rules,")
-    for name, value in limits.items():
-        if getattr(wanted.limits, name) != value:
-            changed.append(f"limits.{name.removesuffix('_s').removesuffix('_bytes')}")
     if changed:
         log.warning("reload: a change of %s takes effect at the next start", ", ".join(changed))
-    return dataclasses.replace(wanted, **fixed, limits=dataclasses.replace(wanted.limits, **limits))
+    return dataclasses.replace(wanted, **fixed)

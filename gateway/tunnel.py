@@ -129,6 +129,11 @@ class Tunnels:
         else:
             tunnel.relay.abort(error)
 
+    def set_timeouts(self, *, connect_s: float, response_s: float) -> None:
+        """For tunnels to come, in seconds."""
+        self._connect_timeout_s = connect_s
+        self._response_timeout_s = response_s
+
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
         for tunnel in self.open:

@@ -89,7 +89,7 @@ class FrontEnd:
             self._server.close()
         for connection in list(self._connections):
             connection.close()
-        self._pool.close()
+        self._pool.drain()
 
     def _accept(self) -> Connection:
         session_limits = SessionLimits(
@@ -139,6 +139,8 @@ class FrontEnd:
             self._refuse(stream, 503, f"the container is not there: {error}")
             return
         upstream.on_response = lambda headers: stream.respond(_to_client(headers))
+        if upstream.headers:  # they came before we did
+            upstream.on_response(upstream.headers)
         relay: _Exchange
 
         def finished(ended: Relay) -> None:

@@ -45,6 +45,9 @@ a fast path full between two turns of the loop."""
 PREFACE_TIMEOUT_S = 10.0
 """How long a peer may take to its first SETTINGS; Go's servers wait as long."""
 
+PING_DATA = bytes(8)
+"""The same in every PING of ours: whatever the peer sends shows that it lives."""
+
 
 class Connection(asyncio.BufferedProtocol):
     """An HTTP/2 connection.
@@ -78,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_watch: CloseWatch | None = None
         self._preface_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
 
     # What the owner does.
 
@@ -100,7 +104,18 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def usable(self) -> bool:
         """Whether new streams may ever be opened here again."""
-        return not (self.lost or self._closing or self.session.goaway_received)
+        session = self.session
+        return not (self.lost or self._closing or session.goaway_received or session.exhausted)
+
+    @property
+    def heard_at(self) -> float:
+        """When something last came from the peer (the loop's clock, seconds); 0 before the first."""
+        return self.session.heard_at
+
+    def ping(self) -> None:
+        """Asks the peer for a sign of life; `heard_at` tells when it came."""
+        self.session.ping(PING_DATA)
+        self.flush_soon()
 
     def open(self, headers: Headers, *, end_stream: bool = False) -> Stream:
         """Client: opens a stream with these request headers.
@@ -131,6 +146,12 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         self._break_streams(f"connection to {self.peer_name} closed by us", frames.CANCEL)
         self._end()
+
+    async def wait_closed(self, timeout_s: float) -> bool:
+        """Waits until the connection is gone, with all that was written to it, for `timeout_s` seconds at
+        most; whether it is. `close` or `drain` come before."""
+        done, _ = await asyncio.wait((self._gone,), timeout=timeout_s)
+        return bool(done)
 
     def abort(self, text: str) -> None:
         """Drops the connection at once; its streams break with `text` as the reason."""
@@ -210,6 +231,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close_watch.cancel()
         cause = exc or "closed by the peer"
         self._break_streams(f"connection to {self.peer_name} lost: {cause}", frames.CANCEL)
+        self._gone.set_result(None)
         if self._on_lost is not None:
             self._on_lost(self)
 

@@ -92,11 +92,18 @@ class Origin:
         return f"{self.scheme}://{self.host} at {self.address}"
 
 
-async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connection]) -> Connection:
+async def dial_http2(
+    origin: Origin,
+    timeout_s: float,
+    make: Callable[[], Connection],
+    resolve: happy_eyeballs.Resolve = happy_eyeballs.resolve,
+) -> Connection:
     """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.
+    `resolve` looks its name up.
 
     Raises:
         DialError: TCP or TLS failed, the peer does not speak HTTP/2, or it all took over `timeout_s` seconds.
+        UnavailableError: the file of trusted certificates cannot be used, and never could.
     """
     loop = asyncio.get_running_loop()
     address = origin.address
@@ -108,10 +115,10 @@ async def dial_http2(origin: Origin, timeout_s: float, make: Callable[[], Connec
         except (ConfigError, UnavailableError) as error:
             raise DialError(f"connect to {origin}: our own certificates: {error}") from error
     else:
-        context = client_context(origin.ca) if origin.scheme == "https" else None
+        context = client_context(origin.ca, loop.time()) if origin.scheme == "https" else None
     try:
         async with asyncio.timeout(timeout_s):
-            sock = await happy_eyeballs.dial(address)
+            sock = await happy_eyeballs.dial(address, resolve)
             transport, connection = await loop.create_connection(
                 make, sock=sock, ssl=context, server_hostname=name if context else None
             )

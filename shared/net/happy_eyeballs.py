@@ -13,7 +13,7 @@ import ipaddress
 import itertools
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from shared.net.address import Address
 from shared.tasks import spawn
@@ -27,14 +27,8 @@ MAX_ADDRESSES = 8
 Endpoint = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 
 
-async def dial(address: Address) -> socket.socket:
-    """A connection to `address` over whichever of its endpoints answers first: a non-blocking socket, the
-    caller's to close. Has no deadline of its own. Raises OSError."""
-    return await connect(await resolve(address))
-
-
 async def resolve(address: Address) -> list[Endpoint]:
-    """The endpoints of `address`, families in turn, IPv6 first as the system's order has it.
+    """All endpoints of `address`, families in turn, IPv6 first as the system's order has it.
 
     Raises OSError if the name has none.
     """
@@ -45,21 +39,32 @@ async def resolve(address: Address) -> list[Endpoint]:
             address.host, address.port, type=socket.SOCK_STREAM
         )
         endpoints = [(family, name) for family, _, _, _, name in infos]
-        return _in_turn(endpoints)[:MAX_ADDRESSES]  # type: ignore[arg-type]  # of AF_INET and AF_INET6 only
+        return _in_turn(endpoints)  # type: ignore[arg-type]  # of AF_INET and AF_INET6 only
     if ip.version == 4:
         return [(socket.AF_INET, (address.host, address.port))]
     return [(socket.AF_INET6, (address.host, address.port, 0, 0))]
 
 
+Resolve = Callable[[Address], Awaitable[Sequence[Endpoint]]]
+"""What looks a name up: `resolve`, or what stands in for it."""
+
+
+async def dial(address: Address, resolve: Resolve = resolve) -> socket.socket:
+    """A connection to `address` over whichever of its endpoints answers first: a non-blocking socket, the
+    caller's to close. Has no deadline of its own. Raises OSError."""
+    return await connect(await resolve(address))
+
+
 async def connect(endpoints: Sequence[Endpoint]) -> socket.socket:
-    """The first connection that one of `endpoints` accepts: a non-blocking socket, the caller's to close.
+    """The first connection that one of `endpoints` accepts: a non-blocking socket, the caller's to close. Of
+    more than MAX_ADDRESSES the first are tried.
 
     Has no deadline of its own: the caller's cancellation ends all attempts. Raises the OSError of the last
     attempt that failed when all have.
     """
     if len(endpoints) == 1:
         return await _attempt(endpoints[0])
-    waiting = list(endpoints)
+    waiting = list(endpoints[:MAX_ADDRESSES])
     running: set[asyncio.Task[socket.socket]] = set()
     failure: OSError = OSError("no address to connect to")
     try:

@@ -1,231 +1,112 @@
-"""HTTP/2 connections to origins, each shared by many tunnels.
+"""HTTP/2 connections to all origins, each shared by many tunnels.
 
-One dialler per origin at a time, and whoever needs a stream meanwhile waits for it; another origin's dial is
-never in the way. A connection that said GOAWAY or broke is let go of; its streams end by themselves.
+Owned here: the table of origins, the limits that all share, and the end of all of them. What goes on at one
+origin is `origin_pool.py`'s. Names come from clients, so what is kept of an origin that has no connections is
+little, bounded, and only how its last dials failed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
-from shared.errors import DialError, UpstreamError
-from shared.net.connection import Connection
-from shared.net.dial import Origin, dial_http2
-from shared.net.stream import Stream
-from shared.tasks import spawn
-from shared.wire.events import Headers
-from shared.wire.session import SessionLimits
+from shared.net import happy_eyeballs
+from shared.net.dial import Origin
+from shared.net.dial_backoff import DialBackoff
+from shared.net.happy_eyeballs import Resolve
+from shared.net.origin_pool import OriginPool
+from shared.net.pool_counts import OriginCounts
+from shared.net.pool_limits import PoolLimits
 
-CONNECTIONS_PER_ORIGIN = 64
-"""With 100 streams each, 6,400 tunnels to one service: six times what one instance of it takes."""
+MAX_FAILING = 4096
+"""Origins whose failed dials are remembered, as many as the gateway's cached targets; the oldest is
+forgotten."""
 
-IDLE_S = 300.0
-"""How long a connection without streams is kept: ztunnel's pool keeps as long."""
-
-
-class OriginPool:
-    """The connections to one origin."""
-
-    def __init__(
-        self,
-        origin: Origin,
-        *,
-        connect_timeout_s: float,
-        streams_per_connection: int,
-        limits: SessionLimits | None = None,
-        opened: Callable[[Origin], None],
-        closed: Callable[[Origin], None],
-        unused: Callable[[Origin], None],
-    ) -> None:
-        self.origin = origin
-        self.connections: list[Connection] = []
-        self._connect_timeout_s = connect_timeout_s
-        self._streams_per_connection = streams_per_connection
-        self._limits = limits
-        self._dialling: asyncio.Task[None] | None = None
-        self._room_waiters: set[asyncio.Future[None]] = set()
-        self._openers = 0  # calls of `open` that have not returned
-        self._is_closed = False
-        self._idle: dict[Connection, asyncio.TimerHandle] = {}
-        self._opened = opened
-        self._closed = closed
-        self._unused = unused
-
-    @property
-    def unused(self) -> bool:
-        """No connection, none on its way, and nobody who would dial one."""
-        return not (self.connections or self._dialling is not None or self._openers)
-
-    def open_now(self, headers: Headers) -> Stream | None:
-        """A new stream on a connection that has room, or None."""
-        for connection in self.connections:
-            if connection.room > 0 and connection.open_streams < self._streams_per_connection:
-                timer = self._idle.pop(connection, None)
-                if timer is not None:
-                    timer.cancel()
-                return connection.open(headers)
-        return None
-
-    async def open(self, headers: Headers, timeout_s: float) -> Stream:
-        """A new stream with these request headers; dials, or waits for room, when it must.
-
-        Raises:
-            DialError: no connection could be made.
-            UpstreamError: after `timeout_s` seconds there is no connection, or all are full.
-        """
-        stream = self.open_now(headers)
-        if stream is not None:
-            return stream
-        self._openers += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    await self._more_room()
-                    stream = self.open_now(headers)
-                    if stream is not None:
-                        return stream
-        except TimeoutError as error:
-            count = len(self.connections)
-            what = f"no free stream on {count} connections" if count else "not connected"
-            raise UpstreamError(f"{self.origin}: {what} within {timeout_s:g} s") from error
-        finally:
-            self._openers -= 1
-            self._tell_if_unused()
-
-    def close(self) -> None:
-        """Drops all connections; whoever waits for one gets DialError."""
-        self._is_closed = True
-        if self._dialling is not None:
-            self._dialling.cancel()
-        self._wake_waiters()
-        for connection in list(self.connections):
-            connection.close()
-
-    async def _more_room(self) -> None:
-        if self._is_closed:
-            raise DialError(f"connect to {self.origin}: we are stopping")
-        if self._dialling is None and len(self.connections) < CONNECTIONS_PER_ORIGIN:
-            self._dialling = spawn(self._dial(), name=f"dial {self.origin}")
-            self._dialling.add_done_callback(self._dialled)
-        dialling = self._dialling
-        if dialling is not None:
-            # Not awaited itself: a waiter whose time is up must not take the connection from the others.
-            await asyncio.wait((dialling,))
-            if not dialling.cancelled():
-                dialling.result()
-                if not self.connections:  # lost between the dialler's last step and this one
-                    raise self._ended_at_once()
-            return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room_waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._room_waiters.discard(waiter)
-
-    async def _dial(self) -> None:
-        connection = await dial_http2(
-            self.origin,
-            self._connect_timeout_s,
-            lambda: Connection(client=True, limits=self._limits, on_change=self._changed, on_lost=self._lost),
-        )
-        if not connection.usable:
-            raise self._ended_at_once()
-        self.connections.append(connection)
-        self._opened(self.origin)
-        self._changed()  # nobody may be left who wants it
-
-    def _ended_at_once(self) -> DialError:
-        """To the waiters this is a failure like any other: they would only dial again, and again."""
-        return DialError(f"connect to {self.origin}: the peer ended the connection at once")
-
-    def _dialled(self, task: asyncio.Task[None]) -> None:
-        self._dialling = None
-        self._tell_if_unused()
-
-    def _tell_if_unused(self) -> None:
-        if self.unused:
-            self._unused(self.origin)
-
-    def _wake_waiters(self) -> None:
-        for waiter in self._room_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _changed(self) -> None:
-        """Streams ended, or a peer's limit changed: someone may have room, some connection may be idle."""
-        self._wake_waiters()
-        for connection in list(self.connections):
-            if not connection.usable:
-                self._drop(connection)
-            elif not connection.open_streams and connection not in self._idle:
-                loop = asyncio.get_running_loop()
-                self._idle[connection] = loop.call_later(IDLE_S, self._idle_over, connection)
-
-    def _idle_over(self, connection: Connection) -> None:
-        self._drop(connection)
-        connection.close()
-
-    def _lost(self, connection: Connection) -> None:
-        self._drop(connection)
-
-    def _drop(self, connection: Connection) -> None:
-        timer = self._idle.pop(connection, None)
-        if timer is not None:
-            timer.cancel()
-        if connection in self.connections:
-            self.connections.remove(connection)
-            self._closed(self.origin)
-            self._tell_if_unused()
+_DEFAULT = PoolLimits()
 
 
 class Pool:
-    """The connections to all origins. `opened` and `closed` are told about each connection."""
+    """The connections to all origins."""
 
     def __init__(
         self,
         *,
-        connect_timeout_s: float,
-        streams_per_connection: int,
-        limits: SessionLimits | None = None,
-        opened: Callable[[Origin], None] = lambda origin: None,
-        closed: Callable[[Origin], None] = lambda origin: None,
+        limits: PoolLimits | None = None,
+        connect_timeout_s: float = _DEFAULT.connect_timeout_s,
+        streams_per_connection: int = _DEFAULT.streams_per_connection,
+        counts: Callable[[Origin], OriginCounts] = lambda origin: OriginCounts(),
+        resolve: Resolve = happy_eyeballs.resolve,
+        chance: Callable[[], float] = random.random,
     ) -> None:
+        """Without `limits` those count that are given one by one. `counts(origin)` says where to count, and
+        `resolve` looks names up; `chance` gives the numbers in 0..1 that spread what would else happen at
+        once."""
         self.origins: dict[Origin, OriginPool] = {}
         """Those with a connection, or with one on its way."""
-        self._connect_timeout_s = connect_timeout_s
-        self._streams_per_connection = streams_per_connection
-        self._limits = limits
-        self._opened = opened
-        self._closed = closed
+        self.limits = limits or PoolLimits(connect_timeout_s, streams_per_connection)
+        """To be changed by `set_limits`."""
+        self._counts = counts
+        self._resolve = resolve
+        self._chance = chance
+        self._backoffs: dict[Origin, DialBackoff] = {}
+        self._is_closed = False
 
     @property
     def buffered_bytes(self) -> int:
         """What waits on all connections to be sent."""
         return sum(
-            connection.buffered_bytes for origin in self.origins.values() for connection in origin.connections
+            member.connection.buffered_bytes
+            for pool in self.origins.values()
+            for member in (*pool.members, *pool.draining)
         )
 
     def of(self, origin: Origin) -> OriginPool:
-        """The pool of one origin."""
+        """The pool of one origin; to be asked for anew each time, as one without connections is dropped."""
         pool = self.origins.get(origin)
         if pool is None:
             pool = self.origins[origin] = OriginPool(
                 origin,
-                connect_timeout_s=self._connect_timeout_s,
-                streams_per_connection=self._streams_per_connection,
-                limits=self._limits,
-                opened=self._opened,
-                closed=self._closed,
+                limits=self.limits,
+                counts=self._counts(origin),
+                backoff=self._backoffs.get(origin) or DialBackoff(self._chance),
+                resolve=self._resolve,
+                chance=self._chance,
                 unused=self._forget,
             )
+            if self._is_closed:
+                pool.drain()
         return pool
 
-    def close(self) -> None:
-        """Drops all connections."""
+    def set_limits(self, limits: PoolLimits) -> None:
+        """From now on these count, for the connections that there are, too."""
+        self.limits = limits
         for pool in list(self.origins.values()):
-            pool.close()
+            pool.set_limits(limits)
 
-    def _forget(self, origin: Origin) -> None:
-        self.origins.pop(origin, None)  # names of services long gone must not pile up
+    def drain(self) -> None:
+        """Takes no new streams: idle connections close now, others with their last stream; whoever waits for
+        a stream gets DialError."""
+        self._is_closed = True
+        for pool in list(self.origins.values()):
+            pool.drain()
+
+    async def close(self, timeout_s: float) -> None:
+        """Drains, and returns when all connections are gone with what was written to them; what is left after
+        `timeout_s` seconds is dropped."""
+        self.drain()
+        left = [member for pool in self.origins.values() for member in pool.draining]
+        ends = [member.connection.wait_closed(timeout_s) for member in left]
+        for member, is_gone in zip(left, await asyncio.gather(*ends), strict=True):
+            if not is_gone:
+                member.connection.abort(f"connection to {member.connection.peer_name} closed by us")
+
+    def _forget(self, pool: OriginPool) -> None:
+        origin = pool.origin
+        if self.origins.get(origin) is pool:
+            del self.origins[origin]
+        self._backoffs.pop(origin, None)
+        if pool.backoff.reason:
+            self._backoffs[origin] = pool.backoff
+            if len(self._backoffs) > MAX_FAILING:
+                del self._backoffs[next(iter(self._backoffs))]

@@ -25,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from shared.errors import HboneError
+from shared.net.pool_counts import OriginCounts
 
 MAX_LABELS = 1000
 """Distinct routes, and distinct origins, that are counted apart; later ones are counted as OTHER."""
@@ -98,29 +99,6 @@ class RouteCounts:
     def retried(self, reason: str) -> None:
         """A tunnel request is sent once more; `reason` is one of `shared.net.retry.REASONS`."""
         self.retries_by_reason[reason] = self.retries_by_reason.get(reason, 0) + 1
-
-
-class OriginCounts:
-    """The connections to one origin since the start."""
-
-    __slots__ = ("closed_total", "opened_total")
-
-    def __init__(self) -> None:
-        self.opened_total = 0
-        self.closed_total = 0
-
-    @property
-    def open(self) -> int:
-        """Connections that are open now."""
-        return self.opened_total - self.closed_total
-
-    def opened(self) -> None:
-        """A connection has opened; `closed` follows exactly once."""
-        self.opened_total += 1
-
-    def closed(self) -> None:
-        """A connection has ended."""
-        self.closed_total += 1
 
 
 class TunnelMetrics:
@@ -214,6 +192,21 @@ class TunnelMetrics:
         yield _counter(
             "hbone_upstream_connections_opened", by_origin, ((name, c.opened_total) for name, c in origins)
         )
+        yield _counter(
+            "hbone_upstream_connections_closed",
+            ("origin", "reason"),
+            ((name, reason, n) for name, c in origins for reason, n in c.closed_by_reason.items()),
+        )
+        yield _gauge(
+            "hbone_upstream_connections_draining", by_origin, ((name, c.draining) for name, c in origins)
+        )
+        yield _counter(
+            "hbone_upstream_dials_failed", by_origin, ((name, c.dials_failed_total) for name, c in origins)
+        )
+        yield _gauge("hbone_upstream_waiting", by_origin, ((name, c.waiting) for name, c in origins))
+        yield _counter(
+            "hbone_upstream_waiting_refused", by_origin, ((name, c.refused_total) for name, c in origins)
+        )
         yield from self._istio_families()
 
     def _istio_families(self) -> Iterator[Metric]:
@@ -262,6 +255,11 @@ _DOCUMENTATION = {
     "hbone_connections_refused": "Connections turned away before they had a tunnel, by response flag.",
     "hbone_upstream_connections": "HTTP/2 connections that are open now.",
     "hbone_upstream_connections_opened": "HTTP/2 connections opened.",
+    "hbone_upstream_connections_closed": "HTTP/2 connections ended, by why they took no new streams.",
+    "hbone_upstream_connections_draining": "HTTP/2 connections that are open and take no new streams.",
+    "hbone_upstream_dials_failed": "Connections that could not be made, or ended before HTTP/2 was spoken.",
+    "hbone_upstream_waiting": "Tunnels that wait for a connection, or for room on one.",
+    "hbone_upstream_waiting_refused": "Tunnels that were not let to wait, because too many did.",
     "istio_tcp_connections_opened": "Tunnels opened, as Istio counts connections.",
     "istio_tcp_connections_closed": "Tunnels ended, as Istio counts connections.",
     "istio_tcp_sent_bytes": "Bytes of responses: carried towards the client.",

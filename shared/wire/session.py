@@ -226,10 +226,19 @@ class Session:
         return len(self._out)
 
     @property
+    def heard_at(self) -> float:
+        """The `now` of the last `receive_data`; 0 before the first."""
+        return self._now
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a client has used up its stream numbers (RFC 9113 section 5.1.1)."""
+        return self._h2.highest_outbound_stream_id >= frames.MAX_STREAM_ID - 2
+
+    @property
     def room(self) -> int:
         """How many more streams a client may open now."""
-        exhausted = self._h2.highest_outbound_stream_id >= frames.MAX_STREAM_ID - 2
-        if exhausted or self.goaway_received or self.broken:
+        if self.exhausted or self.goaway_received or self.broken:
             return 0
         if not self.peer_settings_seen:
             return STREAMS_BEFORE_SETTINGS - len(self.streams)
@@ -310,6 +319,12 @@ class Session:
                     stream.receive_window += stream.credit
                     stream.credit = 0
             self._return_credit(count)
+
+    def ping(self, data: bytes) -> None:
+        """Sends PING with these eight bytes; the peer answers at once (RFC 9113 section 6.7)."""
+        if not self.broken:
+            self._h2.ping(data)
+            self._pull()
 
     def goaway(self, code: int = frames.NO_ERROR) -> None:
         """Tells the peer that no new stream is taken; open ones go on."""

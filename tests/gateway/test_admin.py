@@ -35,12 +35,12 @@ routes:
 
 def test_nothing_is_an_empty_list() -> None:
     assert shown(admin.tunnels([], 0.0)) == []
-    assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1))) == []
+    assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1), 0.0)) == []
 
 
 def test_workloads_that_have_registered() -> None:
     row = {"origin": "reverse://hello.svc", "streams": 1, "room": 2}
-    assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1), [row])) == [row]
+    assert shown(admin.connections(Pool(), 0.0, [row])) == [row]
 
 
 def test_a_dump_is_for_people_too() -> None:

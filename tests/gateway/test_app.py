@@ -181,13 +181,75 @@ async def test_a_reload_of_a_broken_file_changes_nothing(world: World) -> None:
 
 async def test_a_reload_says_what_it_cannot_change(world: World) -> None:
     gateway = await world.start()
-    write_config(gateway.file, [tunnel(world.service.port)], connect_timeout="1s")
+    config = json.loads(gateway.file.read_text())
+    gateway.file.write_text(json.dumps({**config, "metrics": "off"}))
     gateway.reload()
-    await gateway.records.match(
-        r"^reload: a change of limits\.connect_timeout takes effect at the next start$"
-    )
+    await gateway.records.match(r"^reload: a change of metrics takes effect at the next start$")
     await gateway.records.match("^reload: 1 routes from ")
-    assert (await gateway.dump("/config"))["limits"]["connect_timeout_s"] == 10
+    assert (await gateway.dump("/config"))["metrics"] == config["metrics"]
+
+
+async def test_a_reload_changes_how_long_tunnels_wait(world: World) -> None:
+    gateway = await world.start(response_timeout="1h", connect_timeout="1h")
+    client, stream = await world.open()
+    silent = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
+    routes = [
+        tunnel(bound_address(silent).port, host="silent", tunnel="https://silent.example/_hbone/1"),
+        tunnel(world.service.port),
+    ]
+    write_config(gateway.file, routes, response_timeout="200ms", connect_timeout="100ms")
+    gateway.reload()
+    await gateway.records.match("^reload: 2 routes from ")
+    await world.client()
+    line = await gateway.line()
+    assert (line["flags"], line["error"]) == ("UPSTREAM", "no response headers within 0.2 s")
+    await world.client(hello("silent"))
+    line = await gateway.line()
+    assert (line["flags"], line["error"][-26:]) == ("CONNECT", ": not connected within 0.1 s"[-26:])
+    await world.echoes(client, stream)
+    silent.close()
+
+
+async def test_a_reload_changes_the_limits_of_connections_to_services(world: World) -> None:
+    gateway = await world.start(streams_per_connection=1, connections_per_origin=1, max_waiting=1)
+    tunnels = [await world.open()]
+    said = hello()
+    waiting = await world.client(said)
+    while await gateway.metric("hbone_upstream_waiting", origin="http://hello.example") < 1:
+        pass
+    await world.client()
+    line = await gateway.line()
+    assert (line["flags"], line["error"]) == (
+        "UPSTREAM",
+        f"http://hello.example at 127.0.0.1:{world.service.port}: 1 wait for a stream, which is max_waiting",
+    )
+    assert await gateway.metric("hbone_upstream_waiting_refused_total", origin="http://hello.example") == 1
+    assert await gateway.metric("hbone_upstream_waiting_limit") == 1
+    write_config(gateway.file, [tunnel(world.service.port)], streams_per_connection=1, max_waiting=7)
+    gateway.reload()
+    await gateway.records.match("^reload: 1 routes from ")
+    stream = await world.service.request()
+    stream.respond(200)
+    assert await stream.read(len(said)) == said
+    await world.echoes(waiting, stream)
+    tunnels.append(await world.open())
+    for pair in tunnels:
+        await world.echoes(*pair)
+    assert len(world.service.connections) == 3
+    assert await gateway.metric("hbone_upstream_waiting_limit") == 7
+
+
+async def test_the_gateway_ends_after_its_connections_to_services(world: World) -> None:
+    """Else their last bytes could end with the process."""
+    gateway = await world.start()
+    client, stream = await world.open()
+    client.end()
+    stream.end()
+    await gateway.line()
+    gateway.interrupt()
+    assert await gateway.exit_code() == 0
+    assert stream.peer.goaway
+    assert stream.peer.lost
 
 
 async def test_a_reload_changes_limits(world: World) -> None:

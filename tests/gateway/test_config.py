@@ -17,6 +17,7 @@ from gateway.templates import Template, TunnelUrl
 from gateway.yaml_nodes import MAX_FILE_BYTES
 from shared.errors import ConfigError
 from shared.net.address import Address
+from shared.net.pool_limits import PoolLimits
 from shared.wire.session import SessionLimits
 
 # The example of README and of the design, with everything that a file can hold.
@@ -136,6 +137,14 @@ def test_limits() -> None:
         "f.yaml",
     )
     assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7, splice_pipes=0)
+    config = parse(
+        "routes: []\nlimits: {connect_timeout: 3, streams_per_connection: 7, connections_per_origin: 8,"
+        " max_waiting: 9, upstream_idle_timeout: 1m, max_connection_age: 2h, ping_interval: 0,"
+        " resolve_interval: 10s}",
+        "f.yaml",
+    )
+    assert config.limits.pool() == PoolLimits(3.0, 7, 8, 9, 60.0, 7200.0, 0.0, 10.0)
+    assert Limits().pool() == PoolLimits()
     assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
     limits = parse("routes: []\nlimits: {max_retries: 0, retry_budget_percent: 0}", "f.yaml").limits
     assert limits == Limits(max_retries=0, retry_budget_percent=0)
@@ -296,6 +305,10 @@ def tunnel_to(url: str) -> str:
             "F:2: listen: 0.0.0.0:15021 is the address of both listen and health",
         ),
         # Limits.
+        (
+            "routes: []\nlimits:\n  ping_interval: 500ms",
+            "F:3: limits.ping_interval: must be 0, which turns it off, or 1s at least",
+        ),
         ("routes: []\nlimits: 5", "F:2: limits: must be a mapping of fields, not a number"),
         (
             "routes: []\nlimits:\n  helo_timeout: 1s",

@@ -279,10 +279,11 @@ async def test_the_numbers(path: Path) -> None:
 
 def test_what_cannot_change_while_we_run(caplog: pytest.LogCaptureFixture) -> None:
     running = GatewayConfig(routes=())
-    changed = dataclasses.replace(running, admin=None, limits=Limits(connect_timeout_s=1, max_connections=5))
+    limits = Limits(connect_timeout_s=1, max_connections=5)
+    changed = dataclasses.replace(running, admin=None, health=None, limits=limits)
     kept = keep_fixed(running, changed)
-    assert kept == dataclasses.replace(running, limits=Limits(max_connections=5))
-    assert "reload: a change of admin, limits.connect_timeout takes effect at the next start" in caplog.text
+    assert kept == dataclasses.replace(running, limits=limits)
+    assert "reload: a change of admin, health takes effect at the next start" in caplog.text
     caplog.clear()
     assert keep_fixed(running, dataclasses.replace(running, listen=(Address("::", 1),))).listen[0].port == 1
     assert caplog.text == ""

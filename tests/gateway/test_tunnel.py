@@ -130,13 +130,27 @@ async def test_tunnels_share_a_connection(world: World) -> None:
     for client, stream in tunnels:
         await world.echoes(client, stream)
     assert len(world.service.connections) == 1
-    assert await world.gateway.dump("/connections") == [
-        {
-            "origin": f"http://hello.example at 127.0.0.1:{world.service.port}",
-            "streams": 20,
-            "room": 80,
-        }
-    ]
+    (shown,) = await world.gateway.dump("/connections")
+    assert 0 < shown.pop("age_s") < PATIENCE_S
+    assert shown == {
+        "origin": f"http://hello.example at 127.0.0.1:{world.service.port}",
+        "peer": f"127.0.0.1:{world.service.port}",
+        "state": "open",
+        "streams": 20,
+        "room": 80,
+    }
+
+
+async def test_a_connection_that_is_let_go_says_so(world: World) -> None:
+    await world.start()
+    await world.open()
+    world.service.connections[0].say_goaway(1)
+    while (await world.gateway.dump("/connections"))[0]["state"] == "open":
+        pass
+    (shown,) = await world.gateway.dump("/connections")
+    assert (shown["state"], shown["streams"], shown["room"]) == ("draining: goaway", 1, 0)
+    origin = "http://hello.example"
+    assert await world.gateway.metric("hbone_upstream_connections_draining", origin=origin) == 1
 
 
 async def test_an_idle_tunnel_outlives_every_deadline(world: World) -> None:

@@ -352,11 +352,11 @@ class Service:
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls, tls: ssl.SSLContext | None = None) -> AsyncIterator[Service]:
-        """A service on a free loopback port, h2c or with `tls`, until the block ends."""
+    async def listening(cls, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Service]:
+        """A service on a free loopback port, or on `port`, h2c or with `tls`, until the block ends."""
         self = cls()
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._accept, "127.0.0.1", 0, ssl=tls)
+        self._listener = await loop.create_server(self._accept, "127.0.0.1", port, ssl=tls)
         self.port = self._listener.sockets[0].getsockname()[1]
         try:
             yield self

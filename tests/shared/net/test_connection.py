@@ -19,7 +19,7 @@ from shared.wire import frames
 from shared.wire.session import SessionLimits
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import SMALL, Line, Seen, Wire, feed
-from tests.shared.net.loopback import until
+from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.wire.dialogue import (
     GET,
     INITIAL_WINDOW,
@@ -393,6 +393,34 @@ async def test_what_a_peer_still_sends_to_a_drained_connection() -> None:
     assert await line.sent() == []
     assert line.connection.session.pending_bytes == 0
     assert line.connection.eof_received() is False
+
+
+async def test_waiting_for_the_end() -> None:
+    line = Line(client=True)
+    line.connection.close()
+    assert not await line.connection.wait_closed(0.001)
+    waiting = spawn(line.connection.wait_closed(PATIENCE_S), name="wait")
+    await asyncio.sleep(0)
+    line.lose()
+    assert await waiting
+    assert await line.connection.wait_closed(0)
+
+
+async def test_a_ping_and_what_comes_back() -> None:
+    line = Line(client=True)
+    before = line.connection.heard_at
+    line.connection.ping()
+    assert (await line.sent())[0].startswith("PING")
+    await until(lambda: asyncio.get_running_loop().time() > before)
+    assert line.connection.heard_at == before
+    line.get(ping(bytes(8), ack=True))
+    assert line.connection.heard_at > before
+
+
+async def test_stream_numbers_that_are_used_up() -> None:
+    line = Line(client=True)
+    line.connection.session._h2.highest_outbound_stream_id = frames.MAX_STREAM_ID - 2
+    assert (line.connection.usable, line.connection.room) == (False, 0)
 
 
 async def test_close_breaks_what_is_open() -> None:

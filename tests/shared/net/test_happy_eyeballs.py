@@ -101,6 +101,27 @@ async def test_a_name_is_looked_up() -> None:
     assert len(endpoints) == len(set(endpoints))
 
 
+async def test_of_many_addresses_the_first_are_tried() -> None:
+    dead = [closed(f"127.0.0.{number}") for number in range(1, happy_eyeballs.MAX_ADDRESSES + 1)]
+    with listening("127.0.0.99") as (_, endpoint):
+        sock = await connected(*dead[1:], endpoint)
+        sock.close()
+        with pytest.raises(ConnectionRefusedError):
+            await connected(*dead, endpoint)
+
+
+async def test_a_name_that_somebody_else_looks_up() -> None:
+    with listening("127.0.0.1") as (_, endpoint):
+
+        async def look_up(address: Address) -> list[Endpoint]:
+            assert address == Address("service.example", 443)
+            return [endpoint]
+
+        sock = await happy_eyeballs.dial(Address("service.example", 443), look_up)
+        assert sock.getpeername() == endpoint[1]
+        sock.close()
+
+
 async def test_a_name_that_is_not_there() -> None:
     with pytest.raises(OSError) as caught:
         await resolve(Address("nowhere.invalid", 80))

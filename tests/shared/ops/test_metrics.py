@@ -79,10 +79,20 @@ def test_connections_to_an_origin() -> None:
     origin = metrics.origin(ORIGIN)
     origin.opened()
     origin.opened()
-    origin.closed()
+    origin.closed("age")
+    origin.draining += 1
+    origin.dials_failed_total += 3
+    origin.waiting += 4
+    origin.refused_total += 5
     samples = scrape(metrics)
     assert samples["hbone_upstream_connections", ORIGIN] == 1
     assert samples["hbone_upstream_connections_opened_total", ORIGIN] == 2
+    assert samples["hbone_upstream_connections_closed_total", ORIGIN, "age"] == 1
+    assert samples["hbone_upstream_connections_closed_total", ORIGIN, "idle"] == 0
+    assert samples["hbone_upstream_connections_draining", ORIGIN] == 1
+    assert samples["hbone_upstream_dials_failed_total", ORIGIN] == 3
+    assert samples["hbone_upstream_waiting", ORIGIN] == 4
+    assert samples["hbone_upstream_waiting_refused_total", ORIGIN] == 5
 
 
 def test_refusals_are_there_before_the_first() -> None:
@@ -152,7 +162,12 @@ def test_the_public_names() -> None:
         "hbone_tunnels_open",
         "hbone_tunnels_opened_total",
         "hbone_upstream_connections",
+        "hbone_upstream_connections_closed_total",
+        "hbone_upstream_connections_draining",
         "hbone_upstream_connections_opened_total",
+        "hbone_upstream_dials_failed_total",
+        "hbone_upstream_waiting",
+        "hbone_upstream_waiting_refused_total",
         "hbone_upstream_retries_over_budget_total",
         "hbone_upstream_retries_total",
         "istio_build",

@@ -731,3 +731,22 @@ def test_what_came_before_an_error_is_told() -> None:
         talk.session.receive_data(headers(1, POST) + data(1, b"x") + frame(frames.DATA, 0, 0))
     assert told(talk.session.events()) == [("request", 1, b"POST", False), ("data", 1, b"x")]
     assert talk.session.room == 0
+
+
+def test_a_ping_of_ours() -> None:
+    talk = Dialogue.client()
+    talk.session.ping(b"01234567")
+    assert talk.session.data_to_send() == ping(b"01234567")
+    talk.session.receive_data(ping(b"01234567", ack=True), 7.0)
+    assert (talk.session.events(), talk.session.heard_at) == ([], 7.0)
+    talk.session.receive_data(goaway(0), 8.0)
+    talk.session.ping(b"01234567")
+    assert talk.session.data_to_send() == ping(b"01234567"), "streams that are open go on"
+
+
+def test_no_ping_on_a_broken_connection() -> None:
+    talk = Dialogue.client()
+    talk.broke(window(0, 0))
+    talk.session.data_to_send()
+    talk.session.ping(b"01234567")
+    assert talk.session.data_to_send() == b""
