@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from agent.requests import Requests
 from agent.settings import Settings
+from shared import open_files
 from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, LimitError, UnavailableError
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
 from shared.net.tcp import Surplus
-from shared.net.tunnel_server import TunnelRecord
+from shared.net.tunnel_server import GONE, OK, TunnelRecord
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from shared.wire.flood_guard import FloodLimits
+from shared.wire.session import SessionLimits
 
 if TYPE_CHECKING:
     from agent.envoy import EnvoyProcess
@@ -42,6 +45,9 @@ ENVOY_START_TIMEOUT_S = 20.0
 
 FLUSH_S = 1.0
 """For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
+
+LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
+"""Cloud Run's front end carries the requests of many clients on one connection."""
 
 ENVOY_STOP_S = 2.0
 """For Envoy to end once all tunnels are over."""
@@ -172,6 +178,7 @@ class Agent:
         return await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
 
     async def _open(self) -> None:
+        open_files.allow_many()  # only now: the app has been started
         self._requests = Requests(self._settings, self._tunnel_over)
         if self._settings.listen is not None:
             self._listener = await listen(self._settings.listen, self._accept, purpose="tunnels")
@@ -209,7 +216,13 @@ class Agent:
         assert self._requests is not None
         if len(self._connections) >= self._settings.max_connections:
             return Surplus(self._turned_away)
-        connection = Connection(client=False, on_request=self._requests.take, on_lost=self._lost)
+        connection = Connection(
+            client=False,
+            limits=LIMITS,
+            on_request=self._requests.take,
+            on_lost=self._lost,
+            idle_timeout_s=self._settings.connection_idle_timeout_s or None,
+        )
         self._connections.add(connection)
         return connection
 
@@ -287,7 +300,7 @@ class Agent:
     # Records.
 
     def _tunnel_over(self, record: TunnelRecord) -> None:
-        line = self._access_log.refused if record.status != 200 else self._access_log.tunnel
+        line = self._access_log.tunnel if record.status in (OK, GONE) else self._access_log.refused
         line(
             src_addr=record.peer,
             tunnel_target=record.name,

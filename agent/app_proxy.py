@@ -51,7 +51,8 @@ class AppProxy:
 
     def take(self, stream: Stream) -> None:
         """Answers a stream with the app's answer, or with 502 or 503 and the reason."""
-        spawn(self._exchange(stream), name=f"request to {self._app}")
+        exchange = spawn(self._exchange(stream), name=f"request to {self._app}")
+        stream.on_gone = lambda error: cast("None", exchange.cancel())  # the app need not hear of it
 
     async def _exchange(self, stream: Stream) -> None:
         loop = asyncio.get_running_loop()
@@ -62,6 +63,8 @@ class AppProxy:
             answer(stream, 503, f"app at {self._app}: no answer within {self._dial_timeout_s:g} s")
         except OSError as error:
             answer(stream, 503, str(DialError(f"app at {self._app}: {reason(error)}")))
+        finally:
+            stream.on_gone = None
 
 
 class _Exchange(asyncio.Protocol):

@@ -58,6 +58,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_ENVOY_ADMIN": "loopback address of Envoy's admin port (127.0.0.1:15000)",
     "HBONE_APP_START_TIMEOUT": "seconds the app has until its port is open (240)",
     "HBONE_DIAL_TIMEOUT": "seconds a tunnel's target has to accept (10)",
+    "HBONE_CONNECTION_IDLE_TIMEOUT": "seconds a connection without streams is kept, 0 for ever (3600)",
     "HBONE_DRAIN_TIMEOUT": "seconds open tunnels have to finish after SIGTERM (8)",
     "HBONE_HANDSHAKE_TIMEOUT": "seconds a client has for the built-in end's TLS handshake (10)",
     "HBONE_IDLE_TIMEOUT": "seconds without a byte after which a tunnel is reset; 0: never (3600)",
@@ -137,6 +138,10 @@ class Settings:
 
     dial_timeout_s: float = 10
     """How long a tunnel's target may take to accept: loopback needs none of it, PORT_* may lead elsewhere."""
+
+    connection_idle_timeout_s: float = 3600
+    """How long a connection to the tunnel port is kept without a stream; 0: for ever. Cloud Run's front end
+    keeps its connections and should not meet a closing one often; Envoy's default is an hour, too."""
 
     drain_timeout_s: float = 8
     """How long open tunnels may take to finish: Cloud Run kills 10 s after SIGTERM, and the app needs some
@@ -227,6 +232,9 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         envoy_admin=read("HBONE_ENVOY_ADMIN", _loopback, default.envoy_admin),
         app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", _positive, default.app_start_timeout_s),
         dial_timeout_s=read("HBONE_DIAL_TIMEOUT", _positive, default.dial_timeout_s),
+        connection_idle_timeout_s=read(
+            "HBONE_CONNECTION_IDLE_TIMEOUT", _seconds, default.connection_idle_timeout_s
+        ),
         drain_timeout_s=read("HBONE_DRAIN_TIMEOUT", _seconds, default.drain_timeout_s),
         handshake_timeout_s=read("HBONE_HANDSHAKE_TIMEOUT", _positive, default.handshake_timeout_s),
         idle_timeout_s=read("HBONE_IDLE_TIMEOUT", _seconds, default.idle_timeout_s),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +35,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from gateway.app import Gateway
-    from shared import loop
+    from shared import loop, open_files
     from shared.ops import log
     from shared.ops.access_log import AccessLog
 
     log.setup(options.log_format, options.log_level, component="hgate")
-    _allow_many_files()
+    open_files.allow_many()
     if options.workers > 1:
         from gateway.workers import Workers
 
@@ -52,13 +51,6 @@ def _serve(options: argparse.Namespace) -> int:
         return await Gateway(options.config, os.environ, access_log).run()
 
     return loop.run(serve())
-
-
-def _allow_many_files() -> None:
-    """Raises the soft limit of open files to the hard one: its usual 1024 is a tenth of max_connections, and
-    is there only for the sake of select(2), which nothing here calls."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _check(config: Path) -> int:

@@ -27,6 +27,7 @@ from shared.net.stream import Stream, header_value, status_of
 from shared.net.tls import server_context
 from shared.tasks import spawn
 from shared.wire.events import Headers
+from shared.wire.header_rules import list_bytes
 from shared.wire.session import SessionLimits
 
 log = logging.getLogger("hbone.cloudrun")
@@ -48,7 +49,8 @@ class FrontEndLimits:
     """What Google's front ends announce as MAX_CONCURRENT_STREAMS."""
 
     header_bytes: int = 60 << 10
-    """URL and headers together; 431 beyond."""
+    """URL and headers together, each field with 32 bytes more, as a container counts them (RFC 9113 section
+    6.5.2); 431 beyond."""
 
     concurrency: int = 80
     """Requests that the one instance is given at once; 429 beyond."""
@@ -104,7 +106,7 @@ class FrontEnd:
         return connection
 
     def _take(self, stream: Stream) -> None:
-        size = sum(len(name) + len(value) for name, value in stream.headers)
+        size = list_bytes(stream.headers)
         if size > self._limits.header_bytes:
             self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
             return
@@ -117,7 +119,14 @@ class FrontEnd:
             self._refuse(stream, 429, "no instance is free: concurrency is used up")
             return
         self._open_requests += 1  # here and now: a burst of requests comes in one read
-        spawn(self._forward(stream, caller), name=f"request on stream {stream.id}")
+        forwarding = spawn(self._forward(stream, caller), name=f"request on stream {stream.id}")
+
+        def gone(_error: HboneError) -> None:
+            """The client left: the container need not hear of a request that it has not got yet."""
+            if forwarding.cancel():
+                self._open_requests -= 1
+
+        stream.on_gone = gone
 
     def _check(self, headers: Headers) -> _Caller:
         if self._checker is None:
@@ -138,6 +147,7 @@ class FrontEnd:
             self._open_requests -= 1
             self._refuse(stream, 503, f"the container is not there: {error}")
             return
+        stream.on_gone = None
         upstream.on_response = lambda headers: stream.respond(_to_client(headers))
         if upstream.headers:  # they came before we did
             upstream.on_response(upstream.headers)

@@ -7,25 +7,32 @@ What the streams of one turn of the event loop send goes out in one write: fewer
 under load, at the price of one callback. A stream's bytes wait in the stream itself once the transport is
 congested or a window closed; so a connection holds at most `CONGESTED_BYTES`, and each stream one read. A
 peer that makes us hold more is dropped.
+
+What a peer may keep us waiting for has a deadline: its first SETTINGS, the rest of a frame or of a header
+block, and, on a server, a sign of life from one that takes nothing of what waits for it. A reader that pauses
+is honest and may do so for as long as a tunnel may be idle; one that is there answers a PING.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import cast
 
 from shared.errors import StreamResetError
+from shared.net.answers import answer
 from shared.net.read_buffer import READ_BUFFER, READ_BYTES
 from shared.net.stream import Stream
-from shared.net.tcp import CloseWatch, address_text
+from shared.net.tcp import CloseWatch, address_text, reset
 from shared.wire import frames
 from shared.wire.events import (
     DataReceived,
     Event,
     GoAwayReceived,
     Headers,
+    NoticeGiven,
     RequestReceived,
     ResponseReceived,
     SettingsReceived,
@@ -34,6 +41,7 @@ from shared.wire.events import (
     TrailersReceived,
     WindowOpened,
 )
+from shared.wire.header_rules import list_bytes
 from shared.wire.session import Session, SessionError, SessionLimits, StreamState
 
 log = logging.getLogger("hbone.connection")
@@ -48,12 +56,27 @@ PREFACE_TIMEOUT_S = 10.0
 PING_DATA = bytes(8)
 """The same in every PING of ours: whatever the peer sends shows that it lives."""
 
+FRAME_TIMEOUT_S = 20.0
+"""How long the rest of a frame other than DATA, or of a header block, may take: they are small and written at
+once, and a network that delivers nothing for so long has lost most of its connections anyway."""
+
+STALL_S = 20.0
+"""Between two looks at a peer that takes nothing of what waits for it: heard of before the first, asked by
+PING at the second, it is dropped at the third if it has said nothing at all."""
+
+FAIR_S = 0.001
+"""Work on one full read beyond which the others get their turn before the next: uvloop reads up to 32 times
+while reads are full. 64 KiB of large frames are a tenth of it; of one-byte frames three times as much."""
+
+HEADERS_TOO_LARGE = 431
+
 
 class Connection(asyncio.BufferedProtocol):
     """An HTTP/2 connection.
 
     `on_request(stream)` is called for each stream that a peer opens on a server. `on_change()` is called when
-    the number of streams, the peer's limit or `usable` changes; `on_lost()` once, at the end.
+    the number of streams, the peer's limit or `usable` changes; `on_lost()` once, at the end. A server's
+    connection that has had no stream for `idle_timeout_s` seconds says GOAWAY and closes; None: never.
     """
 
     def __init__(
@@ -64,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         on_request: Callable[[Stream], None] | None = None,
         on_change: Callable[[], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
+        idle_timeout_s: float | None = None,
     ) -> None:
         self.session = Session(client=client, limits=limits)
         self.congested = False
@@ -80,8 +104,14 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = False  # nothing more can be written
         self._close_watch: CloseWatch | None = None
         self._preface_timer: asyncio.TimerHandle | None = None
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._heard = True  # something has come since the last look at a stall
+        self._idle_timeout_s = idle_timeout_s
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._idle_since = self._loop.time()
 
     # What the owner does.
 
@@ -191,6 +221,8 @@ class Connection(asyncio.BufferedProtocol):
     def wait_for_room(self, stream: Stream) -> None:
         """`stream.on_room` is called when there may be room again."""
         self._waiting[stream] = None
+        if self._stall_timer is None:
+            self._watch_stall()
 
     # asyncio.BufferedProtocol.
 
@@ -199,6 +231,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=CONGESTED_BYTES)
         self.peer_name = address_text(self._transport.get_extra_info("peername"))
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
+        if self._idle_timeout_s is not None:
+            self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._look_at_idle)
         self._flush()
         self._close_if_done()
 
@@ -209,10 +243,13 @@ class Connection(asyncio.BufferedProtocol):
         if self.lost:
             return  # ended by us; the peer may not have seen it yet
         session = self.session
+        self._heard = True
+        started = time.monotonic() if nbytes == READ_BYTES else 0.0
         try:
             session.receive_data(READ_BUFFER[:nbytes], self._loop.time())
         except SessionError as error:
-            self._handle(session.events())
+            # Nobody is left to answer requests of this read: not a task, a dial or a line is spent on them.
+            self._handle([event for event in session.events() if type(event) is not RequestReceived])
             self._fail(error)
             return
         self._handle(session.events())
@@ -220,13 +257,18 @@ class Connection(asyncio.BufferedProtocol):
             self.flush_soon()
             if self.congested:
                 self._check_unsent()
+        if session.unfinished_since is not None and self._frame_timer is None:
+            self._frame_timer = self._loop.call_later(FRAME_TIMEOUT_S, self._look_at_frame)
+        if started and time.monotonic() - started > FAIR_S:
+            self._let_others()
 
     def eof_received(self) -> bool:
         return False  # a connection that cannot send cannot carry tunnels: close
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._preface_timer is not None:
-            self._preface_timer.cancel()
+        for timer in (self._preface_timer, self._frame_timer, self._stall_timer, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
         if self._close_watch is not None:
             self._close_watch.cancel()
         cause = exc or "closed by the peer"
@@ -237,6 +279,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.congested = True
+        if self._stall_timer is None:
+            self._watch_stall()
 
     def resume_writing(self) -> None:
         self.congested = False
@@ -266,7 +310,13 @@ class Connection(asyncio.BufferedProtocol):
                 stream.headers = headers
                 stream.bodiless = ended
                 state.owner = stream
-                if self._on_request is not None:
+                size = list_bytes(headers)
+                limit = self.session.limits.max_header_list_bytes
+                if size > limit:
+                    text = f"headers of {size} bytes, the limit is {limit}"
+                    log.info("refused a request of %s: %s", self.peer_name, text)
+                    answer(stream, HEADERS_TOO_LARGE, text)
+                elif self._on_request is not None:
                     self._on_request(stream)
             case ResponseReceived(StreamState(owner=Stream() as stream), headers):
                 stream.on_headers(headers)
@@ -286,6 +336,9 @@ class Connection(asyncio.BufferedProtocol):
                     self._preface_timer.cancel()
                     self._preface_timer = None
                 self._changed()
+            case NoticeGiven():
+                log.warning("%s opened too many streams in vain: it is to open none here", self.peer_name)
+                self.drain()
             case GoAwayReceived(last_stream_id, code):
                 self._goaway(last_stream_id, code)
 
@@ -309,6 +362,8 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting.pop(state.owner, None)
             # The record and the stream name each other; cut here, reference counting frees both at once.
             state.owner = None
+        if not self.session.streams:
+            self._idle_since = self._loop.time()
         self._changed()
         self._close_if_done()
 
@@ -319,6 +374,7 @@ class Connection(asyncio.BufferedProtocol):
     def _close_if_done(self) -> None:
         done = self._closing or (self.session.client and self.session.goaway_received)
         if done and not self.session.streams:
+            self.session.last_words()
             self._flush()
             self._end()
 
@@ -352,6 +408,65 @@ class Connection(asyncio.BufferedProtocol):
         if not stream.on_room() and not stream.over:
             self._waiting[stream] = None  # behind the others
         self.flush_soon()
+
+    # Deadlines and fairness.
+
+    def _let_others(self) -> None:
+        """The read loop goes on in the next turn of the event loop."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _look_at_frame(self) -> None:
+        """One timer at a time, looked at when it is over: most unfinished frames are whole a moment later."""
+        self._frame_timer = None
+        since = self.session.unfinished_since
+        if since is None or self.lost:
+            return
+        left = since + FRAME_TIMEOUT_S - self._loop.time()
+        if left > 0:
+            self._frame_timer = self._loop.call_later(left, self._look_at_frame)
+        else:
+            self.abort(f"no rest of a frame from {self.peer_name} within {FRAME_TIMEOUT_S:g} s")
+
+    def _watch_stall(self) -> None:
+        if not self.session.client:  # whom we connect to is asked by the pool
+            self._heard = True
+            self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, False)
+
+    def _look_at_stall(self, was_asked: bool) -> None:
+        self._stall_timer = None
+        if self.lost or not (self._waiting or self.congested):
+            return
+        if self._heard:
+            self._heard = was_asked = False
+        elif was_asked:
+            self._closing = True
+            self._break_streams(f"{self.peer_name} takes nothing and says nothing", frames.CANCEL)
+            if self._transport is not None:
+                reset(self._transport)  # else the kernel goes on offering it what it does not take
+            return
+        else:
+            self.session.ping(PING_DATA)
+            self._flush()
+            was_asked = True
+        self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, was_asked)
+
+    def _look_at_idle(self) -> None:
+        assert self._idle_timeout_s is not None
+        now = self._loop.time()
+        idle_s = 0.0 if self.session.streams else now - self._idle_since
+        if idle_s < self._idle_timeout_s:
+            self._idle_timer = self._loop.call_later(self._idle_timeout_s - idle_s, self._look_at_idle)
+        elif not self._closing:
+            log.debug("no stream from %s for %g s: closed", self.peer_name, self._idle_timeout_s)
+            self.drain()
 
     # Ends.
 

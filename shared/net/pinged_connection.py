@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
 from shared.net.connection import Connection
 from shared.net.stream import Stream
-from shared.wire import frames
 from shared.wire.session import SessionLimits
-
-_PING = frames.header(8, frames.PING, 0, 0) + b"hbone-ka"
 
 
 class PingedConnection(Connection):
@@ -42,8 +38,8 @@ class PingedConnection(Connection):
             client=client, limits=limits, on_request=on_request, on_change=on_change, on_lost=on_lost
         )
         self._interval_s = interval_s
-        self._heard = False  # something has arrived since the last look
-        self._pinged = False  # and we have asked for it
+        self._known_at = 0.0  # when the last look saw that something had come
+        self._pinged = False  # we have asked since
         self._look_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -67,10 +63,6 @@ class PingedConnection(Connection):
         super().connection_made(transport)
         self._look_later()
 
-    def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
-        super().buffer_updated(nbytes)
-
     def connection_lost(self, exc: Exception | None) -> None:
         if self._look_timer is not None:
             self._look_timer.cancel()
@@ -84,17 +76,12 @@ class PingedConnection(Connection):
         self._look_timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
 
     def _look(self) -> None:
-        if self._heard:
-            self._heard = self._pinged = False
+        if self.heard_at != self._known_at:
+            self._known_at, self._pinged = self.heard_at, False
         elif self._pinged:
             self.abort(f"{self.peer_name} has not answered PING within {self._interval_s:g} s")
             return
         else:
             self._pinged = True
-            self._ping()
+            self.ping()
         self._look_later()
-
-    def _ping(self) -> None:
-        self._flush()  # whole frames, so that ours comes between two of them
-        if not (self.lost or self._ended):
-            cast("asyncio.Transport", self._transport).write(_PING)

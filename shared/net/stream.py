@@ -32,7 +32,8 @@ class Stream:
     `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
     says of a request that its headers ended it.
     `trailers` are the peer's, or None. A client that sets `on_response` is told of the response headers
-    before any byte of the body is pushed.
+    before any byte of the body is pushed. A server that sets `on_gone` is told when the stream breaks before
+    it was joined to a relay.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Stream:
         "_trailers_pending",
         "bodiless",
         "headers",
+        "on_gone",
         "on_response",
         "trailers",
         "waiting",
@@ -77,6 +79,7 @@ class Stream:
         self.bodiless = False
         self.trailers: Headers | None = None
         self.on_response: Callable[[Headers], None] | None = None
+        self.on_gone: Callable[[StreamResetError], None] | None = None
 
     @property
     def id(self) -> int:
@@ -227,6 +230,8 @@ class Stream:
             self._response.set_exception(error)
         if self._relay is not None:
             self._relay.failed(self, error)
+        elif self.on_gone is not None:
+            self.on_gone(error)
 
     def on_room(self) -> bool:
         """A window opened, or the connection has room again: sends what waits. True if nothing is left."""

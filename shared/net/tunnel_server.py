@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, RefusedError
+from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, RefusedError, StreamResetError
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.legs import Leg
@@ -23,6 +23,9 @@ from shared.wire.events import Headers
 OK = 200
 UNAUTHORIZED = 401
 """The rules refuse the target, as ztunnel says it of its own."""
+GONE = 499
+"""For the record only: the peer left before it was answered. Google's status codes have this for cancelled
+requests (google/rpc/code.proto), as nginx's log has."""
 INTERNAL = 500
 UNAVAILABLE = 503
 """The target cannot be connected; ztunnel's word for it, too."""
@@ -51,7 +54,17 @@ class ServedTunnel:
     """One request for a tunnel. `finished(self)` is called once, when the tunnel is over or refused; `record`
     is there then."""
 
-    __slots__ = ("_clock", "_finished", "name", "record", "relay", "started", "stream", "target")
+    __slots__ = (
+        "_carrying",
+        "_clock",
+        "_finished",
+        "name",
+        "record",
+        "relay",
+        "started",
+        "stream",
+        "target",
+    )
 
     def __init__(
         self,
@@ -71,6 +84,8 @@ class ServedTunnel:
         self.record: TunnelRecord | None = None
         self.started = asyncio.get_running_loop().time()
         self._finished = finished
+        self._carrying: asyncio.Task[object] | None = None
+        stream.on_gone = self._gone
 
     @property
     def buffered_bytes(self) -> int:
@@ -78,10 +93,14 @@ class ServedTunnel:
         return self.stream.buffered_bytes if self.relay is None else self.relay.buffered_bytes
 
     async def carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
-        """Connects the target by `connect`, then says 200 and relays.
+        """Connects the target by `connect`, then says 200 and relays. Nothing is connected for a peer that
+        has left, and what is under way when it leaves is cancelled.
 
         `connect` has a deadline of its own, and raises DialError (503) or RefusedError (401).
         """
+        if self.record is not None:
+            return
+        self._carrying = asyncio.current_task()
         try:
             leg = await connect()
         except DialError as error:
@@ -94,9 +113,12 @@ class ServedTunnel:
             # Cancelled, or a fault of ours, which the task's end reports: the peer must not wait for ever.
             self.refuse(INTERNAL, HboneError("a fault of ours: its log says more"))
             raise
+        finally:
+            self._carrying = None
         if self.record is not None:
             leg.abort()
             return
+        self.stream.on_gone = None
         self.stream.respond([(b":status", str(OK).encode())])
         relay = self.relay = Relay(self.stream, leg, self._over)
         relay.start()
@@ -117,6 +139,12 @@ class ServedTunnel:
         else:
             self.refuse(UNAVAILABLE, error)
 
+    def _gone(self, error: StreamResetError) -> None:
+        if self.record is None:
+            self._end(GONE, DOWNSTREAM_RESET, error)
+            if self._carrying is not None:
+                self._carrying.cancel()
+
     def _over(self, relay: Relay) -> None:
         if self._clock is not None:
             self._clock.forget(relay)
@@ -126,6 +154,7 @@ class ServedTunnel:
     def _end(self, status: int, flag: str, error: HboneError | None) -> None:
         relay = self.relay
         self.relay = None  # the two name each other, and would wait for the garbage collector
+        self.stream.on_gone = None  # likewise
         self.record = TunnelRecord(
             self.stream.connection.peer_name,
             self.name,

@@ -73,9 +73,14 @@ class StreamReset(Event):
 
 @dataclass(slots=True)
 class WindowOpened(Event):
-    """There is room again for DATA on `stream`, or on the connection (None)."""
+    """There is room again for DATA on `stream`, or on the connection or all its streams (None)."""
 
     stream: StreamState | None
+
+
+@dataclass(slots=True)
+class NoticeGiven(Event):
+    """We have said GOAWAY to a peer that opened too many streams in vain: only open streams go on."""
 
 
 @dataclass(slots=True)

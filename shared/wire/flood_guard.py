@@ -2,7 +2,8 @@
 
 h2 has no protection of its own: it answers a hundred thousand PINGs, and takes streams that are opened and
 reset as fast as they come. Each budget is far above what an honest peer needs; one that uses it up gets
-GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends.
+GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends. Where the peer is a front end whose connection
+many clients share, streams opened in vain may be one client's doing: it is first given notice (`session.py`).
 
 Small DATA frames have no budget, on purpose: what is received is either passed on at once or kept as bytes
 within the window, so a small frame costs us no more than its bytes. A guard against them has ended real
@@ -22,18 +23,23 @@ class FloodLimits:
     """Bursts, and rates a second, per connection."""
 
     control_frames: float = 1000
-    """PING, SETTINGS, PRIORITY and unknown frames, each of which is work or an answer (CVE-2019-9512, -9513,
-    -9515). Envoy and nghttp2 allow as many."""
+    """PING, SETTINGS, PRIORITY, GOAWAY, unknown frames, and whatever comes on streams that are over: each is
+    work or an answer (CVE-2019-9512, -9513, -9515). Envoy and nghttp2 allow as many."""
 
     control_frames_per_s: float = 100
     """gRPC's keepalive is one PING in ten seconds; bandwidth probes send one a round trip."""
 
     resets: float = 200
     """Streams that the peer resets before we have answered (CVE-2023-44487), or makes us reset or refuse
-    (CVE-2025-8671). A front end that loses an instance's clients may reset all its 100 streams at once."""
+    (CVE-2025-8671); header lists of hundreds of fields count here too. A front end that loses an instance's
+    clients may reset all its 100 streams at once."""
 
     resets_per_s: float = 20
     """A client that gives up while its target is dialled."""
+
+    front_end: bool = False
+    """The peer may pass on what its clients do: `resets` used up is answered with GOAWAY NO_ERROR, which
+    breaks no open tunnel; as many streams again after that end the connection."""
 
     empty_data: float = 100
     """DATA frames with nothing in them that do not end the stream (CVE-2019-9518)."""
@@ -50,6 +56,10 @@ class FloodLimits:
     header_block_bytes: int = 64 << 10
     """HEADERS with all its CONTINUATIONs, compressed: no more than the list may be when decoded
     (CVE-2024-27316)."""
+
+
+STREAMS_PER_CONTROL_FRAME = 10
+"""Streams whose windows SETTINGS may change for the price of one control frame: what it costs us."""
 
 
 class FloodError(Exception):
@@ -80,18 +90,35 @@ class FloodGuard:
         elif kind == frames.WINDOW_UPDATE:
             if not self._updates.spend(now):
                 raise FloodError("too many WINDOW_UPDATE frames")
-        elif kind not in (frames.RST_STREAM, frames.GOAWAY) and not self._control.spend(now):
-            raise FloodError("too many control frames")
+        elif kind != frames.RST_STREAM:
+            self._spend(now, 1)
+
+    def stale(self, now: float) -> None:
+        """A frame has come on a stream that is over, and has to be judged."""
+        self._spend(now, 1)
+
+    def stream_windows(self, streams: int, now: float) -> None:
+        """SETTINGS change the windows of so many streams."""
+        self._spend(now, streams / STREAMS_PER_CONTROL_FRAME)
 
     def empty_data(self, now: float) -> None:
         """A DATA frame without payload, not the stream's last, has come."""
         if not self._empty.spend(now):
             raise FloodError("too many empty DATA frames")
 
-    def stream_wasted(self, now: float) -> None:
-        """A stream was opened in vain: reset before the answer, refused, or reset for the peer's fault."""
-        if not self._resets.spend(now):
+    def stream_wasted(self, now: float, units: float = 1.0) -> None:
+        """A stream was opened in vain: reset before the answer, refused, or reset for the peer's fault; or
+        something was as much work as `units` of these."""
+        if not self._resets.spend(now, units):
             raise FloodError("too many streams opened in vain")
+
+    def forgive_resets(self) -> None:
+        """The peer has been given notice: it may open as many streams again until it has seen that."""
+        self._resets = Budget(self._limits.resets, self._limits.resets_per_s)
+
+    def _spend(self, now: float, units: float) -> None:
+        if not self._control.spend(now, units):
+            raise FloodError("too many control frames")
 
     def _header_block(self, kind: int, length: int) -> None:
         self._header_bytes = length if kind == frames.HEADERS else self._header_bytes + length

@@ -64,6 +64,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 _HEADER = struct.Struct(">HBBBI")  # the 24-bit length as 16 + 8, type, flags, stream
 
+SHORT_HEADER = struct.Struct(">HBHI")
+"""The same with type and flags in one: 0 is DATA without flags, and the reserved bit makes another stream."""
+
 
 def error_name(code: int) -> str:
     """The name of an error code, or its number where it has none."""

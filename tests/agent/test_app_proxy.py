@@ -95,6 +95,13 @@ async def test_options_of_the_server_itself(peer: Http2Peer, app: TcpServer) -> 
     assert head.line == "OPTIONS * HTTP/1.1"
 
 
+async def test_a_request_whose_client_has_left_is_not_the_apps(peer: Http2Peer, app: TcpServer) -> None:
+    peer.request(b"GET", b"/gone", end=True).reset(CANCEL)
+    await peer.answered()
+    _, _, head = await asked(peer, app, path=b"/next")
+    assert (head.line, app.count) == ("GET /next HTTP/1.1", 1)
+
+
 def cloud_run_token(**claims: object) -> bytes:
     """A token as Cloud Run passes it on."""
     return (unsigned_token(**claims).rpartition(".")[0] + "." + SIGNATURE_REMOVED).encode()

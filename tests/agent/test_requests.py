@@ -9,13 +9,17 @@ from dataclasses import replace
 
 import pytest
 
+from agent.app import LIMITS
 from agent.settings import Settings
 from shared.net import tunnel_clock
 from shared.net.address import Address
+from shared.net.tunnel_server import GONE
+from shared.wire import frames
+from tests.shared.wire.dialogue import POST, PREFACE, data, headers, reset, settings
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.metadata_server import closed_port
-from tests.support.tcp_peer import TcpPeer, TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
@@ -155,10 +159,14 @@ async def test_a_target_that_does_not_answer(full_port: int) -> None:
 
 
 async def test_a_peer_that_gives_up_while_the_target_is_dialled(full_port: int) -> None:
-    settings = Settings(targets={"SLOW": Address(LOOPBACK, full_port)}, dial_timeout_s=0.2)
+    settings = Settings(targets={"SLOW": Address(LOOPBACK, full_port)}, dial_timeout_s=60)
     async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        peer.request(b"POST", b"/_hbone/SLOW").reset(CANCEL)
-        assert (await krun.record()).status == 503
+        stream = peer.request(b"POST", b"/_hbone/SLOW")
+        await peer.answered()
+        stream.reset(CANCEL)
+        record = await krun.record()
+        assert (record.status, record.flag) == (GONE, "DOWNSTREAM_RESET")
+        assert record.duration_s < settings.dial_timeout_s, "nothing is dialled for nobody"
         await peer.answered()
         assert not peer.lost
 
@@ -168,10 +176,10 @@ async def test_a_peer_that_gives_up_before_the_200(
 ) -> None:
     stream = peer.request(b"POST", b"/_hbone/15003")
     stream.reset(CANCEL)
-    there = await target.accept()
-    assert await there.was_reset()
-    assert (await krun.record()).flag == "DOWNSTREAM_RESET"
-    assert krun.open_streams == 0
+    record = await krun.record()
+    assert (record.status, record.flag) == (GONE, "DOWNSTREAM_RESET")
+    await peer.answered()
+    assert (target.count, krun.open_streams) == (0, 0), "nothing is dialled for nobody"
 
 
 async def test_what_comes_before_the_200_is_kept(peer: Http2Peer, target: TcpServer) -> None:
@@ -333,3 +341,38 @@ async def test_a_silent_tunnel_is_reset(target: TcpServer, monkeypatch: pytest.M
         assert await there.was_reset()
         record = await krun.record()
         assert (record.flag, record.status) == ("IDLE", 200)
+
+
+async def test_a_front_end_with_one_client_that_resets_keeps_its_other_tunnels(
+    krun: KrunPort, target: TcpServer
+) -> None:
+    """Spoken in frames: h2 would take nothing any more after the GOAWAY."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, krun.port)
+
+    async def next_frame(kind: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                head = await reader.readexactly(frames.HEADER_BYTES)
+                body = await reader.readexactly(int.from_bytes(head[:3], "big"))
+                if head[3] == kind:
+                    return body
+
+    writer.write(PREFACE + settings() + headers(1, POST))
+    there = await target.accept()
+    await next_frame(frames.HEADERS)
+    budget = int(LIMITS.floods.resets)
+    numbers = range(3, 3 + 2 * (budget + 10), 2)
+    writer.write(b"".join(headers(number, POST) + reset(number, CANCEL) for number in numbers))
+    goaway = await next_frame(frames.GOAWAY)
+    assert int.from_bytes(goaway[4:], "big") == frames.NO_ERROR
+    writer.write(data(1, b"ping"))
+    assert await there.read(4) == b"ping"
+    await there.send(b"pong")
+    assert await next_frame(frames.DATA) == b"pong"
+    numbers = range(numbers[-1] + 2, numbers[-1] + 2 + 2 * budget, 2)
+    writer.write(b"".join(headers(number, POST) + reset(number, CANCEL) for number in numbers))
+    goaway = await next_frame(frames.GOAWAY)
+    assert int.from_bytes(goaway[4:], "big") == frames.ENHANCE_YOUR_CALM
+    assert await there.was_reset()
+    writer.close()
+    await writer.wait_closed()

@@ -76,6 +76,7 @@ def test_every_name_has_a_meaning_on_one_line() -> None:
         ("HBONE_ENVOY_ADMIN", "[::1]:15000", "envoy_admin", Address("::1", 15000)),
         ("HBONE_APP_START_TIMEOUT", "30", "app_start_timeout_s", 30.0),
         ("HBONE_DIAL_TIMEOUT", "0.5", "dial_timeout_s", 0.5),
+        ("HBONE_CONNECTION_IDLE_TIMEOUT", "0", "connection_idle_timeout_s", 0.0),
         ("HBONE_DRAIN_TIMEOUT", "0", "drain_timeout_s", 0.0),
         ("HBONE_HANDSHAKE_TIMEOUT", "2.5", "handshake_timeout_s", 2.5),
         ("HBONE_IDLE_TIMEOUT", "0", "idle_timeout_s", 0.0),

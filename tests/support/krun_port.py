@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from agent.app import LIMITS
 from agent.requests import Requests
 from agent.settings import Settings
 from shared.net.address import Address
@@ -36,7 +37,10 @@ class KrunPort:
 
     def _accept(self) -> Connection:
         connection = Connection(
-            client=False, on_request=self.requests.take, on_lost=self._connections.discard
+            client=False,
+            limits=LIMITS,
+            on_request=self.requests.take,
+            on_lost=self._connections.discard,
         )
         self._connections.add(connection)
         return connection

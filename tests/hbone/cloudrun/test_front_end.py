@@ -16,6 +16,7 @@ from h2.settings import SettingCodes
 from hbone.cloudrun.front_end import FrontEndLimits
 from shared.identity.jwt_check import Issuer
 from shared.wire import frames
+from shared.wire.header_rules import list_bytes
 from tests.hbone.cloudrun.world import HOST, URL, Credentials
 from tests.support.http2_peer import LOST, PeerStream, Service
 from tests.support.metadata_server import closed_port
@@ -269,6 +270,20 @@ async def test_the_client_resets(credentials: Credentials) -> None:
         assert await request.broken() == frames.CANCEL
 
 
+async def test_a_client_that_resets_at_once(credentials: Credentials) -> None:
+    """The container is not bothered with what nobody waits for."""
+    async with (
+        Service.listening() as service,
+        credentials.front_end(service.port, FrontEndLimits(concurrency=1)) as port,
+        credentials.client(port) as client,
+    ):
+        for _ in range(3):
+            client.request(b"POST", b"/", [credentials.bearer()]).reset(frames.CANCEL)
+        client.request(b"GET", b"/last", [credentials.bearer()], end=True)
+        assert (await service.request())[b":path"] == b"/last", "and its place is free again"
+        assert not service.asked
+
+
 async def test_the_client_goes(credentials: Credentials) -> None:
     async with Service.listening() as service, credentials.front_end(service.port) as port:
         async with credentials.client(port) as client:
@@ -458,7 +473,7 @@ async def test_headers_that_are_too_long(credentials: Credentials) -> None:
     ):
         bearer = credentials.bearer()
         fixed = {b":method": b"GET", b":scheme": b"https", b":authority": b"app", b":path": b"/"}
-        used = sum(len(name) + len(value) for name, value in [*fixed.items(), bearer, (b"x", b"")])
+        used = list_bytes([*fixed.items(), bearer, (b"x", b"")])
         client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4096 - used))], end=True)
         (await service.request()).respond(200, end=True)
         asked = client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4097 - used))], end=True)
@@ -476,7 +491,6 @@ async def test_the_default_takes_what_cloud_run_takes(credentials: Credentials) 
         credentials.front_end(service.port) as port,
         credentials.client(port) as client,
     ):
-        # The container of this test takes 64 KiB by h2's count, which adds 32 bytes per header.
         asked = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (58 << 10))], end=True)
         assert len((await service.request())[b"x"]) == 58 << 10
         too_long = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (60 << 10))], end=True)

@@ -31,6 +31,8 @@ class Wire(asyncio.Transport):
         self.ended = False
         self.closed = False
         self.aborted = False
+        self.reading: list[str] = []
+        """How reading was "paused" and "resumed"."""
         self.gone = asyncio.Event()
         """Aborted, for who waits for it."""
         self.full: Callable[[], None] = lambda: None
@@ -57,6 +59,12 @@ class Wire(asyncio.Transport):
 
     def can_write_eof(self) -> bool:
         return self._half_close
+
+    def pause_reading(self) -> None:
+        self.reading.append("paused")
+
+    def resume_reading(self) -> None:
+        self.reading.append("resumed")
 
     def close(self) -> None:
         self.closed = True

@@ -8,14 +8,20 @@ import socket
 import pytest
 
 from shared.errors import StreamResetError
-from shared.net.answers import answer
-from shared.net.connection import CONGESTED_BYTES, PREFACE_TIMEOUT_S, Connection
+from shared.net.connection import (
+    CONGESTED_BYTES,
+    FRAME_TIMEOUT_S,
+    PREFACE_TIMEOUT_S,
+    STALL_S,
+    Connection,
+)
 from shared.net.legs import Leg
 from shared.net.read_buffer import READ_BYTES
 from shared.net.stream import Stream
 from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.tasks import spawn
 from shared.wire import frames
+from shared.wire.flood_guard import FloodLimits
 from shared.wire.session import SessionLimits
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import SMALL, Line, Seen, Wire, feed
@@ -242,14 +248,6 @@ async def test_an_error_without_streams_is_a_change() -> None:
     assert (line.connection.usable, line.changes, line.lost) == (False, 1, 0)
     line.lose()
     assert (line.changes, line.lost) == (1, 1)
-
-
-async def test_a_request_right_before_a_connection_error() -> None:
-    """It is answered by an owner who cannot know that the connection has ended since."""
-    line = Line(client=False, on_request=lambda stream: answer(stream, 404, "no such target"))
-    line.get(headers(1, GET, end=True), headers(3, POST), frame(frames.SETTINGS, 0, 1))
-    assert await line.sent() == ["GOAWAY 3 PROTOCOL_ERROR"]
-    assert line.wire.ended
 
 
 async def test_what_is_not_http2() -> None:
@@ -623,4 +621,158 @@ async def test_a_peer_that_asks_and_does_not_read() -> None:
     line.get(ping(b"12345678"))
     assert line.wire.aborted
     assert seen.story[-1] == f"failed: {PEER_NAME} does not read: {limit + 1} bytes unsent"
+    line.lose()
+
+
+# Deadlines, and turns between connections.
+
+
+@hasty
+@pytest.mark.parametrize("begun", [headers(3, POST)[:15], headers(3, POST, whole=False)])
+async def test_a_rest_that_does_not_come(begun: bytes) -> None:
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    started = asyncio.get_running_loop().time()
+    line.get(ping(b"12345678"), begun)
+    await line.wire.gone.wait()
+    assert asyncio.get_running_loop().time() - started == pytest.approx(FRAME_TIMEOUT_S, abs=0.5)
+    assert seen.story == [f"failed: no rest of a frame from {PEER_NAME} within 20 s"]
+    line.lose()
+
+
+@hasty
+async def test_a_rest_that_comes_in_time_and_another_one() -> None:
+    line = Line(client=False)
+    line.request(1)
+    wire = headers(3, POST)
+    line.get(wire[:15])
+    await asyncio.sleep(FRAME_TIMEOUT_S * 0.9)
+    line.get(wire[15:], ping(b"12345678")[:5])
+    await asyncio.sleep(FRAME_TIMEOUT_S * 0.9)
+    assert not line.wire.aborted
+    line.get(ping(b"12345678")[5:])
+    line.get(data(1, b"x" * 100)[:50])
+    await asyncio.sleep(FRAME_TIMEOUT_S * 5)
+    assert not line.wire.aborted, "DATA may stop in the middle for as long as the network does"
+    line.lose()
+
+
+@hasty
+async def test_a_peer_that_takes_nothing_and_says_nothing() -> None:
+    line = Line(client=False, peer_settings={INITIAL_WINDOW: 0})
+    stream = line.request(1)
+    seen = joined(stream)
+    started = asyncio.get_running_loop().time()
+    stream.write(b"x")
+    await line.wire.gone.wait()
+    assert asyncio.get_running_loop().time() - started == pytest.approx(3 * STALL_S, abs=0.5)
+    assert (await line.sent())[-1].startswith("PING ")
+    assert seen.story[-1] == f"failed: {PEER_NAME} takes nothing and says nothing"
+    line.lose()
+
+
+@hasty
+async def test_a_transport_that_takes_nothing() -> None:
+    line = Line(client=False)
+    line.connection.pause_writing()
+    await line.wire.gone.wait()
+    line.lose()
+
+
+@hasty
+async def test_a_reader_that_pauses_and_is_there() -> None:
+    """Ctrl-S in a terminal, a full player: it takes nothing for an hour and answers every PING."""
+    line = Line(client=False, peer_settings={INITIAL_WINDOW: 0})
+    stream = line.request(1)
+    stream.write(b"x")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    pings = 0
+    while loop.time() - started < 3600:
+        await asyncio.sleep(STALL_S / 2)
+        asked = sum(said.startswith("PING b") for said in await line.sent())
+        pings += asked
+        line.get(ping(b"there\0\0\0", ack=True) * asked)
+    assert not line.wire.aborted
+    assert pings <= 3600 / (2 * STALL_S) + 1
+    line.get(window(1, 1))
+    assert await line.sent() == ["DATA 1 b'x'"]
+    line.lose()
+
+
+@hasty
+async def test_an_idle_connection_is_closed_gently() -> None:
+    connection = Connection(client=False, idle_timeout_s=100)
+    wire = Wire()
+    connection.connection_made(wire)
+    feed(connection, PREFACE + settings() + headers(1, POST))
+    await asyncio.sleep(1000)
+    assert not wire.ended
+    wire.take()
+    feed(connection, reset(1, frames.CANCEL))
+    await asyncio.sleep(99)
+    assert not wire.ended
+    await asyncio.sleep(2)
+    assert wire.ended
+    assert read(wire.take()) == ["GOAWAY 1 NO_ERROR"]
+    connection.connection_lost(None)
+
+
+async def test_a_front_end_is_given_notice_and_told_why_at_the_end() -> None:
+    floods = FloodLimits(resets=2, resets_per_s=0, front_end=True)
+    line = Line(client=False, limits=SessionLimits(floods=floods))
+    innocent = line.request(1)
+    for number in (3, 5, 7):
+        line.get(headers(number, POST), reset(number, frames.CANCEL))
+    assert await line.sent() == ["GOAWAY 7 NO_ERROR"]
+    assert not line.connection.usable
+    assert not line.wire.ended
+    innocent.respond(OK)
+    innocent.write(b"fine")
+    line.get(data(1, end=True))
+    innocent.write_eof()
+    assert await line.sent() == [
+        "HEADERS 1 :status=200",
+        "DATA 1 b'fine'",
+        "DATA 1 b'' END",
+        "GOAWAY 7 ENHANCE_YOUR_CALM",
+    ]
+    assert line.wire.ended
+
+
+async def test_a_header_list_that_is_too_large_is_answered() -> None:
+    line = Line(client=False, limits=SessionLimits(max_header_list_bytes=1000))
+    first = joined(line.request(1))
+    line.get(headers(3, [*POST, (b"x", b"y" * 1000)], end=True), data(1, b"fine"))
+    said = await line.sent()
+    assert said[0].startswith("HEADERS 3 :status=431")
+    assert "headers of 1212 bytes, the limit is 1000" in said[1]
+    assert (len(line.requests), first.story) == (1, [b"fine"])
+    line.lose()
+
+
+async def test_nobody_is_asked_to_answer_on_a_connection_that_has_ended() -> None:
+    line = Line(client=False)
+    line.get(headers(1, POST), headers(3, POST), frame(frames.DATA, 0, 0))
+    assert line.requests == []
+
+
+async def test_a_read_that_took_long_lets_the_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(client=False)
+    joined(line.request(1))
+    full = data(1, b"x" * (16384 - 9)) * 4
+    assert len(full) == READ_BYTES
+    line.get(full)
+    assert line.wire.reading == []
+    monkeypatch.setattr("shared.net.connection.FAIR_S", 0.0)
+    line.get(full)
+    assert line.wire.reading == ["paused"]
+    await asyncio.sleep(0)
+    assert line.wire.reading == ["paused", "resumed"]
+    line.get(data(1, b"x"))
+    assert len(line.wire.reading) == 2, "nothing more is waiting to be read"
+    line.get(full)
+    line.connection.abort("the test is over")
+    await asyncio.sleep(0)
+    assert line.wire.reading[2:] == ["paused"]
     line.lose()

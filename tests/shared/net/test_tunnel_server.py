@@ -15,7 +15,7 @@ from shared.net.dial import dial
 from shared.net.legs import Leg
 from shared.net.listen import bound_address, listen
 from shared.net.stream import Stream
-from shared.net.tunnel_server import ServedTunnel
+from shared.net.tunnel_server import GONE, ServedTunnel
 from shared.tasks import spawn
 from shared.wire.frames import CANCEL
 from tests.support.http2_peer import Http2Peer, PeerStream
@@ -50,8 +50,9 @@ class Server:
 
 
 @asynccontextmanager
-async def asked(connect: Connect) -> AsyncIterator[tuple[Server, PeerStream]]:
-    """A server, and a peer's stream on which a tunnel has been asked for."""
+async def asked(connect: Connect, *, at_once: int | None = None) -> AsyncIterator[tuple[Server, PeerStream]]:
+    """A server, and a peer's stream on which a tunnel has been asked for; the peer resets it in the same
+    segment with the code `at_once`."""
     server = Server(connect)
     connections: list[Connection] = []
 
@@ -63,6 +64,8 @@ async def asked(connect: Connect) -> AsyncIterator[tuple[Server, PeerStream]]:
     try:
         async with Http2Peer.connected(bound_address(listener).port) as peer:
             stream = peer.request(b"CONNECT", b"", authority=b"a:1")
+            if at_once is not None:
+                stream.reset(at_once)
             await peer.answered()
             yield server, stream
     finally:
@@ -150,23 +153,27 @@ async def test_a_fault_of_ours_leaves_nobody_waiting(caplog: pytest.LogCaptureFi
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_peer_that_gives_up_while_the_target_is_connected(target: TcpServer) -> None:
-    ready = asyncio.Event()
-
-    async def connect() -> Leg:
-        leg = await to(target)()
-        await ready.wait()
-        return leg
-
-    async with asked(connect) as (server, stream):
-        there = await target.accept()
+async def test_a_peer_that_gives_up_while_the_target_is_connected() -> None:
+    """Nothing goes on for nobody: neither the dial nor the tunnel."""
+    async with asked(asyncio.Event().wait) as (server, stream):  # type: ignore[arg-type]  # never connects
         stream.reset(CANCEL)
-        await stream.peer.answered()
-        ready.set()
         await server.ended()
-        assert await there.was_reset()
+        await asyncio.wait({server.task})
+        assert server.task.cancelled()
+        record = server.tunnel.record
+        assert record is not None
+        assert (record.status, record.flag, server.ends) == (GONE, "DOWNSTREAM_RESET", 1)
+        assert str(record.error) == "stream reset by the peer: CANCEL"
+
+
+async def test_a_peer_that_gives_up_before_the_target_is_connected(target: TcpServer) -> None:
+    async with asked(to(target), at_once=CANCEL) as (server, stream):
+        await server.ended()
+        await asyncio.wait({server.task})
+        await stream.peer.answered()
+        assert (target.count, server.ends) == (0, 1)
         assert server.tunnel.record is not None
-        assert server.tunnel.record.flag == "DOWNSTREAM_RESET"
+        assert server.tunnel.record.status == GONE
 
 
 async def test_an_open_tunnel_is_broken_off(target: TcpServer) -> None:

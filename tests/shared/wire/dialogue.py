@@ -191,6 +191,8 @@ def _tuple(event: events.Event) -> Told:
             return ("window", stream.id if stream else 0)
         case events.GoAwayReceived(last, code):
             return ("goaway", last, code_name(code))
+        case events.NoticeGiven():
+            return ("notice",)
         case events.SettingsReceived():
             return ("settings",)
     raise AssertionError(event)

@@ -17,6 +17,7 @@ from shared.wire.session import (
     DATA_BYTES,
     ENCODER_TABLE_BYTES,
     REMEMBERED_RESETS,
+    SMALL_BYTES,
     STREAMS_BEFORE_SETTINGS,
     Session,
     SessionError,
@@ -266,9 +267,102 @@ def test_headers_in_pieces() -> None:
 def test_a_header_list_over_the_limit() -> None:
     talk = Dialogue.server(SessionLimits(max_header_list_bytes=1000))
     talk.asked(1, [*POST, (b"x", b"y" * 700)])
-    assert talk.broke(headers(3, [*POST, (b"x", b"y" * 1000)])).startswith(
+    talk.asked(3, [*POST, (b"x", b"y" * 1700)])  # over what we announced: the owner answers 431
+    assert talk.broke(headers(5, [*POST, (b"x", b"y" * 2000)])).startswith(
         "ENHANCE_YOUR_CALM: Oversized header"
     )
+
+
+MALFORMED = [
+    [*POST, (b"X-Upper", b"1")],
+    [*POST, (b"", b"")],
+    [*POST, (b"x", b"a\nb")],
+    [*POST, (b":late", b"1")],
+    [*POST, (b"connection", b"close")],
+    POST[1:],
+    [],
+]
+
+
+@pytest.mark.parametrize("fields", MALFORMED)
+def test_malformed_headers_cost_their_stream_and_nothing_else(fields: list[tuple[bytes, bytes]]) -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    assert talk.received(headers(3, fields), data(3, b"x"), data(1, b"fine")) == [("data", 1, b"fine")]
+    assert talk.sent() == ["RST_STREAM 3 PROTOCOL_ERROR"]
+    talk.asked(5)
+
+
+def test_a_malformed_response_costs_its_stream_and_nothing_else() -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    talk.opened()
+    assert talk.received(headers(1, [(b"no-status", b"1")]), headers(3, OK)) == [
+        ("reset", 1, "PROTOCOL_ERROR", "by us"),
+        ("response", 3, b"200"),
+    ]
+    assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
+
+
+def test_malformed_trailers_cost_their_stream_and_nothing_else() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    talk.asked(3)
+    assert talk.received(headers(1, [(b":status", b"200")], end=True), data(3, b"x")) == [
+        ("reset", 1, "PROTOCOL_ERROR", "by us"),
+        ("data", 3, b"x"),
+    ]
+
+
+def test_half_a_frame_has_a_time_until_it_is_whole() -> None:
+    session = Dialogue.server().session
+    wire = headers(1, POST)
+    session.receive_data(wire[:12], 2.0)
+    session.receive_data(wire[12:-1], 5.0)
+    assert session.unfinished_since == 2.0
+    session.receive_data(wire[-1:] + ping(b"12345678")[:3], 6.0)
+    assert session.unfinished_since == 6.0
+    session.receive_data(ping(b"12345678")[3:], 7.0)
+    assert session.unfinished_since is None
+
+
+def test_half_a_header_block_has_a_time_until_it_is_whole() -> None:
+    session = Dialogue.server().session
+    session.receive_data(ping(b"12345678") + headers(1, POST, whole=False), 2.0)
+    session.receive_data(continuation(1, whole=False), 5.0)
+    assert session.unfinished_since == 2.0
+    session.receive_data(continuation(1), 6.0)
+    assert session.unfinished_since is None
+
+
+def test_half_a_data_frame_has_no_time() -> None:
+    """It may stop in the middle for as long as the network does."""
+    talk = Dialogue.server()
+    talk.asked()
+    talk.session.receive_data(data(1, b"x" * 100)[:50], 2.0)
+    assert talk.session.unfinished_since is None
+
+
+def test_small_frames_that_follow_each_other_are_one_event() -> None:
+    talk = Dialogue.server()
+    stream = talk.asked(1)
+    talk.asked(3)
+    pieces = [data(1, b"a"), data(1, b"bc"), data(1, b"d" * SMALL_BYTES), data(3, b"e"), data(1, b"f")]
+    talk.session.receive_data(b"".join(pieces))
+    happened = talk.session.events()
+    assert [told([event])[0][1:] for event in happened] == [
+        (1, b"abc" + b"d" * SMALL_BYTES),
+        (3, b"e"),
+        (1, b"f"),
+    ]
+    assert stream.held == 4 + SMALL_BYTES
+
+
+def test_large_frames_are_not_copied_together() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    talk.session.receive_data(data(1, b"a" * (SMALL_BYTES + 1)) + data(1, b"b"))
+    assert len(talk.session.events()) == 2
 
 
 def test_a_header_block_without_end() -> None:
@@ -496,18 +590,17 @@ def test_a_length_that_is_of_another_responses_body(
 
 @pytest.mark.parametrize("value", [b"x", b"-1", b"+1", b"1 2", b""])
 def test_a_length_that_is_none(value: bytes) -> None:
-    assert (
-        Dialogue.server().broke(headers(1, [*POST, (b"content-length", value)])).startswith("PROTOCOL_ERROR")
-    )
+    talk = Dialogue.server()
+    fields = [*POST, (b"content-length", value)]
+    assert talk.received(headers(1, fields)) == [("reset", 1, "PROTOCOL_ERROR", "by us")]
+    assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
 
 
-def test_h2_keeps_the_length_where_we_take_it() -> None:
-    """The only private attribute of h2 that session.py uses: an h2 without it must not go unnoticed."""
+def test_h2_has_a_look_at_the_length_that_we_can_do_without() -> None:
+    """The only private parts of h2 that session.py touches: an h2 without them must not go unnoticed."""
     plain = H2Connection(H2Configuration(client_side=False))
     plain.receive_data(PREFACE + settings() + headers(1, [*POST, length(5)]))
     assert plain.streams[1]._expected_content_length == 5
-    plain.streams[1]._expected_content_length = None
-    plain.receive_data(data(1, b"of another length", end=True))
 
     talk = Dialogue.server()
     talk.asked(1, [*POST, length(5)])

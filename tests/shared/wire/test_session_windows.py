@@ -89,7 +89,7 @@ def test_a_new_initial_window_counts_for_open_streams() -> None:
     stream = talk.opened()
     assert talk.received(window(0, 1 << 20), settings({INITIAL_WINDOW: WINDOW + 10})) == [
         ("window", 0),
-        ("window", 1),
+        ("window", 0),
         ("settings",),
     ]
     assert talk.session.send_data(stream, bytes(1 << 20)) == WINDOW + 10
