@@ -22,7 +22,7 @@ from shared.ops.metrics import MAX_LABELS
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from gateway.config import Limits
+    from gateway.limit_settings import Limits
     from gateway.routes import Route
 
 CONNECTIONS = "max_connections"

@@ -19,7 +19,8 @@ import yaml
 
 from agent.settings import CERTIFICATES_FILE, ENVIRONMENT, PRIVATE_KEY_FILE, ROOTS_FILE, from_env
 from gateway.app import NOTICE_S
-from gateway.config import GatewayConfig, Limits, parse
+from gateway.config import GatewayConfig, parse
+from gateway.limit_settings import Limits
 from gateway.routes import RouteTable
 from shared import ports
 from shared.wire import istio_sni

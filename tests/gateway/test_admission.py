@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.admission import LIMITS, Admission, Refusals, Tally, source_of
-from gateway.config import Limits
+from gateway.limit_settings import Limits
 from gateway.routes import Route
 from shared.errors import LimitError
 from shared.net.address import Address

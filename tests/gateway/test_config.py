@@ -1,24 +1,19 @@
 from __future__ import annotations
 
-import datetime
-import os
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import MAX_ROUTES, GatewayConfig, Limits, load, parse
+from gateway.config import GatewayConfig, load, parse
+from gateway.limit_settings import Limits
+from gateway.route_settings import MAX_ROUTES
 from gateway.routes import Route, RouteTable, TokenRule
 from gateway.templates import Template, TunnelUrl
 from gateway.yaml_nodes import MAX_FILE_BYTES
 from shared.errors import ConfigError
 from shared.net.address import Address
-from shared.net.pool_limits import PoolLimits
-from shared.wire.session import SessionLimits
 
 # The example of README and of the design, with everything that a file can hold.
 EXAMPLE = """\
@@ -37,42 +32,6 @@ routes:                       # first match wins; no match: the connection is re
     forward: "istiod.istio-system.svc:15012"   # raw TCP after the peek, no tunnel: the spliced path
 """
 TUNNEL = "  tunnel: https://a.run.app/_hbone/15003"
-
-
-@pytest.fixture(scope="session")
-def ca_pem() -> bytes:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test CA")])
-    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=365))
-        .sign(key, hashes.SHA256())
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, ca_pem: bytes) -> Path:
-    """A folder with files that settings may name."""
-    (tmp_path / "ca.pem").write_bytes(ca_pem)
-    (tmp_path / "two.pem").write_bytes("# Zürich\n".encode() + ca_pem + b"\n" + ca_pem)
-    (tmp_path / "empty.pem").write_bytes(b"")
-    (tmp_path / "text.pem").write_bytes(b"no certificate here\n")
-    (tmp_path / "cut.pem").write_bytes(ca_pem[: len(ca_pem) // 2])
-    (tmp_path / "folder.pem").mkdir()
-    os.mkfifo(tmp_path / "pipe.pem")
-    return tmp_path
-
-
-def one_route(config: GatewayConfig) -> Route:
-    (route,) = config.routes
-    return route
 
 
 def test_the_example(folder: Path) -> None:
@@ -127,139 +86,6 @@ def test_listeners() -> None:
     )
     assert config.listen == (Address("::", 15443), Address("localhost", 0), Address("localhost", 0))
     assert (config.admin, config.metrics, config.health) == (None, None, Address("127.0.0.1", 0))
-
-
-def test_limits() -> None:
-    config = parse(
-        "routes: []\nlimits: {hello_timeout: 500ms, connect_timeout: 3, response_timeout: 5m,"
-        " drain_delay: 2s, drain_timeout: 0, max_connections: 5, streams_per_connection: 7,"
-        " splice_pipes: 0}",
-        "f.yaml",
-    )
-    assert config.limits == Limits(0.5, 3.0, 300.0, 2.0, 0.0, 5, 7, splice_pipes=0)
-    config = parse(
-        "routes: []\nlimits: {connect_timeout: 3, streams_per_connection: 7, connections_per_origin: 8,"
-        " max_waiting: 9, upstream_idle_timeout: 1m, max_connection_age: 2h, ping_interval: 0,"
-        " resolve_interval: 10s}",
-        "f.yaml",
-    )
-    assert config.limits.pool() == PoolLimits(3.0, 7, 8, 9, 60.0, 7200.0, 0.0, 10.0)
-    assert Limits().pool() == PoolLimits()
-    assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
-    limits = parse("routes: []\nlimits: {max_retries: 0, retry_budget_percent: 0}", "f.yaml").limits
-    assert limits == Limits(max_retries=0, retry_budget_percent=0)
-
-
-def test_limits_of_open_tunnels() -> None:
-    config = parse(
-        "routes: []\nlimits: {idle_timeout: 2h, max_tunnel_lifetime: 0, max_buffered: 1GiB,"
-        " stream_window: 65535, connection_window: 1MiB, max_connections_per_source: 3,"
-        " max_connections_per_route: 4}",
-        "f.yaml",
-    )
-    assert config.limits == Limits(
-        idle_timeout_s=7200,
-        max_tunnel_lifetime_s=0,
-        max_buffered_bytes=1 << 30,
-        stream_window_bytes=65535,
-        connection_window_bytes=1 << 20,
-        max_connections_per_source=3,
-        max_connections_per_route=4,
-    )
-    assert parse("routes: []\nlimits: {max_buffered: 0}", "f.yaml").limits.max_buffered_bytes == 0
-
-
-def test_windows_are_the_session_s_by_default() -> None:
-    limits, session = Limits(), SessionLimits()
-    assert limits.stream_window_bytes == session.stream_window_bytes == 1 << 20
-    assert limits.connection_window_bytes == session.connection_window_bytes == 16 << 20
-
-
-@pytest.mark.parametrize(
-    ("route", "most", "lifetime_s"),
-    [
-        ("{host: a, tunnel: 'https://a/b'}", None, 3300),
-        ("{host: a, tunnel: 'https://a', method: CONNECT}", None, 0),
-        ("{host: a, forward: 'b:1'}", None, 0),
-        ("{host: a, tunnel: 'https://a/b', max_connections: 7, max_tunnel_lifetime: 4m}", 7, 240),
-        ("{host: a, tunnel: 'https://a/b', max_connections: 0, max_tunnel_lifetime: 0}", 0, 0),
-        ("{host: a, forward: 'b:1', max_connections: 7, max_tunnel_lifetime: 1h}", 7, 3600),
-    ],
-)
-def test_limits_of_a_route(route: str, most: int | None, lifetime_s: float) -> None:
-    config = parse(f"routes: [{route}]", "f.yaml")
-    found = one_route(config)
-    assert (found.max_connections, found.lifetime_s(config.limits.max_tunnel_lifetime_s)) == (
-        most,
-        lifetime_s,
-    )
-
-
-@pytest.mark.parametrize(
-    ("limit", "reason"),
-    [
-        ("idle_timeout: 500ms", "idle_timeout: must be between 1s and 604800s, not 500ms"),
-        (
-            "max_tunnel_lifetime: never",
-            "max_tunnel_lifetime: must be a duration such as 10s, 500ms or 5m, not 'never'",
-        ),
-        ("max_buffered: 64 MB", "max_buffered: must be a size such as 64KiB, 256MiB or 1GiB, not '64 MB'"),
-        ("max_buffered: 1KiB", "max_buffered: must be in 1048576..1125899906842624 bytes, not 1KiB"),
-        ("stream_window: 1", "stream_window: must be in 65535..2147483647 bytes, not 1"),
-        ("stream_window: 32MiB", "stream_window: connection_window is smaller than stream_window"),
-        ("connection_window: 64KiB", "connection_window: connection_window is smaller than stream_window"),
-        ("max_connections_per_source: -1", "max_connections_per_source: must be a whole number, not '-1'"),
-    ],
-)
-def test_a_wrong_limit(limit: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(f"routes: []\nlimits:\n  {limit}", "F")
-    assert str(caught.value) == f"F:3: limits.{reason}"
-
-
-@pytest.mark.parametrize(
-    ("fields", "token"),
-    [
-        ("tunnel: 'https://{service}.a.run.app/p'", "https://{service}.a.run.app"),
-        ("tunnel: 'https://a.run.app:8443/p'", "https://a.run.app"),
-        ("tunnel: 'https://[::1]:8443/p'", "https://[::1]"),
-        ("tunnel: 'http://a.run.app/p'", None),
-        ("tunnel: 'https://a.run.app/p'\n  token: none", None),
-        ("tunnel: 'https://a.run.app/p'\n  token: {audience: any free text}", "any free text"),
-        ("tunnel: 'http://a.run.app/p'\n  token: {audience: '{host}'}", "{host}"),
-    ],
-)
-def test_the_audience(fields: str, token: str | None) -> None:
-    rule = one_route(parse(f"routes:\n- host: a\n  {fields}", "f.yaml")).token
-    assert rule == TokenRule(audience=None if token is None else Template.parse(token))
-
-
-def test_files_are_relative_to_the_file_that_names_them(folder: Path) -> None:
-    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: two.pem\n  token: {{file: run/token.jwt}}"
-    route = one_route(parse(text, str(folder / "hgate.yaml")))
-    assert route.ca == folder / "two.pem"
-    # A token file may be written later.
-    assert route.token == TokenRule(file=folder / "run" / "token.jwt")
-    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: {folder}/ca.pem\n  token: {{file: /run/token.jwt}}"
-    route = one_route(parse(text, "f.yaml"))
-    assert (route.ca, route.token.file) == (folder / "ca.pem", Path("/run/token.jwt"))
-
-
-def test_paths_do_not_depend_on_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    route = one_route(parse(f"routes:\n- host: a\n{TUNNEL}\n  ca: ca.pem", "hgate.yaml"))
-    assert route.ca == folder / "ca.pem"
-
-
-def test_methods_and_case() -> None:
-    text = "routes:\n- host: '*.Demo.SVC'\n  tunnel: https://ztunnel:15008\n  method: CONNECT"
-    route = one_route(parse(text, "f.yaml"))
-    assert (route.host, route.method, route.line) == ("*.demo.svc", "CONNECT", 2)
-
-
-def test_as_many_routes_as_allowed() -> None:
-    routes = "".join(f"- host: a{index}\n  forward: b:1\n" for index in range(MAX_ROUTES))
-    assert len(RouteTable(parse("routes:\n" + routes, "f.yaml").routes).routes) == MAX_ROUTES
 
 
 HOST_ONLY = "routes:\n- host: a\n"

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from gateway import reload
-from gateway.config import MAX_ROUTES, GatewayConfig, Limits
+from gateway.config import GatewayConfig
+from gateway.limit_settings import Limits
 from gateway.reload import ConfigFile, Reloads, keep_fixed
 from gateway.reverse_rules import ReverseRule
 from gateway.reverse_settings import ReverseSettings
+from gateway.route_settings import MAX_ROUTES
 from shared.errors import EXIT_OK, ConfigError, UnavailableError
 from shared.identity.authority import Authority
 from shared.net.address import Address

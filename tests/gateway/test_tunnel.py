@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.admission import Admission
-from gateway.config import Limits
 from gateway.forward import Forward
 from gateway.hello import HelloPeek
+from gateway.limit_settings import Limits
 from gateway.routes import RouteTable, Target
 from gateway.token_sources import TokenSources
 from gateway.tunnel import Tunnels
