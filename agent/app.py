@@ -24,6 +24,7 @@ from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, LimitError, Unav
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
 from shared.net.tcp import Surplus
+from shared.net.tcp_end import last_bytes_left
 from shared.net.tunnel_server import GONE, OK, TunnelRecord
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
@@ -152,6 +153,7 @@ class Agent:
             dial_timeout_s=settings.dial_timeout_s,
             handshake_timeout_s=settings.handshake_timeout_s,
             max_connections=settings.max_tunnels,
+            half_closed_timeout_s=settings.half_closed_timeout_s,
         )
         self._inbound = Inbound(inbound_settings, self._allow_list(), self._inbound_over)
         await self._inbound.start()
@@ -251,12 +253,15 @@ class Agent:
             self._reverse.stop()
         for connection in list(self._connections):
             connection.drain()
-        if not self._connections:
+        if self._connections:
+            self._idle.clear()
+        elif last_bytes_left().is_set() and (self._inbound is None or not self._inbound.connections):
             return
+        else:
+            self._idle.set()
         timeout_s = self._settings.drain_timeout_s
         log.info("draining: %d streams have up to %g s", self._open_streams(), timeout_s)
-        self._idle.clear()
-        idle = spawn(self._idle.wait(), name="wait for the last stream")
+        idle = spawn(self._finished(), name="wait for the last stream")
         waits: set[asyncio.Future[Any]] = {idle}
         if self._app is not None:
             waits.add(self._app.exited)
@@ -267,6 +272,13 @@ class Agent:
         if self._connections:
             log.warning("end of the drain: %d streams are reset", self._open_streams())
             self._drop_connections()
+
+    async def _finished(self) -> None:
+        """Returns when the last stream is over, and what it carried has been taken."""
+        await self._idle.wait()
+        if self._inbound is not None:
+            await self._inbound.emptied()
+        await last_bytes_left().wait()
 
     def _drop_connections(self) -> None:
         for connection in list(self._connections):

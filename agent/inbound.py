@@ -28,7 +28,7 @@ from shared.net.address import Address
 from shared.net.certificate_files import LOOK_EVERY_S, CertificateFiles
 from shared.net.dial import dial
 from shared.net.listen import bound_address, listen
-from shared.net.relay import Relay
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.tcp import Surplus
 from shared.net.tls_context import server_context
 from shared.net.tls_leg import HANDSHAKE_TIMEOUT_S, TlsServerLeg
@@ -65,6 +65,8 @@ class InboundSettings:
 
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     """How long a client may take from accept to the end of its handshake."""
+    half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
+    """How long one direction may be silent once the other has ended."""
 
     look_every_s: float = LOOK_EVERY_S
     """How often the files are looked at when connections come."""
@@ -112,6 +114,10 @@ class Inbound:
         """
         self._files.read()
         self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
+
+    async def emptied(self) -> None:
+        """Returns when no connection is open."""
+        await self._empty.wait()
 
     async def close(self, drain_s: float) -> None:
         """Stops listening, gives open connections `drain_s` seconds to end, then resets those left."""
@@ -166,7 +172,12 @@ class Inbound:
             visit.leg.refuse(error)
             self._report(visit, error)
             return
-        visit.relay = Relay(visit.leg, app, lambda relay: self._report(visit, relay.error))
+        visit.relay = Relay(
+            visit.leg,
+            app,
+            lambda relay: self._report(visit, relay.error),
+            half_closed_timeout_s=self._settings.half_closed_timeout_s,
+        )
         visit.relay.start()
 
     def _cut(self, visit: _Visit, error: HboneError) -> None:

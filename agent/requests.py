@@ -38,7 +38,14 @@ class Requests:
             self._app.take(stream)
             return
         target = self._settings.target(name) if name else None
-        tunnel = ServedTunnel(stream, name or "", target, self._over, self._clock)
+        tunnel = ServedTunnel(
+            stream,
+            name or "",
+            target,
+            self._over,
+            self._clock,
+            half_closed_timeout_s=self._settings.half_closed_timeout_s,
+        )
         self.open_tunnels += 1
         if target is None and method != b"CONNECT":  # which names no target of ours
             known = ", ".join([INBOUND_TARGET, SSHD_TARGET, *sorted(self._settings.targets)])

@@ -22,6 +22,7 @@ from shared import ports
 from shared.errors import UnavailableError, UsageError
 from shared.identity.spiffe import SCHEME, AllowList, SpiffeId
 from shared.net.address import Address
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=str)
@@ -65,6 +66,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_MAX_CONNECTIONS": "HTTP/2 connections at once (1000)",
     "HBONE_MAX_TUNNELS": "tunnels at once (1000)",
     **reverse_settings.ENVIRONMENT,
+    "HBONE_HALF_CLOSED_TIMEOUT": "seconds a tunnel that has ended one way may be silent the other way (3600)",
     "HBONE_LOG_LEVEL": "debug, info, warning or error (info)",
     "HBONE_LOG_FORMAT": "json or text (text on a terminal, else json)",
 }
@@ -162,6 +164,9 @@ class Settings:
     concurrency; each is a file descriptor here, and a connection to the mTLS end, whose bound is the same."""
     reverse: ReverseSettings | None = None
     """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
+    half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
+    """How long one direction of a tunnel may be silent once the other has ended: an hour, Cloud Run's own end
+    of any request. There are proxies that never pass an end on, and each such tunnel holds its slot."""
 
     log_level: str = "info"
     """Lowest level that is logged."""
@@ -241,6 +246,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         max_connections=read("HBONE_MAX_CONNECTIONS", _count, default.max_connections),
         max_tunnels=read("HBONE_MAX_TUNNELS", _count, default.max_tunnels),
         reverse=reverse,
+        half_closed_timeout_s=read("HBONE_HALF_CLOSED_TIMEOUT", _positive, default.half_closed_timeout_s),
         log_level=read("HBONE_LOG_LEVEL", _one_of(LOG_LEVELS), default.log_level),
         log_format=read("HBONE_LOG_FORMAT", _one_of(LOG_FORMATS), default.log_format),
     )

@@ -48,6 +48,7 @@ from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
 from shared.net.retry import RetryRules
 from shared.net.tcp import reset
+from shared.net.tcp_end import last_bytes_left
 from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
@@ -124,6 +125,7 @@ class Gateway:
             self._admission,
             self._clock,
             forward=self._forward,
+            half_closed_timeout_s=limits.half_closed_timeout_s,
             changed=self._tunnel_over,
         )
         self._peeking: set[HelloPeek] = set()
@@ -214,12 +216,20 @@ class Gateway:
             draining = [] if self._hbone is None else [self._hbone.drain()]
             await asyncio.gather(self._listeners.close(), *draining)
         waiting = self._unfinished()
-        if not waiting or self._force.is_set():
+        if self._force.is_set() or (not waiting and last_bytes_left().is_set()):
             return
         timeout_s = self._config.limits.drain_timeout_s
         log.info("draining: %d connections have up to %g s", waiting, timeout_s)
-        self._idle.clear()
-        if not await _within(timeout_s, self._idle, self._force):
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        if waiting:
+            self._idle.clear()
+        else:
+            self._idle.set()
+        if await _within(timeout_s, self._idle, self._force) and not self._force.is_set():
+            # Of tunnels whose client has gone already.
+            await _within(max(0.0, deadline - loop.time()), last_bytes_left(), self._force)
+        if not self._idle.is_set() and not self._force.is_set():
             log.warning("drain timeout: %d connections are reset", self._unfinished())
         elif self._force.is_set():
             log.warning("asked again: %d connections are reset", self._unfinished())
@@ -279,8 +289,10 @@ class Gateway:
         self._upstreams.response_timeout_s = limits.response_timeout_s
         self._upstreams.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
         self._pool.set_limits(limits.pool())
+        self._tunnels.half_closed_timeout_s = limits.half_closed_timeout_s
         if self._hbone is not None:
             self._hbone.connect_timeout_s = limits.connect_timeout_s
+            self._hbone.half_closed_timeout_s = limits.half_closed_timeout_s
         self._clock.idle_s = limits.idle_timeout_s
         self._clock.lifetime_s = limits.max_tunnel_lifetime_s
         self._memory.most_bytes = self._most_buffered()
@@ -356,6 +368,7 @@ class Gateway:
             self._access_log,
             self.metrics,
             connect_timeout_s=self._config.limits.connect_timeout_s,
+            half_closed_timeout_s=self._config.limits.half_closed_timeout_s,
             changed=self._tunnel_over,
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,

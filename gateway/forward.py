@@ -50,7 +50,12 @@ class Forward:
         self._edges = EdgePoll()
 
     async def open(
-        self, leg: ClientLeg, target: Target, alpn: Iterable[str], finished: Callable[[SpliceRelay], None]
+        self,
+        leg: ClientLeg,
+        target: Target,
+        alpn: Iterable[str],
+        finished: Callable[[SpliceRelay], None],
+        half_closed_timeout_s: float,
     ) -> SpliceRelay:
         """The tunnel of the client at `leg`, whose hello has `alpn`, to be started at once.
 
@@ -69,7 +74,13 @@ class Forward:
             downstream, early = leg.detach()
             sockets.append(downstream)
             return SpliceRelay(
-                downstream, upstream, finished, edges=self._edges, pipes=self.pipes, early=early
+                downstream,
+                upstream,
+                finished,
+                edges=self._edges,
+                pipes=self.pipes,
+                early=early,
+                half_closed_timeout_s=half_closed_timeout_s,
             )
         except StreamResetError as error:
             _close(sockets)

@@ -33,6 +33,7 @@ from shared.net.address import Address
 from shared.net.dial import reason
 from shared.net.happy_eyeballs import Endpoint, connect, resolve
 from shared.net.legs import Leg
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.stream import Stream, header_value
 from shared.net.tcp import TcpLeg
 from shared.net.tunnel_clock import TunnelClock
@@ -60,6 +61,7 @@ class HboneListener:
         metrics: TunnelMetrics,
         *,
         connect_timeout_s: float,
+        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
         changed: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         is_full: Callable[[], bool] = lambda: False,
@@ -72,6 +74,8 @@ class HboneListener:
         which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
         included, in place of port 0 on `ports`, and of their limits it has its `share`."""
         self.rules = Rules(settings.rules)
+        self.half_closed_timeout_s = half_closed_timeout_s
+        """Of tunnels that open from now on."""
         self._settings = settings
         self._access_log = access_log
         self._metrics = metrics
@@ -193,8 +197,14 @@ class HboneListener:
             stream.abort()
             return
         authority = header_value(stream.headers, b":authority")
-        name = shown(authority.decode("latin-1"))
-        tunnel = _Tunnel(stream, name, member.identity, self._over, self._clock)
+        tunnel = _Tunnel(
+            stream,
+            shown(authority.decode("latin-1")),
+            member.identity,
+            self._over,
+            self._clock,
+            half_closed_timeout_s=self.half_closed_timeout_s,
+        )
         self.tunnels.add(tunnel)
         self._identities.add(str(tunnel.identity))
         if header_value(stream.headers, b":method") != b"CONNECT":
@@ -336,8 +346,10 @@ class _Tunnel(ServedTunnel):
         identity: SpiffeId,
         finished: Callable[[ServedTunnel], None],
         clock: TunnelClock,
+        *,
+        half_closed_timeout_s: float,
     ) -> None:
-        super().__init__(stream, name, None, finished, clock)
+        super().__init__(stream, name, None, finished, clock, half_closed_timeout_s=half_closed_timeout_s)
         self.identity = identity
         self.connecting: asyncio.Task[None] | None = None
         self.setup_s: float | None = None

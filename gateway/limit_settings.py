@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 
 from gateway.hbone_settings import or_off
 from gateway.yaml_nodes import Value
-from shared.net.pool_limits import PoolLimits
+from shared.net.pool_limits import CONNECTION_WINDOW_BYTES, PoolLimits
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S
 from shared.wire.session import SessionLimits
 
 MAX_TIMEOUT_S = 3600.0
@@ -156,8 +157,10 @@ class Limits:
     """`stream_window`: what a service may send on one tunnel before the client has taken it. 1 MiB moves
     100 MB/s at 10 ms; a tunnel whose client does not read holds so much."""
 
-    connection_window_bytes: int = SessionLimits().connection_window_bytes
-    """`connection_window`: the same for all tunnels of one HTTP/2 connection; 16 stalled ones fill it."""
+    connection_window_bytes: int = CONNECTION_WINDOW_BYTES
+    """`connection_window`: the same for all tunnels of one HTTP/2 connection. Should it be smaller than
+    `streams_per_connection` times `stream_window`, tunnels that nobody reads can fill it and stop the others
+    of their connection."""
 
     max_retries: int = 5
     """`max_retries`: times that a tunnel request is sent again before the client is refused, within
@@ -171,6 +174,11 @@ class Limits:
     """`splice_pipes`: pipes that forwarded connections may hold at once, in each worker; only one whose
     reader is slower than its sender holds any for longer than a moment. Beyond it bytes are copied; 0 copies
     all. 64 of 1 MiB are what Linux grants a user without privileges (pipe-user-pages-soft)."""
+
+    half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
+    """`half_closed_timeout`: how long one direction of a tunnel may be silent once the other has ended. Some
+    proxies never pass an end on, and each such tunnel holds its slot. An hour: a late answer may take long,
+    and Cloud Run ends any request then."""
 
 
 def read(value: Value) -> Limits:
@@ -227,6 +235,7 @@ def read(value: Value) -> Limits:
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
         max_retries=count("max_retries", default.max_retries, MAX_RETRIES, least=0),
         retry_budget_percent=count("retry_budget_percent", default.retry_budget_percent, 100, least=0),
+        half_closed_timeout_s=seconds("half_closed_timeout", default.half_closed_timeout_s),
         splice_pipes=count("splice_pipes", default.splice_pipes, MAX_PIPES, least=0),
         connections_per_origin=count(
             "connections_per_origin", default.connections_per_origin, MAX_UPSTREAM_CONNECTIONS

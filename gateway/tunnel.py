@@ -21,10 +21,9 @@ from gateway.routes import RouteTable, Target
 from gateway.upstream import Upstreams
 from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, LimitError, StatusError
 from shared.net.address import Address
-from shared.net.relay import Relay
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.splice import SpliceRelay
 from shared.net.stream import Stream
-from shared.net.tcp import reset
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
@@ -90,11 +89,14 @@ class Tunnels:
         clock: TunnelClock,
         *,
         forward: Forward,
+        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.routes = routes
         self.reverse: ReverseListener | None = None
         """Where the workloads of `reverse` routes register."""
+        self.half_closed_timeout_s = half_closed_timeout_s
+        """Of tunnels that open from now on."""
         self.open: set[Tunnel] = set()
         """Every connection from its hello until it is gone, with all that was written to it."""
         self._upstreams = upstreams
@@ -115,8 +117,7 @@ class Tunnels:
     def abort_all(self, error: HboneError) -> None:
         """Ends all tunnels as broken off; those that are being opened are refused."""
         for tunnel in list(self.open):
-            if tunnel.relay is None or not tunnel.relay.over:
-                self.end(tunnel, error)
+            self.end(tunnel, error)
 
     def end(self, tunnel: Tunnel, error: HboneError) -> None:
         """Ends one as broken off, or refuses it; what is left of one that is over is dropped."""
@@ -124,15 +125,9 @@ class Tunnels:
             self._refuse(tunnel, error)
             if tunnel.task is not None:
                 tunnel.task.cancel()
-        elif tunnel.relay.over:
-            reset(tunnel.leg.release())
         else:
             tunnel.relay.abort(error)
-
-    def set_timeouts(self, *, connect_s: float, response_s: float) -> None:
-        """For tunnels to come, in seconds."""
-        self._connect_timeout_s = connect_s
-        self._response_timeout_s = response_s
+            tunnel.leg.abort()  # if the tunnel is over, and its last bytes are leaving
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
@@ -153,11 +148,13 @@ class Tunnels:
             self._admission.enter_route(route)
             tunnel.on_route = True
             if target.kind == "forward":
-                relay = await self._forward.open(tunnel.leg, target, hello.alpn, finished)
+                relay = await self._forward.open(
+                    tunnel.leg, target, hello.alpn, finished, self.half_closed_timeout_s
+                )
             elif target.kind == "reverse":
-                relay = Relay(tunnel.leg, await self._open_reverse(tunnel, target), finished)
+                relay = self._relay(tunnel.leg, await self._open_reverse(tunnel, target), finished)
             else:
-                relay = Relay(tunnel.leg, await self._upstreams.open(tunnel, target), finished)
+                relay = self._relay(tunnel.leg, await self._upstreams.open(tunnel, target), finished)
         except HboneError as error:
             self._refuse(tunnel, ClientGoneError() if tunnel.gone else error)
             return
@@ -177,6 +174,9 @@ class Tunnels:
         tunnel.relay = relay
         relay.start()
         self._clock.watch(relay, route.lifetime_s(self._clock.lifetime_s))
+
+    def _relay(self, leg: ClientLeg, upstream: Stream, finished: Callable[[Relay], None]) -> Relay:
+        return Relay(leg, upstream, finished, half_closed_timeout_s=self.half_closed_timeout_s)
 
     def _client_gone(self, tunnel: Tunnel) -> None:
         """The client broke off (RST) before its tunnel stood: nobody is left to open it for. A client that

@@ -15,8 +15,10 @@
     - DialError               TCP or TLS to it failed, or took too long
     - StatusError             it answered with something else than 200
     - StreamResetError        it reset the stream or lost the connection
+      - StreamDoneError       it let go of the stream after it had our end, which is no fault
   - TunnelLimitError          we ended an open tunnel: says which limit
     - IdleError               no byte for too long
+    - HalfClosedError         one direction ended, the other was silent for too long
     - LifetimeError           it was old, and at rest
     - LifetimeResetError      it was old, and never at rest
     - OverloadError           it held the most while all tunnels together held too much
@@ -190,6 +192,12 @@ class IdleError(TunnelLimitError):
     flag = "IDLE"
 
 
+class HalfClosedError(TunnelLimitError):
+    """One direction had ended, and the other was silent for too long. Both ends got a reset."""
+
+    flag = "HALF_CLOSED"
+
+
 class LifetimeError(TunnelLimitError):
     """The tunnel was old and at rest, so both ends got an orderly end."""
 
@@ -206,3 +214,7 @@ class OverloadError(TunnelLimitError):
     """All tunnels together held too many bytes, and this one held the most. Both ends got a reset."""
 
     flag = "OVERLOAD"
+
+
+class StreamDoneError(StreamResetError):
+    """The far side let go of the stream (NO_ERROR, CANCEL) after all that we had to send, and our end."""

@@ -22,6 +22,7 @@ from shared.net.dial import Origin
 from shared.net.legs import Leg
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
+from shared.net.pool_limits import PoolLimits
 from shared.net.relay import Relay
 from shared.net.stream import Stream, header_value, status_of
 from shared.net.tls import server_context
@@ -70,7 +71,11 @@ class FrontEnd:
         self._origin = Origin("http", container.host, container)
         self._checker = checker
         self._limits = limits
-        self._pool = Pool(connect_timeout_s=CONNECT_TIMEOUT_S, streams_per_connection=CONTAINER_STREAMS)
+        # Clients that do not read must not stop the others of their connection to the container.
+        session = SessionLimits(
+            connection_window_bytes=CONTAINER_STREAMS * SessionLimits().stream_window_bytes
+        )
+        self._pool = Pool(limits=PoolLimits(CONNECT_TIMEOUT_S, CONTAINER_STREAMS, session=session))
         self._connections: set[Connection] = set()
         self._open_requests = 0
         self._server: asyncio.Server | None = None

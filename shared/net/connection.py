@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from shared.errors import StreamResetError
+from shared.errors import StreamDoneError, StreamResetError
 from shared.net.answers import answer
 from shared.net.read_buffer import READ_BUFFER, READ_BYTES
 from shared.net.stream import Stream
 from shared.net.tcp import CloseWatch, address_text, reset
+from shared.net.tcp_end import last_words
 from shared.wire import frames
 from shared.wire.events import (
     DataReceived,
@@ -271,11 +272,22 @@ class Connection(asyncio.BufferedProtocol):
                 timer.cancel()
         if self._close_watch is not None:
             self._close_watch.cancel()
+        self._read_last_words(exc)
         cause = exc or "closed by the peer"
         self._break_streams(f"connection to {self.peer_name} lost: {cause}", frames.CANCEL)
         self._gone.set_result(None)
         if self._on_lost is not None:
             self._on_lost(self)
+
+    def _read_last_words(self, cause: Exception | None) -> None:
+        """Of a peer that answered in full, said GOAWAY and closed while we were writing: it counts."""
+        if self.lost or self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
+            return
+        words = last_words(self._transport, cause) or b""
+        for at in range(0, len(words), READ_BYTES):
+            piece = words[at : at + READ_BYTES]
+            READ_BUFFER[: len(piece)] = piece
+            self.buffer_updated(len(piece))
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -329,7 +341,9 @@ class Connection(asyncio.BufferedProtocol):
             case StreamReset(StreamState(owner=Stream() as stream) as state, code, by_peer):
                 self._waiting.pop(stream, None)
                 who = "the peer" if by_peer else "us, for a protocol error"
-                stream.on_broken(StreamResetError(f"stream reset by {who}: {frames.error_name(code)}", code))
+                done = by_peer and state.local_ended and code in (frames.NO_ERROR, frames.CANCEL)
+                kind = StreamDoneError if done else StreamResetError
+                stream.on_broken(kind(f"stream reset by {who}: {frames.error_name(code)}", code))
                 self._stream_over(state)
             case SettingsReceived():
                 if self._preface_timer is not None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.wire.session import SessionLimits
+
+CONNECTION_WINDOW_BYTES = 128 << 20
+"""More than 100 streams of 1 MiB that nobody reads can hold: they must not stop the others of their
+connection (ztunnel#1538). What all tunnels hold together has a bound of its own (`memory_budget.py`)."""
+
+_SESSION = SessionLimits(connection_window_bytes=CONNECTION_WINDOW_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +46,5 @@ class PoolLimits:
     resolve_interval_s: float = 30.0
     """How often an origin's name is looked up again while it has connections. 0: never."""
 
-    session: SessionLimits = field(default_factory=SessionLimits)
+    session: SessionLimits = _SESSION
     """What peers may send ahead; counts for connections to come."""

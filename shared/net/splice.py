@@ -36,13 +36,13 @@ import struct
 import termios
 from collections.abc import Callable
 
-from shared.errors import HboneError, StreamResetError
+from shared.errors import HalfClosedError, HboneError, StreamResetError
 from shared.net.edge_poll import ENDS, EdgePoll
 from shared.net.legs import Buffer
 from shared.net.pipes import PIPE_BYTES, Pipe, Pipes
 from shared.net.read_buffer import READ_BUFFER, READ_BYTES
-from shared.net.relay import LINGER_S
-from shared.net.tcp import RESET_ON_CLOSE
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, LINGER_S
+from shared.net.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE
 from shared.wire.frames import CANCEL
 
 TURN_BYTES = PIPE_BYTES
@@ -240,6 +240,8 @@ class SpliceRelay:
         "_down",
         "_edges",
         "_finished",
+        "_half_closed_timeout_s",
+        "_half_closed_timer",
         "_linger",
         "_queued",
         "_up",
@@ -258,6 +260,7 @@ class SpliceRelay:
         edges: EdgePoll,
         pipes: Pipes,
         early: Buffer = b"",
+        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
     ) -> None:
         """Raises OSError if there is no room for one more watch: then the sockets are still the caller's."""
         self.error: HboneError | None = None
@@ -270,6 +273,8 @@ class SpliceRelay:
         self._up = _Direction(self, downstream, upstream, early)
         self._down = _Direction(self, upstream, downstream, b"")
         self._linger: asyncio.TimerHandle | None = None
+        self._half_closed_timeout_s = half_closed_timeout_s
+        self._half_closed_timer: asyncio.TimerHandle | None = None
         self._queued = False
         edges.watch(downstream.fileno(), self)
         try:
@@ -277,6 +282,8 @@ class SpliceRelay:
         except OSError:
             edges.forget(downstream.fileno())
             raise
+        for sock in (downstream, upstream):  # should the process die, nobody is to take that for an end
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
     @property
     def sent_bytes(self) -> int:
@@ -344,6 +351,8 @@ class SpliceRelay:
             self._complete()
         elif (up.dropping and down.ended) or (down.dropping and up.ended):
             self._wait_for_the_rest()
+        elif self._half_closed_timer is None and not self.over:
+            self._wait_half_closed()
 
     def source_broke(self, direction: _Direction, error: OSError) -> None:
         """Reading failed, before the end (rule 4), or after everything else was over."""
@@ -371,6 +380,20 @@ class SpliceRelay:
             self._break(error, downstream=direction is self._down)
 
     # The end.
+
+    def _wait_half_closed(self) -> None:
+        """Looks again in a while whether the direction that is still open has moved a byte (rule 7)."""
+        moved = self.sent_bytes + self.received_bytes
+        loop = asyncio.get_running_loop()
+        self._half_closed_timer = loop.call_later(self._half_closed_timeout_s, self._look_half_closed, moved)
+
+    def _look_half_closed(self, moved: int) -> None:
+        if self.sent_bytes + self.received_bytes != moved:
+            self._wait_half_closed()
+            return
+        who = "the client" if self._up.ended else "the far side"
+        text = f"half-closed: {who} has ended, and for {self._half_closed_timeout_s:g} s nothing came back"
+        self.abort(HalfClosedError(text))
 
     def _run(self, direction: _Direction) -> None:
         if direction.move() and not self._queued and not self.over:
@@ -405,13 +428,15 @@ class SpliceRelay:
         self.over = True
         if self._linger is not None:
             self._linger.cancel()
+        if self._half_closed_timer is not None:
+            self._half_closed_timer.cancel()
         for direction in (self._up, self._down):
             direction.release()
             sock = direction.source
             self._edges.forget(direction.source_fd)
-            if reset:
+            if not reset:
                 with contextlib.suppress(OSError):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FIN_ON_CLOSE)
             sock.close()
         self._finished(self)
 

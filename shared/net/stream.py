@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import StreamResetError, UpstreamError
 from shared.net.legs import Buffer, RelayEnd
-from shared.net.tcp import CLOSE_TIMEOUT_S
+from shared.net.tcp_end import LAST_BYTES_TIMEOUT_S
 from shared.wire import frames
 from shared.wire.events import Headers
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from shared.wire.session import StreamState
 
 LINGER_S = 1.0
-"""How long after a complete response the peer may take to end its request before it is told to stop. RFC 9113
-section 8.1 has it keep the response in any case; curl loses it to a RST_STREAM while it is still sending."""
+"""How long after our end the peer may take to its own before it is told to stop. RFC 9113 section 8.1 has it
+keep a response in any case, but curl loses it to a RST_STREAM while it is still sending; and a proxy that
+gets one drops what it has not passed on, whichever direction that was."""
 
 
 class Stream:
     """One HTTP/2 stream; made by its `Connection`.
 
     `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
-    says of a request that its headers ended it.
-    `trailers` are the peer's, or None. A client that sets `on_response` is told of the response headers
-    before any byte of the body is pushed. A server that sets `on_gone` is told when the stream breaks before
-    it was joined to a relay.
+    says of a request that its headers ended it. `trailers` are the peer's, or None: for whoever speaks HTTP;
+    a tunnel has no use for them. A client that sets `on_response` is told of the response headers before any
+    byte of the body is pushed. A server that sets `on_gone` is told when the stream breaks before it was
+    joined to a relay.
     """
 
     __slots__ = (
@@ -181,17 +182,18 @@ class Stream:
         self._held += len(self._early)
         self._early.clear()
         self.resume_reading()
+        unwanted = self._connection.session.client and not self._end_pending
         if not self._end_pending:
             self.write_eof()
         if self.waiting:
             self._close_pending = True
             self._watch_close()
-        elif self._connection.session.client:
+        elif unwanted:  # a response that we do not want, and nothing of ours is on its way
             self._connection.reset(self._state, frames.CANCEL)
         elif not self._state.over:
             # What the peer still sends has nobody to read it (RFC 9113 section 8.1).
-            loop = asyncio.get_running_loop()
-            loop.call_later(LINGER_S, self._connection.reset, self._state, frames.NO_ERROR)
+            code = frames.CANCEL if self._connection.session.client else frames.NO_ERROR
+            asyncio.get_running_loop().call_later(LINGER_S, self._connection.reset, self._state, code)
 
     def abort(self) -> None:
         # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
@@ -266,7 +268,7 @@ class Stream:
                 self._relay.full(self)
 
     def _watch_close(self) -> None:
-        asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._look_at_close, len(self.waiting))
+        asyncio.get_running_loop().call_later(LAST_BYTES_TIMEOUT_S, self._look_at_close, len(self.waiting))
 
     def _look_at_close(self, unsent: int) -> None:
         if 0 < len(self.waiting) < unsent:

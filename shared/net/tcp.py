@@ -1,29 +1,27 @@
-"""The TCP leg: a plain connection as one end of a tunnel (rules in `legs.py`)."""
+"""The TCP leg: a plain connection as one end of a tunnel (rules in `legs.py`). Its end is `tcp_end.py`'s."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-import struct
 from collections.abc import Callable
 from typing import cast
 
 from shared.errors import StreamResetError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import READ_BUFFER, READ_BYTES
+from shared.net.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
+from shared.net.tcp_end import LastBytes, last_words, set_end
+from shared.net.tcp_end import reset as reset
 from shared.wire.frames import CANCEL
 
 EARLY_BYTES = READ_BYTES
 """What is kept of a peer that talks before the tunnel stands; reading pauses beyond it."""
 
 CLOSE_TIMEOUT_S = 30.0
-"""How long a closing connection's last bytes wait for a peer that takes none of them; one that reads slowly
-may take longer."""
-
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER on, 0 s: close() sends RST (socket(7)), so that the peer does not take it for an orderly end."""
+"""How long the last bytes of a closing HTTP/2 connection wait for a peer that takes none of them: it has no
+reason not to read, whatever its streams do."""
 
 
 class TcpLeg(asyncio.BufferedProtocol):
@@ -40,7 +38,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._error: StreamResetError | None = None  # how it broke before join
         self._full = False
         self._gone = False
-        self._closing: CloseWatch | None = None
+        self._closing: LastBytes | None = None
 
     @classmethod
     def over(cls, transport: asyncio.Transport, early: Buffer) -> TcpLeg:
@@ -87,6 +85,8 @@ class TcpLeg(asyncio.BufferedProtocol):
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
+        if not self._gone:
+            set_end(self._transport, RESET_ON_CLOSE)
         if self._early:
             early, self._early = self._early, bytearray()
             self.resume_reading()
@@ -120,12 +120,10 @@ class TcpLeg(asyncio.BufferedProtocol):
         if self._gone:
             return
         self._gone = True
-        if self._transport.get_write_buffer_size():
-            self._closing = CloseWatch(self._transport)
-        self._transport.close()
+        self._closing = LastBytes(self._transport, peer_ended=self._ended)
 
     def abort(self) -> None:
-        if self._gone:
+        if self._gone and (self._closing is None or self._transport.is_closing()):
             return
         self._gone = True
         reset(self._transport)
@@ -143,13 +141,17 @@ class TcpLeg(asyncio.BufferedProtocol):
         if relay is not None:
             relay.received(self, READ_BUFFER[:nbytes])
             return
+        if self._closing is not None:
+            return
         self._early += READ_BUFFER[:nbytes]
         if len(self._early) >= EARLY_BYTES:
             self.pause_reading()
 
     def eof_received(self) -> bool:
         self._ended = True
-        if self._relay is not None:
+        if self._closing is not None:
+            self._closing.peer_has_ended()
+        elif self._relay is not None:
             self._relay.ended(self)
         return True  # keep the sending side open: FIN ends one direction only
 
@@ -158,6 +160,14 @@ class TcpLeg(asyncio.BufferedProtocol):
             self._closing.cancel()
         if self._gone:
             return
+        words = None if self._ended else last_words(self._transport, exc)
+        if words is not None:
+            self._ended = True
+            if self._relay is None:
+                self._early += words
+            else:
+                self._relay.received(self, words)
+                self._relay.ended(self)
         self._gone = True
         self._error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
         if self._relay is not None:
@@ -170,7 +180,9 @@ class TcpLeg(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        if self._relay is not None:
+        if self._closing is not None:
+            self._closing.flushed()
+        elif self._relay is not None:
             self._relay.drained(self)
 
 
@@ -210,16 +222,6 @@ class Surplus(asyncio.Protocol):
         peer = address_text(transport.get_extra_info("peername"))
         reset(cast("asyncio.Transport", transport))
         self._turned_away(peer)
-
-
-def reset(transport: asyncio.Transport) -> None:
-    """Ends a TCP connection with RST, dropping what has not been sent."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        # A peer that has gone already makes this fail; then there is nobody to tell.
-        with contextlib.suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-    transport.abort()
 
 
 def address_text(name: object) -> str:

@@ -15,6 +15,7 @@ The rules:
    HTTP/2 proxies take a complete response as leave to cut off the request (RFC 9113 section 8.1).
 3. FIN without close_notify is truncation, whoever may have sent it: the leg breaks and the other leg is
    reset. There is no lenience for careless HTTP/1 clients, because the bytes are not known to be HTTP.
+   `close` keeps to rule 2: what still comes is dropped, and FIN goes out last (`tcp_end.LastBytes`).
 4. After a refusal or a TLS error the alert goes out, then FIN; what the peer still sends is read and dropped
    for a moment: closing over unread data sends RST, which can overtake the alert (RFC 9112 section 9.6).
 """
@@ -30,7 +31,8 @@ from OpenSSL import SSL
 from shared.errors import HboneError, StreamResetError, TlsFailureError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import CloseWatch, address_text, reset
+from shared.net.tcp import address_text
+from shared.net.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE, LastBytes, reset, set_end, unread
 from shared.net.tls_context import ServerHandshake, outgoing, reason
 from shared.wire.frames import CANCEL
 
@@ -119,8 +121,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._fin = False  # FIN came
         self._eof_sent = False  # close_notify was sent
         self._full = False
+        self._closing: LastBytes | None = None
         self._control_bytes = 0
-        self._closing: CloseWatch | None = None
         self.certificate = b""
         """The client's leaf certificate in DER, verified; empty before `established`."""
         self.alpn = ""
@@ -141,6 +143,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             return
         self._state = _State.JOINED
         self._relay = relay
+        set_end(self._transport, RESET_ON_CLOSE)
         self._handshake.forget_secret()
         self._transport.write(outgoing(self._tls))
         self.resume_reading()
@@ -189,8 +192,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self.write_eof()
         if self._state is _State.JOINED:
             self._state = _State.CLOSING
-            self._closing = CloseWatch(self._transport)
-            self._transport.close()
+            self._relay = None
+            self._closing = LastBytes(self._transport, peer_ended=self._ended or self._fin, fin=False)
 
     def abort(self) -> None:
         state, self._state = self._state, _State.GONE
@@ -229,6 +232,9 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if self._state is _State.HANDSHAKE:
             self._reject(StreamResetError("tls handshake: the client closed the connection", CANCEL))
         self._fin = True
+        if self._closing is not None:
+            self._closing.peer_has_ended()
+            return True  # which closes it in its own time
         self._push()
         return self._state in (_State.HELD, _State.JOINED)  # FIN ends one direction only
 
@@ -236,6 +242,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._timer.cancel()
         if self._closing is not None:
             self._closing.cancel()
+        if self._state is _State.JOINED and not self._ended:
+            self._take_last_words()
         state, self._state = self._state, _State.GONE
         relay, self._relay = self._relay, None
         self._handshake.forget_secret()
@@ -256,7 +264,9 @@ class TlsServerLeg(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._full = False
         self._control_bytes = 0
-        if self._relay is not None:
+        if self._closing is not None:
+            self._closing.flushed()
+        elif self._relay is not None:
             self._relay.drained(self)
 
     # Handshake.
@@ -294,6 +304,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._timer.cancel()
         self._state = _State.TURNED_AWAY
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+        set_end(self._transport, FIN_ON_CLOSE)  # the alert says that it is no orderly end
         self._transport.write(last)
         self._transport.write_eof()
         self._transport.resume_reading()
@@ -327,6 +338,23 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             relay.ended(self)
         elif self._fin and not self._ended and not self._paused:
             self._fail(StreamResetError("connection truncated: FIN without close_notify", CANCEL))
+
+    def _take_last_words(self) -> None:
+        """Pushes what came before the connection broke, read or unread. If it has close_notify, it is all: a
+        peer that ends and closes at once, with bytes of ours unread, sends RST instead of FIN."""
+        relay = self._relay
+        if relay is None:
+            return
+        if words := unread(self._transport):
+            self._tls.bio_write(words)
+        try:
+            while self._state is _State.JOINED:
+                relay.received(self, self._tls.recv(RECORD_BYTES))
+        except SSL.ZeroReturnError:
+            self._ended = True
+            relay.ended(self)
+        except SSL.Error:
+            return  # cut off, and `failed` says so
 
     def _answer(self) -> None:
         """Sends what OpenSSL wrote of its own accord while it read: key updates, warnings."""

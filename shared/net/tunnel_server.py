@@ -15,7 +15,7 @@ from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, RefusedError,
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.legs import Leg
-from shared.net.relay import Relay
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.stream import Stream
 from shared.net.tunnel_clock import TunnelClock
 from shared.wire.events import Headers
@@ -58,6 +58,7 @@ class ServedTunnel:
         "_carrying",
         "_clock",
         "_finished",
+        "_half_closed_timeout_s",
         "name",
         "record",
         "relay",
@@ -73,6 +74,8 @@ class ServedTunnel:
         target: Address | None,
         finished: Callable[[ServedTunnel], None],
         clock: TunnelClock | None = None,
+        *,
+        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
     ) -> None:
         """`clock` watches how long it is silent, and lives."""
         self._clock = clock
@@ -84,6 +87,7 @@ class ServedTunnel:
         self.record: TunnelRecord | None = None
         self.started = asyncio.get_running_loop().time()
         self._finished = finished
+        self._half_closed_timeout_s = half_closed_timeout_s
         self._carrying: asyncio.Task[object] | None = None
         stream.on_gone = self._gone
 
@@ -120,7 +124,9 @@ class ServedTunnel:
             return
         self.stream.on_gone = None
         self.stream.respond([(b":status", str(OK).encode())])
-        relay = self.relay = Relay(self.stream, leg, self._over)
+        relay = self.relay = Relay(
+            self.stream, leg, self._over, half_closed_timeout_s=self._half_closed_timeout_s
+        )
         relay.start()
         if self._clock is not None:
             self._clock.watch(relay)

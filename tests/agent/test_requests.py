@@ -376,3 +376,18 @@ async def test_a_front_end_with_one_client_that_resets_keeps_its_other_tunnels(
     assert await there.was_reset()
     writer.close()
     await writer.wait_closed()
+
+
+async def test_a_tunnel_that_is_forgotten_half_closed(target: TcpServer) -> None:
+    settings = Settings(sshd=Address(LOOPBACK, target.port), half_closed_timeout_s=0.1)
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
+        stream = peer.request(b"POST", b"/_hbone/22")
+        there = await target.accept()
+        await there.send(b"bye")
+        there.end()
+        assert await stream.read(3) == b"bye"
+        assert await stream.broken() == CONNECT_ERROR
+        assert await there.was_reset()
+        record = await krun.record()
+        assert (record.flag, record.status, record.received_bytes) == ("HALF_CLOSED", 200, 3)
+        assert krun.open_streams == 0

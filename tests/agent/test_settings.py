@@ -82,6 +82,7 @@ def test_every_name_has_a_meaning_on_one_line() -> None:
         ("HBONE_IDLE_TIMEOUT", "0", "idle_timeout_s", 0.0),
         ("HBONE_MAX_CONNECTIONS", "7", "max_connections", 7),
         ("HBONE_MAX_TUNNELS", "80", "max_tunnels", 80),
+        ("HBONE_HALF_CLOSED_TIMEOUT", "900", "half_closed_timeout_s", 900.0),
         ("HBONE_LOG_LEVEL", "DEBUG", "log_level", "debug"),
         ("HBONE_LOG_FORMAT", "json", "log_format", "json"),
     ],

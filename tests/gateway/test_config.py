@@ -76,6 +76,12 @@ def test_the_defaults_are_the_example_s(folder: Path) -> None:
     assert (limits.hello_timeout_s, limits.connect_timeout_s) == (10.0, 10.0)
     assert (limits.response_timeout_s, limits.drain_delay_s, limits.drain_timeout_s) == (30.0, None, 20.0)
     assert (limits.max_connections, limits.streams_per_connection) == (10_000, 100)
+    assert limits.half_closed_timeout_s == 3600.0
+
+
+def test_the_half_closed_timeout() -> None:
+    config = parse("routes: []\nlimits: {half_closed_timeout: 15m}", "f.yaml")
+    assert config.limits == Limits(half_closed_timeout_s=900.0)
 
 
 def test_listeners() -> None:

@@ -51,10 +51,10 @@ def test_limits_of_open_tunnels() -> None:
     assert parse("routes: []\nlimits: {max_buffered: 0}", "f.yaml").limits.max_buffered_bytes == 0
 
 
-def test_windows_are_the_session_s_by_default() -> None:
-    limits, session = Limits(), SessionLimits()
-    assert limits.stream_window_bytes == session.stream_window_bytes == 1 << 20
-    assert limits.connection_window_bytes == session.connection_window_bytes == 16 << 20
+def test_stalled_tunnels_do_not_fill_a_connection_by_default() -> None:
+    limits = Limits()
+    assert limits.stream_window_bytes == SessionLimits().stream_window_bytes == 1 << 20
+    assert limits.connection_window_bytes > limits.streams_per_connection * limits.stream_window_bytes
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_windows_are_the_session_s_by_default() -> None:
         ("max_buffered: 64 MB", "max_buffered: must be a size such as 64KiB, 256MiB or 1GiB, not '64 MB'"),
         ("max_buffered: 1KiB", "max_buffered: must be in 1048576..1125899906842624 bytes, not 1KiB"),
         ("stream_window: 1", "stream_window: must be in 65535..2147483647 bytes, not 1"),
-        ("stream_window: 32MiB", "stream_window: connection_window is smaller than stream_window"),
+        ("stream_window: 256MiB", "stream_window: connection_window is smaller than stream_window"),
         ("connection_window: 64KiB", "connection_window: connection_window is smaller than stream_window"),
         ("max_connections_per_source: -1", "max_connections_per_source: must be a whole number, not '-1'"),
     ],

@@ -441,3 +441,20 @@ async def test_a_fault_of_ours_costs_one_connection(
     assert 'hbone_connections_refused_total{flags="INTERNAL"} 1.0' in metrics.render("")[1].decode()
     assert caplog.messages == [f"task tunnel {client.address} failed: ZeroDivisionError: fault"]
     listener.close()
+
+
+async def test_a_tunnel_that_is_forgotten_half_closed(world: World) -> None:
+    """nghttpx, of a CONNECT, never passes the client's end on."""
+    gateway = await world.start(half_closed_timeout="200ms")
+    client, stream = await world.open()
+    client.end()
+    assert await stream.rest() == b""
+    await stream.send(b"an answer, and no end")
+    assert await client.read(21) == b"an answer, and no end"
+    assert await client.was_reset()
+    assert await stream.broken() == CANCEL
+    line = await gateway.line()
+    assert line["flags"] == "HALF_CLOSED"
+    assert line["error"] == "half-closed: the client has ended, and for 0.2 s nothing came back"
+    assert await gateway.metric("hbone_tunnels_closed_total", route=GLOB, flags="HALF_CLOSED") == 1
+    await world.nothing_is_left()

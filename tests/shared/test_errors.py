@@ -30,6 +30,8 @@ TABLE = {
     "LifetimeError": (70, "LIFETIME", 80),
     "LifetimeResetError": (70, "LIFETIME_RESET", 80),
     "OverloadError": (70, "OVERLOAD", 80),
+    "StreamDoneError": (69, "UPSTREAM_RESET", 80),
+    "HalfClosedError": (70, "HALF_CLOSED", 80),
 }
 """Exit code, response flag, alert."""
 

@@ -18,6 +18,7 @@ from shared.identity.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity, identity_files
+from shared.net.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from tests.support.http2_peer import Http2Peer
@@ -147,5 +148,7 @@ async def serving(
         yield port
     finally:
         await listener.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await last_bytes_left().wait()
         access_log.close()
         pipe.close()

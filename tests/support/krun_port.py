@@ -12,6 +12,7 @@ from agent.settings import Settings
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
+from shared.net.tcp_end import last_bytes_left
 from shared.net.tunnel_server import TunnelRecord
 from tests.support.tcp_peer import PATIENCE_S
 
@@ -59,3 +60,5 @@ class KrunPort:
             self.requests.close()
             for connection in list(self._connections):
                 connection.abort("the test is over")
+            async with asyncio.timeout(PATIENCE_S):
+                await last_bytes_left().wait()

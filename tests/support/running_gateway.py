@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from shared.errors import HboneError
 from shared.net import http1_client
+from shared.net.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
@@ -184,6 +185,8 @@ class RunningGateway:
         self._task.cancel()
         with suppress(asyncio.CancelledError, HboneError):
             await self._task
+        async with asyncio.timeout(PATIENCE_S):
+            await last_bytes_left().wait()
 
 
 def write_config(file: Path, routes: Iterable[Mapping[str, Any]], **limits: Any) -> None:

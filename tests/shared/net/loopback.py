@@ -13,6 +13,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from shared.net.address import Address
 from shared.net.connection import Connection
@@ -22,9 +23,11 @@ from shared.net.pool import Pool
 from shared.net.relay import Relay
 from shared.net.stream import Stream
 from shared.net.tcp import RESET_ON_CLOSE, TcpLeg
+from shared.net.tls import server_context
 from shared.tasks import spawn
 from shared.wire import tunnel_request
 from shared.wire.session import SessionLimits
+from tests.shared.net.in_memory import Seen
 
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
@@ -60,9 +63,10 @@ class Peer:
         self._sending: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def connect(cls, port: int) -> Peer:
+    async def connect(cls, port: int, prepare: Callable[[socket.socket], None] = lambda sock: None) -> Peer:
         sock = socket.socket()
         sock.setblocking(False)
+        prepare(sock)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
         return cls(sock)
@@ -143,15 +147,15 @@ class App:
     """A listening socket whose connections are played one by one."""
 
     def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        self.port = int(self.listener.getsockname()[1])
         self._peers: list[Peer] = []
 
     async def accept(self) -> Peer:
         """The next connection."""
         async with asyncio.timeout(PATIENCE_S):
-            sock, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            sock, _ = await asyncio.get_running_loop().sock_accept(self.listener)
         peer = Peer(sock)
         self._peers.append(peer)
         return peer
@@ -159,7 +163,27 @@ class App:
     async def close(self) -> None:
         for peer in self._peers:
             await peer.close()
-        self._listener.close()
+        self.listener.close()
+
+
+@asynccontextmanager
+async def dialled() -> AsyncIterator[tuple[TcpLeg, Peer]]:
+    """A leg and its peer."""
+    app = App()
+    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
+    try:
+        yield leg, await app.accept()
+    finally:
+        leg.abort()
+        await app.close()
+        await until(lambda: leg._transport.is_closing())
+        await asyncio.sleep(0)
+
+
+def joined(leg: TcpLeg) -> Seen:
+    seen = Seen()
+    leg.join(seen)
+    return seen
 
 
 class _Accepted(TcpLeg):
@@ -189,6 +213,7 @@ class World:
         self.gateway_relays: list[Relay] = []
         self.agent_relays: list[Relay] = []
         self._server_limits = server_limits
+        self._buffer_bytes: int | None = None
         self._clients: list[Peer] = []
         self._listeners: list[asyncio.Server] = []
         self._origin: Origin | None = None
@@ -196,16 +221,29 @@ class World:
     @classmethod
     @asynccontextmanager
     async def running(
-        cls, *, service: int | None = None, server_limits: SessionLimits | None = None
+        cls,
+        *,
+        service: int | None = None,
+        server_limits: SessionLimits | None = None,
+        tls: tuple[Path, Path, Path] | None = None,
+        buffer_bytes: int | None = None,
     ) -> AsyncIterator[World]:
-        """With `service` tunnels go to that port instead of the agent."""
+        """With `service` tunnels go to that port instead of the agent. `tls` is the agent's certificate, its
+        key, and the CA to trust. `buffer_bytes` is what the kernel is to hold of what goes to client and
+        app, on either side: by itself it holds megabytes, and nobody ever has to wait."""
         world = cls(server_limits)
+        world._buffer_bytes = buffer_bytes
         anywhere = Address("127.0.0.1", 0)
-        agent = await listen(anywhere, world._accept_connection, purpose="tunnels")
+        context = server_context(*tls[:2]) if tls else None
+        agent = await listen(anywhere, world._accept_connection, purpose="tunnels", tls=context)
         gateway = await listen(anywhere, lambda: _Accepted(world._accept_client), purpose="clients")
         world._listeners = [agent, gateway]
+        world._limit(gateway.sockets[0], socket.SO_SNDBUF)  # what is accepted inherits it
+        world._limit(world.app.listener, socket.SO_RCVBUF)
         address = bound_address(agent) if service is None else Address("127.0.0.1", service)
-        world._origin = Origin("http", "agent", address)
+        world._origin = (
+            Origin("https", "localhost", address, tls[2]) if tls else Origin("http", "agent", address)
+        )
         world.port = bound_address(gateway).port
         try:
             yield world
@@ -219,7 +257,7 @@ class World:
 
     async def client(self) -> Peer:
         """A client whose tunnel is yet to be opened."""
-        client = await Peer.connect(self.port)
+        client = await Peer.connect(self.port, lambda sock: self._limit(sock, socket.SO_RCVBUF))
         self._clients.append(client)
         return client
 
@@ -243,8 +281,15 @@ class World:
         for end in self.ends:
             end.abort("the test is over")
         await until(lambda: not self.pool.origins and not self.connections)
-        await until(lambda: all(relay.over for relay in self.gateway_relays + self.agent_relays))
+        relays = self.gateway_relays + self.agent_relays
+        await until(lambda: all(relay.over for relay in relays))
+        legs = [leg for relay in relays for leg in (relay.downstream, relay.upstream)]
+        await until(lambda: all(leg._transport.is_closing() for leg in legs if isinstance(leg, TcpLeg)))
         await turn()  # for the transports of the last legs
+
+    def _limit(self, sock: socket.socket, option: int) -> None:
+        if self._buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, option, self._buffer_bytes)
 
     # The gateway.
 
@@ -276,6 +321,7 @@ class World:
 
     async def _to_app(self, stream: Stream) -> None:
         leg = await dial(Address("127.0.0.1", self.app.port), PATIENCE_S)
+        self._limit(leg._transport.get_extra_info("socket"), socket.SO_SNDBUF)
         stream.respond([(b":status", b"200")])
         self.agent_relays.append(Relay(stream, leg, lambda _: None))
         self.agent_relays[-1].start()

@@ -6,23 +6,24 @@ import asyncio
 
 import pytest
 
-from shared.errors import StreamResetError
+from shared.errors import HalfClosedError, StreamDoneError, StreamResetError
 from shared.net.legs import Buffer, RelayEnd
-from shared.net.relay import LINGER_S, Relay
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, LINGER_S, Relay
 from tests.shared.net.hasty_loop import hasty
 
 BROKE = StreamResetError("stream reset by the peer: CANCEL", 8)
+DONE = StreamDoneError("stream reset by the peer: NO_ERROR", 0)
 STOP = StreamResetError("we are stopping", 8)
 
 
 class Ends:
     """Two legs whose calls are written down in one list, and the relay between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S) -> None:
         self.story: list[str] = []
         self.down = MemoryLeg("down", self.story)
         self.up = MemoryLeg("up", self.story)
-        self.relay = Relay(self.down, self.up, self._finished)
+        self.relay = Relay(self.down, self.up, self._finished, half_closed_timeout_s=half_closed_timeout_s)
         self.finished = 0
 
     def start(self) -> Ends:
@@ -163,47 +164,86 @@ async def test_an_upstream_that_breaks_after_its_end() -> None:
     ends.relay.ended(ends.up)
     assert ends.told() == ["down paused", "down <- answer", "down eof"]
     ends.relay.failed(ends.up, BROKE)
-    assert ends.told() == ["down resumed"], "to drop what it still sends, so that it can read what it got"
-    ends.relay.received(ends.down, b"nobody reads this")
-    assert ends.told() == []
-    assert ends.relay.sent_bytes == 0
-    assert not ends.relay.over
+    assert ends.told() == ["down closed", "up closed"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
+
+
+async def test_a_downstream_that_is_done_with_what_it_got() -> None:
+    """No error, but no end either for what it was sending."""
+    ends = Ends().start()
+    ends.relay.received(ends.up, b"answer")
+    ends.relay.ended(ends.up)
+    ends.told()
+    ends.relay.failed(ends.down, DONE)
+    assert ends.told() == ["up aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
+
+
+async def test_a_downstream_that_lets_go_before_the_upstream_has_ended() -> None:
+    ends = Ends().start()
+    ends.relay.failed(ends.down, DONE)
+    assert ends.told() == ["up aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, DONE, ends.down)
+
+
+async def test_an_upstream_that_lets_go_before_its_end() -> None:
+    """Even NO_ERROR says that there would have been more."""
+    ends = Ends().start()
     ends.relay.ended(ends.down)
-    assert ends.told() == ["up eof", "down closed", "up closed"]
-    assert (ends.finished, ends.relay.error) == (1, None)
-
-
-async def test_a_downstream_that_breaks_while_it_is_waited_for() -> None:
-    ends = Ends().start()
-    ends.relay.ended(ends.up)
-    ends.relay.failed(ends.up, BROKE)
     ends.told()
-    ends.relay.failed(ends.down, BROKE)
-    assert ends.told() == ["down closed", "up closed"]
-    assert (ends.finished, ends.relay.error) == (1, None)
+    ends.relay.failed(ends.up, DONE)
+    assert ends.told() == ["down aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, DONE, ends.up)
+
+
+# Half-closed for too long.
 
 
 @hasty
-async def test_a_downstream_is_not_waited_for_for_ever() -> None:
-    ends = Ends().start()
-    ends.relay.ended(ends.up)
-    ends.relay.failed(ends.up, BROKE)
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        ("down", "half-closed: the client has ended, and for 60 s nothing came back"),
+        ("up", "half-closed: the far side has ended, and for 60 s nothing came back"),
+    ],
+)
+async def test_a_direction_that_is_silent_after_the_other_has_ended(first: str, text: str) -> None:
+    ends = Ends(half_closed_timeout_s=60).start()
+    one, other = (ends.down, ends.up) if first == "down" else (ends.up, ends.down)
+    ends.relay.ended(one)
+    for _ in range(4):
+        await asyncio.sleep(50)
+        ends.relay.received(other, b"x")
     ends.told()
-    await asyncio.sleep(LINGER_S - 0.5)
+    await asyncio.sleep(50)
     assert ends.told() == []
-    await asyncio.sleep(1)
-    assert ends.told() == ["down closed", "up closed"]
-    assert (ends.finished, ends.relay.error) == (1, None)
+    await asyncio.sleep(70)
+    assert ends.told() == ["down aborted", "up aborted"]
+    assert (ends.finished, str(ends.relay.error), ends.relay.broken) == (1, text, None)
+    assert isinstance(ends.relay.error, HalfClosedError)
+    assert ends.relay.error.flag == "HALF_CLOSED"
 
 
 @hasty
-async def test_a_relay_that_is_over_forgets_its_deadline() -> None:
-    ends = Ends().start()
+async def test_a_tunnel_that_is_open_both_ways_may_be_silent() -> None:
+    ends = Ends(half_closed_timeout_s=60).start()
+    await asyncio.sleep(1000)
+    assert (ends.told(), ends.relay.over, ends.relay._timer) == ([], False, None)
+
+
+@hasty
+@pytest.mark.parametrize("how", ["ended", "failed", "aborted"])
+async def test_a_relay_that_is_over_forgets_its_deadline(how: str) -> None:
+    ends = Ends(half_closed_timeout_s=60).start()
     ends.relay.ended(ends.up)
-    ends.relay.failed(ends.up, BROKE)
-    ends.relay.abort(STOP)
+    if how == "ended":
+        ends.relay.ended(ends.down)
+    elif how == "failed":
+        ends.relay.failed(ends.down, BROKE)
+    else:
+        ends.relay.abort(STOP)
     ends.told()
-    await asyncio.sleep(2 * LINGER_S)
+    await asyncio.sleep(200)
     assert (ends.told(), ends.finished) == ([], 1)
 
 

@@ -331,6 +331,19 @@ async def test_abort_resets_both_sides(spliced: Spliced) -> None:
     spliced.relay.abort(StreamResetError("once more", 8))
 
 
+async def test_who_ends_and_gets_no_answer(shared: Shared) -> None:
+    spliced = shared.join(start=False)
+    spliced.relay._half_closed_timeout_s = 0.2
+    spliced.relay.start()
+    spliced.client.fin()
+    await spliced.server.send(b"an answer")
+    assert await spliced.client.read(9) == b"an answer"
+    assert await spliced.client.ended() == RST
+    assert str((await spliced.finished()).error) == (
+        "half-closed: the client has ended, and for 0.2 s nothing came back"
+    )
+
+
 # The end of a lifetime.
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import StreamResetError, UpstreamError
 from shared.net.stream import LINGER_S, Stream, header_value, status_of
-from shared.net.tcp import CLOSE_TIMEOUT_S
+from shared.net.tcp_end import LAST_BYTES_TIMEOUT_S
 from shared.tasks import spawn
 from shared.wire import frames
 from tests.shared.net.hasty_loop import hasty
@@ -364,13 +364,30 @@ async def test_a_client_just_lets_go() -> None:
     assert await line.sent() == ["DATA 1 b'x'", "DATA 1 b'' END", "RST_STREAM 1 CANCEL"]
 
 
+@hasty
+async def test_a_client_that_has_ended_lets_the_end_arrive() -> None:
+    """A proxy that gets RST_STREAM right behind it drops what it has not passed on."""
+    line, stream = client()
+    stream.write(b"x")
+    stream.write_eof()
+    stream.close()
+    await asyncio.sleep(LINGER_S / 2)
+    line.get(headers(1, OK), data(1, b"nobody reads this"))
+    assert await line.sent() == ["DATA 1 b'x'", "DATA 1 b'' END"]
+    await asyncio.sleep(LINGER_S)
+    assert await line.sent() == ["RST_STREAM 1 CANCEL"]
+
+
+@hasty
 async def test_close_waits_for_a_window() -> None:
     line, stream = client()
     stream.write(bytes(WINDOW) + b"abc")
     stream.close()
     await line.sent()
     line.get(window(0, 9), window(1, 9))
-    assert await line.sent() == ["DATA 1 b'abc'", "DATA 1 b'' END", "RST_STREAM 1 CANCEL"]
+    assert await line.sent() == ["DATA 1 b'abc'", "DATA 1 b'' END"]
+    await asyncio.sleep(2 * LINGER_S)
+    assert await line.sent() == ["RST_STREAM 1 CANCEL"]
 
 
 @hasty
@@ -379,13 +396,13 @@ async def test_close_does_not_wait_for_ever() -> None:
     stream.write(bytes(WINDOW) + b"abc")
     stream.close()
     await line.sent()
-    await asyncio.sleep(CLOSE_TIMEOUT_S - 1)
+    await asyncio.sleep(LAST_BYTES_TIMEOUT_S - 1)
     line.get(window(0, 1), window(1, 1))
     assert await line.sent() == ["DATA 1 b'a'"], "it reads, if slowly"
-    await asyncio.sleep(CLOSE_TIMEOUT_S)
+    await asyncio.sleep(LAST_BYTES_TIMEOUT_S)
     assert await line.sent() == []
     assert not stream.over
-    await asyncio.sleep(CLOSE_TIMEOUT_S)
+    await asyncio.sleep(LAST_BYTES_TIMEOUT_S)
     assert await line.sent() == ["RST_STREAM 1 CANCEL"]
     assert stream.over
 

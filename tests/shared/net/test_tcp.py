@@ -4,53 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
-import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from shared.errors import StreamResetError
-from shared.net.address import Address
-from shared.net.dial import dial
 from shared.net.read_buffer import READ_BYTES
 from shared.net.tcp import (
     CLOSE_TIMEOUT_S,
     EARLY_BYTES,
-    RESET_ON_CLOSE,
     CloseWatch,
     TcpLeg,
     address_text,
-    reset,
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import Seen, Wire
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, App, Peer, until
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, joined, until
 
 MIB = 1 << 20
 UNREAD_MIB = 32
 """More than both kernel buffers of a loopback connection hold."""
-
-
-@asynccontextmanager
-async def dialled() -> AsyncIterator[tuple[TcpLeg, Peer]]:
-    """A leg and its peer."""
-    app = App()
-    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
-    try:
-        yield leg, await app.accept()
-    finally:
-        leg.abort()
-        await app.close()
-        await until(lambda: leg._transport.is_closing())
-        await asyncio.sleep(0)
-
-
-def joined(leg: TcpLeg) -> Seen:
-    seen = Seen()
-    leg.join(seen)
-    return seen
 
 
 # What it pushes.
@@ -218,23 +190,7 @@ async def test_abort_is_a_reset() -> None:
 
 
 @hasty
-async def test_a_peer_that_does_not_read_is_reset_in_the_end() -> None:
-    """Not ended with FIN, which would make what it got look like the whole."""
-    async with dialled() as (leg, peer):
-        joined(leg)
-        leg.write(bytes(UNREAD_MIB * MIB))
-        leg.close()
-        await asyncio.sleep(CLOSE_TIMEOUT_S - 1)
-        assert leg._transport.get_write_buffer_size() > 0
-        await asyncio.sleep(2)
-        peer.start_reading()
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert peer.end == RST
-
-
-@hasty
-async def test_a_peer_that_reads_slowly_gets_everything() -> None:
+async def test_a_watched_peer_that_reads_slowly_gets_everything() -> None:
     wire = Wire()
     wire.unsent = 100
     watch = CloseWatch(wire)
@@ -399,16 +355,3 @@ async def test_detach_without_a_descriptor_leaves_the_leg_as_it_was() -> None:
 )
 def test_address_text(name: object, text: str) -> None:
     assert address_text(name) == text
-
-
-async def test_reset_of_a_connection_that_has_gone() -> None:
-    async with dialled() as (leg, peer):
-        await peer.rst()
-        await until(lambda: leg._error is not None)
-        reset(leg._transport)
-
-
-def test_the_reset_option_is_linger_of_no_time() -> None:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        assert struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)

@@ -26,7 +26,7 @@ from shared.errors import (
 )
 from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
 from shared.identity.spiffe import SpiffeId
-from shared.net import tcp
+from shared.net import tcp_end
 from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import READ_BYTES
 from shared.net.tls_context import server_context
@@ -39,6 +39,9 @@ MIB = 1 << 20
 TRUST_DOMAIN = "demo.local"
 SERVER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
 CLIENT = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
+
+ACKNOWLEDGED_S = 0.05
+"""After which the kernel has acknowledged what it has room for: RST then destroys nothing."""
 
 each_version = pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
@@ -565,6 +568,56 @@ async def test_truncation_of_a_paused_leg_comes_after_the_data(
     assert tunnel.data == b"onetwo"
 
 
+async def _write_until_it_is_over(tunnel: Tunnel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not tunnel.end.done():
+            tunnel.leg.write(b"answer")
+            await asyncio.sleep(0)
+
+
+async def test_a_client_that_has_ended_and_is_gone_loses_nothing(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    """It closes its socket over bytes of ours, so the kernel says RST; the app is slow, we write."""
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.leg.pause_reading()
+    client.send(bytes(100_000))
+    client.end()
+    await asyncio.sleep(ACKNOWLEDGED_S)
+    client.reset()
+    await _write_until_it_is_over(tunnel)
+    assert await tunnel.over() is None
+    assert tunnel.data == bytes(100_000)
+
+
+async def test_a_client_that_has_not_ended_and_is_gone_has_broken_off(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.leg.pause_reading()
+    client.send(bytes(100_000))
+    await asyncio.sleep(ACKNOWLEDGED_S)
+    client.reset()
+    await _write_until_it_is_over(tunnel)
+    assert isinstance(await tunnel.over(), StreamResetError)
+
+
+async def test_close_over_unread_bytes_destroys_nothing(
+    bench: Bench, authority: Authority, certificate: KeyPair
+) -> None:
+    """And FIN, which would end the tunnel's response, waits for the client's."""
+    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+    tunnel.leg.write(bytes(8 * MIB))
+    tunnel.leg.close()
+    sending = spawn(client.send_all(bytes(8 * MIB)), name="test client sends")
+    assert await client.receive_all() == bytes(8 * MIB)
+    async with asyncio.timeout(PATIENCE_S):
+        await sending
+    client.end()
+    client.cut()
+    await client.fin()
+
+
 async def test_a_reset_by_the_client_breaks_the_leg(
     bench: Bench, authority: Authority, certificate: KeyPair
 ) -> None:
@@ -604,7 +657,7 @@ async def test_a_close_ends_with_a_reset_if_the_client_takes_nothing(
     bench: Bench, authority: Authority, certificate: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FIN would make what it got look like the whole."""
-    monkeypatch.setattr(tcp, "CLOSE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tcp_end, "LAST_BYTES_TIMEOUT_S", 0.2)
     client, tunnel = await bench.tunnel(client_context(authority, certificate))
     await tunnel.fill(bytes(READ_BYTES))
     tunnel.leg.close()
