@@ -22,7 +22,7 @@ types: $(VENV)/.installed-dev
 check: lint types test
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) bench/load/build build dist *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,3 +48,23 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 .PHONY: stress
 stress: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.stress
+
+# Measured with the distribution's Python where it will do: like those in images it is built with profiles (PGO),
+# and a fifth faster than one that is not.
+BENCH_PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' \
+	2>/dev/null && echo /usr/bin/python3 || echo $(PYTHON))
+BENCH_VENV := .venv-bench
+
+.PHONY: bench bench-compare
+bench: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python -m bench
+
+# make bench-compare OLD=a.json NEW=b.json; NEW is the last run's by default.
+NEW ?= bench/results/latest.json
+bench-compare: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python -m bench compare $(OLD) $(NEW)
+
+$(BENCH_VENV)/.installed: pyproject.toml
+	$(BENCH_PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[envoy,bench]'
+	touch $@

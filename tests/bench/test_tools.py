@@ -1,0 +1,68 @@
+"""The load generator against its own far end: what it says it did, it did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+
+import pytest
+
+from bench.tools import BenchError, client, serving
+from tests.support.hellos import hello
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    if shutil.which("cc") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("cc is not installed")
+        pytest.skip("cc is not installed")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "h2"])
+class TestClient:
+    def test_round_trips(self, kind: str) -> None:
+        scenario = ("rr", "--tunnels", "3", "--size", "64", "--seconds", "0.1")
+        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
+            result = load.run()
+        assert result.operations > 3
+        assert 0 < result.p50_us <= result.p99_us <= result.p999_us
+        assert result.seconds >= 0.1
+
+    def test_round_trips_at_a_rate(self, kind: str) -> None:
+        scenario = ("rr", "--tunnels", "4", "--rate", "500", "--seconds", "0.2")
+        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
+            assert load.run().operations == pytest.approx(100, abs=10)
+
+    def test_tunnels_opened(self, kind: str) -> None:
+        scenario = ("open", "--tunnels", "8", "--count", "200")
+        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
+            assert load.run().operations == 200
+
+    def test_bulk_both_ways(self, kind: str) -> None:
+        scenario = ("bulk", "--tunnels", "2", "--up", "5000000", "--down", "3000000")
+        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
+            assert load.run().operations == 2 * 8_000_000
+
+
+def test_the_app_takes_a_hello_then_its_commands() -> None:
+    record = hello()
+    with serving("tcp") as far:
+        host, port = far.split(":")
+        with socket.create_connection((host, int(port)), 20) as sock:
+            sock.sendall(record[:3])
+            sock.sendall(record[3:] + b"X" + (3).to_bytes(8) + (2).to_bytes(8) + b"abc")
+            assert sock.recv(3, socket.MSG_WAITALL) == bytes(2) + b"."
+            sock.sendall(b"Eas it comes")
+            assert sock.recv(11, socket.MSG_WAITALL) == b"as it comes"
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(1) == b""
+
+
+def test_a_far_end_that_ends_by_itself_is_no_result() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = f"127.0.0.1:{server.getsockname()[1]}"
+        server.close()
+        with pytest.raises(BenchError, match="said nothing"), client(far, ("rr",)):
+            pass
