@@ -168,7 +168,10 @@ def _through(block: ExitStack, folder: Path, app: App, front_end: str) -> Way:
 def take_first(way: Way, sock: socket.socket) -> None:
     """Takes what has to be said first, and no byte more."""
     if way.first:
-        assert sock.recv(len(way.first), socket.MSG_WAITALL) == way.first
+        taken = b""
+        while len(taken) < len(way.first):
+            taken += sock.recv(len(way.first) - len(taken))
+        assert taken == way.first
 
 
 def after_first(way: Way, behaviour: Behaviour) -> Behaviour:
