@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from gateway.hbone_rules import Rule, check_identity, check_target
 from gateway.yaml_nodes import Value
@@ -17,6 +18,8 @@ from shared import ports
 from shared.identity.spiffe import AllowList
 from shared.net.address import Address, check_host_name
 from shared.net.mesh_tls import MeshIdentity
+
+T = TypeVar("T")
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.HBONE),)
 """Where ztunnel and waypoints look for HBONE."""
@@ -128,7 +131,7 @@ def read(value: Value, folder: Path) -> HboneSettings:
     listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
     return HboneSettings(
         certificates=folder / given.need("certificates").text(),
-        rules=_rules(given.need("rules", "write rules: [] to refuse every tunnel")),
+        rules=rules(given.need("rules", "write rules: [] to refuse every tunnel"), "to", check_target, Rule),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         tls12=min_tls is not None and min_tls.choice(("1.3", "1.2")) == "1.2",
         handshake_timeout_s=timeout.duration(MIN_HANDSHAKE_S, MAX_HANDSHAKE_S)
@@ -174,19 +177,26 @@ def mesh_identity(folder: Value, peer: Value | None, sni: Value | None, base: Pa
     )
 
 
-def _rules(value: Value) -> tuple[Rule, ...]:
-    rules: list[Rule] = []
+def rules(
+    value: Value,
+    wanted: str,
+    check_wanted: Callable[[str], str],
+    make: Callable[[tuple[str, ...], tuple[str, ...], bool], T],
+) -> tuple[T, ...]:
+    """A list of rules, each made of its identities (`from`), what they want (patterns in the field `wanted`)
+    and whether it denies that. Raises ConfigError."""
+    found: list[T] = []
     for item in value.items(MAX_RULES):
-        given = item.mapping(("from", "to", "deny"))
+        given = item.mapping(("from", wanted, "deny"))
         deny = given.get("deny")
-        rules.append(
-            Rule(
+        found.append(
+            make(
                 _patterns(given.need("from"), check_identity),
-                _patterns(given.need("to"), check_target),
+                _patterns(given.need(wanted), check_wanted),
                 deny is not None and deny.choice(("true", "false")) == "true",
             )
         )
-    return tuple(rules)
+    return tuple(found)
 
 
 def _patterns(value: Value, check: Callable[[str], str]) -> tuple[str, ...]:

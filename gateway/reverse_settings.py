@@ -6,12 +6,10 @@ the rules mean `reverse_rules.py`'s. Certificates are read when the port opens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.hbone_rules import check_identity
-from gateway.hbone_settings import MAX_LISTENERS, MAX_PATTERNS, MAX_RULES, addresses
+from gateway.hbone_settings import MAX_LISTENERS, addresses, rules
 from gateway.reverse_rules import ReverseRule, check_name_pattern
 from gateway.yaml_nodes import Value
 from shared import ports
@@ -109,7 +107,12 @@ def read(value: Value, folder: Path) -> ReverseSettings:
     listen = given.get("listen")
     return ReverseSettings(
         certificates=folder / given.need("certificates").text(),
-        rules=_rules(given.need("rules", "write rules: [] to refuse every registration")),
+        rules=rules(
+            given.need("rules", "write rules: [] to refuse every registration"),
+            "names",
+            check_name_pattern,
+            ReverseRule,
+        ),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         handshake_timeout_s=seconds("handshake_timeout", default.handshake_timeout_s, MIN_TIMEOUT_S),
         keepalive_s=seconds("keepalive", default.keepalive_s, MIN_KEEPALIVE_S, MAX_KEEPALIVE_S),
@@ -118,25 +121,3 @@ def read(value: Value, folder: Path) -> ReverseSettings:
         max_names=count("max_names", default.max_names),
         max_connections_per_name=count("max_connections_per_name", default.max_connections_per_name),
     )
-
-
-def _rules(value: Value) -> tuple[ReverseRule, ...]:
-    rules: list[ReverseRule] = []
-    for item in value.items(MAX_RULES):
-        given = item.mapping(("from", "names", "deny"))
-        deny = given.get("deny")
-        rules.append(
-            ReverseRule(
-                _patterns(given.need("from"), check_identity),
-                _patterns(given.need("names"), check_name_pattern),
-                deny is not None and deny.choice(("true", "false")) == "true",
-            )
-        )
-    return tuple(rules)
-
-
-def _patterns(value: Value, check: Callable[[str], str]) -> tuple[str, ...]:
-    items = value.items(MAX_PATTERNS)
-    if not items:
-        raise value.error("needs at least one pattern")
-    return tuple(item.parsed(check) for item in items)
