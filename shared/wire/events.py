@@ -1,6 +1,6 @@
 """What a session tells its owner; the counterpart of the methods of `session.Session`.
 
-`stream` is always the session's own record of the stream (`session.StreamState`), so that an owner never
+`stream` is always the session's own record of the stream (`stream_state.StreamState`), so that an owner never
 looks anything up by number.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.wire.session import StreamState
+    from shared.wire.stream_state import StreamState
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -1,7 +1,7 @@
 """HTTP/2 frame headers (RFC 9113 section 4.1): written, read, named.
 
-Owned here: the nine bytes in front of every frame and the few whole frames that we write ourselves beside
-h2. What the frames mean is `session.py`'s.
+Owned here: the nine bytes in front of every frame and the whole frames that we write, DATA excepted. What the
+frames mean is `session.py`'s.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ FLAG_END_STREAM = 0x1
 FLAG_ACK = 0x1
 FLAG_END_HEADERS = 0x4
 FLAG_PADDED = 0x8
+FLAG_PRIORITY = 0x20
+
+# Settings (RFC 9113 section 6.5.2).
+SETTING_HEADER_TABLE_SIZE = 0x1
+SETTING_ENABLE_PUSH = 0x2
+SETTING_MAX_CONCURRENT_STREAMS = 0x3
+SETTING_INITIAL_WINDOW_SIZE = 0x4
+SETTING_MAX_FRAME_SIZE = 0x5
+SETTING_MAX_HEADER_LIST_SIZE = 0x6
+SETTING_ENABLE_CONNECT_PROTOCOL = 0x8  # RFC 8441
 
 # Error codes (RFC 9113 section 7), those that we send or look for.
 NO_ERROR = 0x0
@@ -55,14 +65,31 @@ ERROR_NAMES = {
     0xD: "HTTP_1_1_REQUIRED",
 }
 
+FRAME_NAMES = (
+    "DATA",
+    "HEADERS",
+    "PRIORITY",
+    "RST_STREAM",
+    "SETTINGS",
+    "PUSH_PROMISE",
+    "PING",
+    "GOAWAY",
+    "WINDOW_UPDATE",
+    "CONTINUATION",
+)
+
 HEADER_BYTES = 9
+MAX_PAYLOAD_BYTES = 16384
+"""The largest that every peer takes (RFC 9113 section 4.2)."""
+
 MAX_WINDOW = 2**31 - 1
 MAX_STREAM_ID = 2**31 - 1
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (RFC 9113 section 3.4)."""
 
-_HEADER = struct.Struct(">HBBBI")  # the 24-bit length as 16 + 8, type, flags, stream
+HEADER = struct.Struct(">HBBBI")
+"""A frame header: the 24-bit length as 16 + 8, type, flags, the reserved bit and the stream."""
 
 SHORT_HEADER = struct.Struct(">HBHI")
 """The same with type and flags in one: 0 is DATA without flags, and the reserved bit makes another stream."""
@@ -75,18 +102,45 @@ def error_name(code: int) -> str:
 
 def header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
     """The nine bytes in front of a frame of `length` bytes."""
-    return _HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
+    return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
 
 
 def read_header(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
     """Length in bytes, type, flags and stream of the frame header at `at`; the reserved bit is dropped."""
-    high, low, kind, flags, stream_id = _HEADER.unpack_from(data, at)
+    high, low, kind, flags, stream_id = HEADER.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream_id & MAX_STREAM_ID
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
     """A whole WINDOW_UPDATE frame; stream 0 is the connection (RFC 9113 section 6.9)."""
     return header(4, WINDOW_UPDATE, 0, stream_id) + increment.to_bytes(4, "big")
+
+
+def headers(stream_id: int, block: bytes | bytearray, *, end_stream: bool) -> bytes:
+    """A header block as HEADERS, with as many CONTINUATIONs as it needs (RFC 9113 section 4.3)."""
+    end = FLAG_END_STREAM if end_stream else 0
+    if len(block) <= MAX_PAYLOAD_BYTES:
+        return header(len(block), HEADERS, FLAG_END_HEADERS | end, stream_id) + block
+    pieces = [block[at : at + MAX_PAYLOAD_BYTES] for at in range(0, len(block), MAX_PAYLOAD_BYTES)]
+    out = header(len(pieces[0]), HEADERS, end, stream_id) + pieces[0]
+    for piece in pieces[1:-1]:
+        out += header(len(piece), CONTINUATION, 0, stream_id) + piece
+    return out + header(len(pieces[-1]), CONTINUATION, FLAG_END_HEADERS, stream_id) + pieces[-1]
+
+
+def end_stream(stream_id: int) -> bytes:
+    """An empty DATA frame with END_STREAM."""
+    return header(0, DATA, FLAG_END_STREAM, stream_id)
+
+
+def rst_stream(stream_id: int, code: int) -> bytes:
+    """A whole RST_STREAM frame (RFC 9113 section 6.4)."""
+    return header(4, RST_STREAM, 0, stream_id) + code.to_bytes(4, "big")
+
+
+def ping(data: bytes | memoryview, *, ack: bool = False) -> bytes:
+    """A whole PING frame with these eight bytes (RFC 9113 section 6.7)."""
+    return header(8, PING, FLAG_ACK if ack else 0, 0) + data
 
 
 def goaway(last_stream_id: int, code: int) -> bytes:
@@ -98,3 +152,7 @@ def settings(values: dict[int, int]) -> bytes:
     """A whole SETTINGS frame (RFC 9113 section 6.5)."""
     body = b"".join(struct.pack(">HI", code, value) for code, value in values.items())
     return header(len(body), SETTINGS, 0, 0) + body
+
+
+SETTINGS_ACK = header(0, SETTINGS, FLAG_ACK, 0)
+"""Says that the peer's SETTINGS are in force."""

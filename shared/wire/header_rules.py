@@ -1,77 +1,142 @@
-"""What a decoded header list must be, and how much decoding one may cost.
+"""What a decoded header list must be, whatever it came from.
 
-Owned here: RFC 9113 sections 8.1.1 to 8.3 as a question with an answer (h2 has them as an error that ends the
-connection), content-length, the size of a list, and an HPACK decoder with a bound where hpack has none. What
-becomes of a stream with wrong headers is `session.py`'s.
+Owned here: RFC 9113 sections 8.1.1 to 8.3, content-length, and the size of a list. A list is looked at once,
+when it has been decoded: `HeaderBlock` is the list with what was found. What becomes of a stream with wrong
+headers is `header_receiver.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import h2.exceptions
-import h2.utilities
-import hpack
+import re
+from dataclasses import dataclass
+from enum import Enum
 
 from shared.wire.events import Headers
+from shared.wire.static_table import ENTRY_OVERHEAD_BYTES, INDEX_OF_NAME
 
-FIELD_OVERHEAD_BYTES = 32
-"""What each field counts beyond its text (RFC 9113 section 6.5.2)."""
+NO_LENGTH = -1
+"""`HeaderBlock.content_length` of a list that promises none."""
 
-TABLE_UPDATES = 2
-"""Changes of the dynamic table's size in one block: more are never needed (RFC 7541 section 4.2), and cost us
-a microsecond for each byte of a block that has nothing else."""
+LENGTH_DIGITS = 19
+"""Of a content-length: a body of more bytes ends in no lifetime."""
+
+# RFC 9113 section 8.2.1: visible ASCII, no upper case, a colon only in front.
+_NAME = re.compile(rb":?[!-9;-@\[-~]+")
+_BLANKS = b" \t"
+"""A value neither begins nor ends with one."""
+
+# RFC 9113 section 8.2.2.
+_OF_CONNECTIONS = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
+)
+_PLAIN_NAMES = (
+    frozenset(name for name in INDEX_OF_NAME if not name.startswith(b":"))
+    - _OF_CONNECTIONS
+    - {b"content-length", b"cookie", b"host"}
+)
+"""Names that need no look."""
+
+_OF_REQUESTS = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
+
+
+class Shape(Enum):
+    """What a header list can be; no list can be two of these."""
+
+    REQUEST = "request"
+    RESPONSE = "response"
+    TRAILERS = "trailers"
+    MALFORMED = "malformed"
+
+
+@dataclass(slots=True)
+class HeaderBlock:
+    """A decoded header list and what it is. Nobody may change it, for it may serve again."""
+
+    fields: Headers
+
+    shape: Shape
+
+    content_length: int
+    """Bytes of body that it promises, or NO_LENGTH."""
+
+    status: bytes
+    """Of a response."""
 
 
 def list_bytes(headers: Headers) -> int:
     """The size of a header list as MAX_HEADER_LIST_SIZE counts it (RFC 9113 section 6.5.2)."""
-    return sum(len(name) + len(value) for name, value in headers) + FIELD_OVERHEAD_BYTES * len(headers)
+    return sum(len(name) + len(value) for name, value in headers) + ENTRY_OVERHEAD_BYTES * len(headers)
 
 
-def well_formed(headers: Headers, *, of_request: bool, trailers: bool = False) -> bool:
-    """Whether a header section, or `trailers`, is one that RFC 9113 section 8 allows."""
-    flags = h2.utilities.HeaderValidationFlags(
-        is_client=not of_request,
-        is_trailer=trailers,
-        is_response_header=not of_request and not trailers,
-        is_push_promise=False,
-    )
-    try:
-        for _ in h2.utilities.validate_headers(headers, flags):
-            pass  # it looks at each as it comes by
-    except h2.exceptions.ProtocolError:
-        return False
-    return True
-
-
-def content_length(headers: Headers) -> int | None:
-    """What content-length promises in bytes, None without one.
-
-    Raises:
-        ValueError: it is no number, or there are several that differ (RFC 9110 section 8.6).
-    """
-    found: bytes | None = None
+def examine(headers: Headers) -> HeaderBlock:
+    """Looks at a decoded list. Several cookie fields become one (RFC 9113 section 8.2.3)."""
+    pseudo: dict[bytes, bytes] = {}
+    length = NO_LENGTH
+    host: bytes | None = None
+    cookies = 0
+    malformed = HeaderBlock(headers, Shape.MALFORMED, NO_LENGTH, b"")
+    in_front = True  # where pseudo-header fields stand
+    values = b"".join([value for _, value in headers])
+    if b"\0" in values or b"\n" in values or b"\r" in values:
+        return malformed
     for name, value in headers:
-        if name == b"content-length":
-            if not value.isdigit() or found not in (None, value):
-                raise ValueError("content-length is not one number")
-            found = value
-    return None if found is None else int(found)
+        if value != value.strip(_BLANKS):
+            return malformed
+        if name in _PLAIN_NAMES:
+            in_front = False
+        elif name.startswith(b":"):
+            if not in_front or name in pseudo:
+                return malformed
+            pseudo[name] = value
+        elif not _NAME.fullmatch(name) or name in _OF_CONNECTIONS:
+            return malformed
+        else:
+            in_front = False
+            if name == b"content-length":
+                # A number, and the same one each time (RFC 9110 section 8.6).
+                if not value.isdigit() or len(value) > LENGTH_DIGITS:
+                    return malformed
+                if length not in (NO_LENGTH, int(value)):
+                    return malformed
+                length = int(value)
+            elif name == b"host":
+                if host is not None:
+                    return malformed
+                host = value
+            elif name == b"cookie":
+                cookies += 1
+            elif name == b"te" and value.lower() != b"trailers":
+                return malformed
+    if cookies > 1:
+        headers = _one_cookie(headers)
+    return HeaderBlock(headers, _shape(pseudo, host), length, pseudo.get(b":status", b""))
 
 
-class BoundedDecoder(hpack.Decoder):
-    """hpack's, which bounds the decoded list while it decodes, and here what stands in front of it too."""
+def _shape(pseudo: dict[bytes, bytes], host: bytes | None) -> Shape:
+    if not pseudo:
+        return Shape.TRAILERS
+    if b":status" in pseudo:
+        return Shape.RESPONSE if len(pseudo) == 1 else Shape.MALFORMED
+    if not pseudo.keys() <= _OF_REQUESTS or not _has_a_goal(pseudo):
+        return Shape.MALFORMED
+    authority = pseudo.get(b":authority")
+    # One of them must be there, and where both are they must agree (RFC 9113 section 8.3.1).
+    if authority is None:
+        return Shape.MALFORMED if host is None else Shape.REQUEST
+    return Shape.REQUEST if host is None or host == authority else Shape.MALFORMED
 
-    def __init__(self, max_header_list_bytes: int) -> None:
-        super().__init__(max_header_list_bytes)
-        self._updates = 0
 
-    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
-        self._updates = 0
-        return super().decode(data, raw)
+def _has_a_goal(pseudo: dict[bytes, bytes]) -> bool:
+    """Whether scheme and path are there, or, for a plain CONNECT, are not (RFC 9113 sections 8.3.1 and
+    8.5)."""
+    method = pseudo.get(b":method")
+    if method == b"CONNECT" and b":protocol" not in pseudo:
+        return b":scheme" not in pseudo and b":path" not in pseudo
+    if method is None or (b":protocol" in pseudo and method != b"CONNECT"):
+        return False
+    return b":scheme" in pseudo and bool(pseudo.get(b":path"))
 
-    def _update_encoding_context(self, data: bytes | memoryview) -> int:
-        self._updates += 1
-        if self._updates > TABLE_UPDATES:
-            raise hpack.HPACKDecodingError("too many table size updates")
-        return super()._update_encoding_context(data)
+
+def _one_cookie(fields: Headers) -> Headers:
+    cookie = b"; ".join(value for name, value in fields if name == b"cookie")
+    return [*(field for field in fields if field[0] != b"cookie"), (b"cookie", cookie)]

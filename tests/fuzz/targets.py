@@ -45,14 +45,9 @@ from shared.net.address import Address
 from shared.net.stream import Stream
 from shared.wire import client_hello, events, frames, istio_sni, tunnel_request
 from shared.wire.flood_guard import FloodLimits
-from shared.wire.session import (
-    FIRST_WINDOW,
-    REMEMBERED_RESETS,
-    Session,
-    SessionError,
-    SessionLimits,
-    StreamState,
-)
+from shared.wire.peer_settings import FIRST_WINDOW
+from shared.wire.session import Session, SessionError, SessionLimits, StreamState
+from shared.wire.stream_state import REMEMBERED_STREAMS
 
 CORPUS = Path(__file__).with_name("corpus")
 ROOT = Path(__file__).parent.parent.parent
@@ -424,7 +419,7 @@ class Conversation:
         if self.over:
             return
         self._peer.take(data)
-        waiting = len(session._partial)
+        waiting = session._scanner.waiting_bytes
         pending = session.pending_bytes
         broken: SessionError | None = None
         try:
@@ -515,8 +510,8 @@ class Conversation:
         self._ours.take(bytes(session.data_to_send()), self._peer)
         assert session.pending_bytes == 0
         assert session.client or len(session.streams) <= limits.max_streams
-        assert len(session._partial) < 9 + limits.max_frame_bytes
-        assert len(session._reset_here) <= REMEMBERED_RESETS
+        assert session._scanner.waiting_bytes < 9 + limits.max_frame_bytes
+        assert len(session._past) <= REMEMBERED_STREAMS
         extra = limits.connection_window_bytes - FIRST_WINDOW  # announced at the start
         for number, credited in self._ours.credited.items():
             given_back = credited if number else credited - extra
@@ -525,12 +520,13 @@ class Conversation:
         if session.broken:
             return
         held = sum(stream.held for stream in session.streams.values())
-        discarded = session._data_left if session._data_stream is None else 0
-        account = session._receive_window + session._credit + held + discarded
+        coming = session._scanner.data_left
+        account = session._receive_window + session._credit + held + coming
         assert account == limits.connection_window_bytes, f"the connection's window is off: {account}"
         for number, stream in session.streams.items():
             assert number == stream.id and not stream.over and stream.held >= 0 and stream.credit >= 0
             account = stream.receive_window + stream.credit + stream.held
+            account += coming if stream is session._data_stream else 0
             assert stream.remote_ended or account == limits.stream_window_bytes, f"a window is off: {account}"
 
     # The owner.

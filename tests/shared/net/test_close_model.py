@@ -28,7 +28,9 @@ from hypothesis.stateful import (
 )
 
 from shared.net.connection import Connection
-from shared.wire.session import DATA_BYTES, FIRST_WINDOW, SessionLimits
+from shared.wire.peer_settings import FIRST_WINDOW
+from shared.wire.session import SessionLimits
+from shared.wire.stream_sender import DATA_BYTES
 from tests.shared.net.conftest import Credentials
 from tests.shared.net.loopback import World, until
 from tests.support import http2_peer

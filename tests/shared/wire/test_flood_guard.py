@@ -9,7 +9,8 @@ import pytest
 
 from shared.wire import frames
 from shared.wire.flood_guard import FloodLimits
-from shared.wire.session import FIELDS_PER_STREAM, FREE_FIELDS, SessionLimits
+from shared.wire.header_receiver import FIELDS_PER_STREAM, FREE_FIELDS
+from shared.wire.session import SessionLimits
 from tests.shared.wire.dialogue import INITIAL_WINDOW, OK, POST, Dialogue, headers, ping, settings
 
 CALM = "ENHANCE_YOUR_CALM"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shared.wire import frames
 from shared.wire.events import DataReceived, RequestReceived
 from shared.wire.flood_guard import FloodLimits
-from shared.wire.session import DATA_BYTES, Session, SessionLimits, StreamState
+from shared.wire.session import Session, SessionLimits, StreamState
+from shared.wire.stream_sender import DATA_BYTES
 from tests.shared.wire.dialogue import (
     INITIAL_WINDOW,
     OK,
