@@ -1,9 +1,10 @@
 """What a peer may ask of us that costs it next to nothing: counted here, and ended when it is too much.
 
-h2 has no protection of its own: it answers a hundred thousand PINGs, and takes streams that are opened and
-reset as fast as they come. Each budget is far above what an honest peer needs; one that uses it up gets
-GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends. Where the peer is a front end whose connection
-many clients share, streams opened in vain may be one client's doing: it is first given notice (`session.py`).
+RFC 9113 itself lets a peer send a hundred thousand PINGs, and open and reset streams as fast as it can
+(section 10.5 leaves limits to us). Each budget is far above what an honest peer needs; one that uses it up
+gets GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends. Where the peer is a front end whose
+connection many clients share, streams opened in vain may be one client's doing: it is first given notice
+(`session.py`).
 
 Small DATA frames have no budget, on purpose: what is received is either passed on at once or kept as bytes
 within the window, so a small frame costs us no more than its bytes. A guard against them has ended real

@@ -72,7 +72,7 @@ def examine(headers: Headers) -> HeaderBlock:
     """Looks at a decoded list. Several cookie fields become one (RFC 9113 section 8.2.3)."""
     pseudo: dict[bytes, bytes] = {}
     length = NO_LENGTH
-    host: bytes | None = None
+    hosts: list[bytes] = []
     cookies = 0
     malformed = HeaderBlock(headers, Shape.MALFORMED, NO_LENGTH, b"")
     in_front = True  # where pseudo-header fields stand
@@ -100,30 +100,28 @@ def examine(headers: Headers) -> HeaderBlock:
                     return malformed
                 length = int(value)
             elif name == b"host":
-                if host is not None:
-                    return malformed
-                host = value
+                hosts.append(value)
             elif name == b"cookie":
                 cookies += 1
             elif name == b"te" and value.lower() != b"trailers":
                 return malformed
     if cookies > 1:
         headers = _one_cookie(headers)
-    return HeaderBlock(headers, _shape(pseudo, host), length, pseudo.get(b":status", b""))
+    return HeaderBlock(headers, _shape(pseudo, hosts), length, pseudo.get(b":status", b""))
 
 
-def _shape(pseudo: dict[bytes, bytes], host: bytes | None) -> Shape:
+def _shape(pseudo: dict[bytes, bytes], hosts: list[bytes]) -> Shape:
     if not pseudo:
         return Shape.TRAILERS
     if b":status" in pseudo:
         return Shape.RESPONSE if len(pseudo) == 1 else Shape.MALFORMED
     if not pseudo.keys() <= _OF_REQUESTS or not _has_a_goal(pseudo):
         return Shape.MALFORMED
+    # One host, or :authority, or both if they agree (RFC 9113 section 8.3.1).
     authority = pseudo.get(b":authority")
-    # One of them must be there, and where both are they must agree (RFC 9113 section 8.3.1).
     if authority is None:
-        return Shape.MALFORMED if host is None else Shape.REQUEST
-    return Shape.REQUEST if host is None or host == authority else Shape.MALFORMED
+        return Shape.REQUEST if len(hosts) == 1 else Shape.MALFORMED
+    return Shape.REQUEST if hosts in ([], [authority]) else Shape.MALFORMED
 
 
 def _has_a_goal(pseudo: dict[bytes, bytes]) -> bool:
