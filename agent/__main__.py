@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 
 def main() -> None:
     """The `krun` command."""
+    gc.disable()  # until the event loop runs (shared/loop.py)
     from agent.cli import run
 
     sys.exit(run(sys.argv[1:], os.environ))

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -188,6 +187,8 @@ def _not_started(program: str, cause: OSError, path: str | None) -> UnavailableE
         error = UnavailableError(f"cannot start {program}: {cause.strerror or cause}")
         error.exit_code = EXIT_NOT_EXECUTABLE
         return error
+    import shutil  # 1 ms that a start without such an error can spare
+
     # The same error says that a script's interpreter is missing (execve(2), ENOENT).
     there = shutil.which(program, path=path) is not None
     reason = "its interpreter is not found" if there else "no such command"

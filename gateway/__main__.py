@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
 def main() -> None:
     """The `hgate` command."""
+    gc.disable()  # until the event loop runs (shared/loop.py)
     from gateway.cli import run
 
     sys.exit(run(sys.argv[1:]))

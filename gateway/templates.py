@@ -6,7 +6,6 @@ Which values a destination has, and what those may consist of, is `routes.py`'s.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +50,8 @@ class Template:
                 raise ValueError("a brace has no partner: placeholders look like {service}")
         for name in pieces[1::2]:
             if name not in PLACEHOLDERS:
+                import difflib
+
                 close = difflib.get_close_matches(name, PLACEHOLDERS, n=1)
                 known = " ".join(f"{{{known}}}" for known in PLACEHOLDERS)
                 hint = f"did you mean {{{close[0]}}}?" if close else f"known are {known}"

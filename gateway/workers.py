@@ -113,6 +113,7 @@ class Workers:
         """Serves until a signal ends it; returns the exit code."""
         gc.collect()
         gc.freeze()  # what is there now is shared; the collector must not touch it in every worker
+        gc.enable()
         for child in self._children:
             self._start(child)
         while self._workers_left():

@@ -8,7 +8,6 @@ nodes keep their lines, and because `off` stays `off`: YAML 1.1 would make it a 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -318,6 +317,8 @@ def _kind(node: yaml.Node) -> str:
 
 
 def _suggestion(name: str, known: tuple[str, ...]) -> str:
+    import difflib  # only for mistakes
+
     close = difflib.get_close_matches(name[:_SHOWN_CHARS], known, n=1)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 

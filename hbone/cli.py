@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_USAGE, HboneError, UsageError
@@ -17,6 +18,9 @@ _EXIT_CODES = (
 
 _ARGPARSE_USAGE = 2
 """argparse's own exit code for a usage error."""
+
+HELP_COLUMNS = 100
+"""Of --help, whatever the terminal has."""
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -73,6 +77,8 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hbone",
+        # Else it asks shutil for the terminal's width, which imports bz2 and lzma.
+        formatter_class=partial(argparse.HelpFormatter, width=HELP_COLUMNS),
         usage="hbone [flags] URL|HOST:PORT\n       hbone demo|cloudrun [--help]",
         description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
         "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import math
 import os
 import re
 import stat
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from shared.errors import DialError, TokenError, UpstreamError
-from shared.net.http1_client import Response, Target, get
 from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from shared.net.http1_client import Response
 
 MAX_TOKEN_BYTES = 16 * 1024
 """An ID token is about 1 KiB; more than 16 KiB would not fit into anybody's header list (FACTS section 1)."""
@@ -160,6 +160,8 @@ class MetadataToken:
     ) -> None:
         """`host` is a name or address with an optional port, as in GCE_METADATA_HOST; `timeout_s` bounds one
         request in seconds. Raises ValueError when `audience` is empty or `host` malformed."""
+        from shared.net.http1_client import Target  # as with json, other sources start sooner without it
+
         if not audience:
             raise ValueError("empty audience")
         # https://cloud.google.com/compute/docs/instances/verifying-instance-identity
@@ -229,6 +231,8 @@ class MetadataToken:
         return token
 
     async def _ask(self) -> tuple[str, float]:
+        from shared.net.http1_client import get
+
         try:
             response = await get(
                 self._url,
@@ -274,6 +278,8 @@ def claims_of(token: str) -> dict[str, Any]:
     match = _JWT.fullmatch(token) if len(token) <= MAX_TOKEN_BYTES else None
     if match is None:
         raise ValueError("no JWT: it is not three base64url parts joined by dots")
+    import json
+
     payload = match[1]
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
@@ -291,6 +297,8 @@ def describe(token: str) -> str:
         claims = claims_of(token)
     except ValueError:
         return f"opaque token of {len(token)} characters"
+    from datetime import UTC, datetime
+
     told = [
         f"{name} {shown_claim(claims[claim])}"
         for claim, name in (("aud", "audience"), ("sub", "subject"), ("email", "email"))

@@ -8,15 +8,17 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
 from shared.net import happy_eyeballs
 from shared.net.address import Address
 from shared.net.connection import Connection
-from shared.net.mesh_tls import MeshIdentity, check_server
-from shared.net.mesh_tls import client_context as mesh_context
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, client_context
+
+if TYPE_CHECKING:
+    from shared.net.mesh_tls import MeshIdentity
 
 
 async def dial(address: Address, timeout_s: float) -> TcpLeg:
@@ -110,8 +112,10 @@ async def dial_http2(
     identity = origin.identity
     name = origin.host if identity is None else identity.server_name  # "": no SNI
     if identity is not None:
+        from shared.net import mesh_tls  # where there is no mesh, 1 ms less to start
+
         try:
-            context: ssl.SSLContext | None = mesh_context(identity, loop.time())
+            context: ssl.SSLContext | None = mesh_tls.client_context(identity, loop.time())
         except (ConfigError, UnavailableError) as error:
             raise DialError(f"connect to {origin}: our own certificates: {error}") from error
     else:
@@ -133,7 +137,7 @@ async def dial_http2(
             raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
         if identity is not None:
             try:
-                check_server(identity, tls)
+                mesh_tls.check_server(identity, tls)
             except DeniedError as error:
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error

@@ -38,10 +38,8 @@ tunnels whose token was rejected each comes back once.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from shared.wire import frames
 
@@ -115,9 +113,9 @@ class Retries:
 
     __slots__ = ("_lost", "_most", "_pauses", "_pick", "_refused", "_taken", "_tokens")
 
-    def __init__(self, rules: RetryRules, pick: Callable[[], float] = random.random) -> None:
+    def __init__(self, rules: RetryRules, pick: Callable[[], float] | None = None) -> None:
         self._most = rules.max_retries
-        self._pick = pick
+        self._pick = pick or _random
         self._taken = 0
         self._pauses = 0
         self._refused = 0
@@ -176,12 +174,20 @@ class RetryBudget:
         return self.retries < max(MIN_BUDGET, self.requests * percent // 100)
 
 
+def _random() -> float:
+    import random  # most starts need no pause
+
+    return random.random()
+
+
 def retry_after_s(value: bytes, now: float) -> float | None:
     """The seconds that a Retry-After header asks for, at most `MAX_RETRY_AFTER_S`; `now` is the wall clock in
     seconds since 1970. None if it is empty or malformed; a date that has passed is 0."""
     text = value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
         return min(float(text), MAX_RETRY_AFTER_S)
+    from datetime import UTC, datetime  # a start without it is 0.7 ms shorter
+
     for form in _DATE_FORMATS:
         try:
             date = datetime.strptime(text, form).replace(tzinfo=UTC)

@@ -347,7 +347,7 @@ async def test_who_it_is_is_known_before_its_first_byte(
     mesh: Mesh, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dialler's own look comes when a gateway's first request may have been served already."""
-    monkeypatch.setattr("shared.net.dial.check_server", lambda *_: None)
+    monkeypatch.setattr("shared.net.mesh_tls.check_server", lambda *_: None)
     peers = (f"spiffe://{TRUST_DOMAIN}/ns/istio-system/sa/other",)
     async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port, peers=peers):
         stream = (await gateway.accept()).request(b"POST", b"/_hbone/15003")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 import uvloop
@@ -24,3 +25,25 @@ def test_an_error_comes_out_as_it_is() -> None:
 
     with pytest.raises(UsageError, match="no such flag"):
         loop.run(fail())
+
+
+def test_a_stopped_collector_runs_again_and_leaves_out_what_was_there() -> None:
+    async def look() -> tuple[bool, int]:
+        return gc.isenabled(), gc.get_freeze_count()
+
+    gc.disable()
+    try:
+        runs, left_out = loop.run(look())
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert runs
+    assert left_out > 0
+
+
+def test_a_running_collector_is_left_alone() -> None:
+    async def look() -> int:
+        return gc.get_freeze_count()
+
+    before = gc.get_freeze_count()
+    assert loop.run(look()) == before
