@@ -169,6 +169,7 @@ class RouteTable:
         self.routes = tuple(routes)
         self._globs = tuple(compile_glob(route.host) for route in self.routes)
         self._targets: dict[Destination, Target] = {}
+        self._by_name: dict[str, Target] = {}  # the same, by how clients write them
 
     def match(self, destination: Destination) -> Target:
         """The target of a destination. Raises NoRouteError if no route takes it, or the route cannot."""
@@ -178,6 +179,16 @@ class RouteTable:
             if len(self._targets) >= MAX_CACHED_TARGETS:
                 self._targets.clear()
             self._targets[destination] = target
+        return target
+
+    def find(self, server_name: str) -> Target:
+        """The target of what a client names. Raises NoRouteError as `match`, SniError if it is malformed."""
+        target = self._by_name.get(server_name)
+        if target is None:
+            target = self.match(istio_sni.parse(server_name))
+            if len(self._by_name) >= MAX_CACHED_TARGETS:
+                self._by_name.clear()
+            self._by_name[server_name] = target
         return target
 
     def explain(self, sni: str) -> str:

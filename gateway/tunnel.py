@@ -3,6 +3,9 @@
 name → route → stream to the target (`upstream.py`) → relay. Whatever goes wrong before the relay
 stands is told to the client as a TLS alert; nothing the far side says but a 200's body ever reaches the
 client. The hello stays with the downstream leg until then, so nothing is lost by waiting.
+
+Most tunnels never wait for anything but their answer, which comes by callback: they have no task. One is
+started for what has to be waited for, and ends when the tunnel stands or is refused.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from gateway.admission import Admission
 from gateway.forward import Forward
 from gateway.hello import ClientGoneError, ClientLeg, turn_away
+from gateway.opening import Opening
 from gateway.reverse import OK, ReverseListener
 from gateway.routes import RouteTable, Target
 from gateway.upstream import Upstreams
@@ -27,13 +32,24 @@ from shared.net.stream import Stream
 from shared.net.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
-from shared.tasks import spawn
-from shared.wire import istio_sni, request_context, tunnel_request
+from shared.tasks import contained, spawn
+from shared.wire import request_context, tunnel_request
 from shared.wire.client_hello import ClientHello
 
+TRACES_AT_ONCE = 64
+"""Traceparents whose random bytes are drawn together: a system call for each was 1 % of a new tunnel."""
 
-def _new_trace() -> bytes:
-    return request_context.traceparent(os.urandom(request_context.TRACEPARENT_BYTES))
+
+def _traceparents() -> Iterator[bytes]:
+    size = request_context.TRACEPARENT_BYTES
+    while True:
+        drawn = os.urandom(TRACES_AT_ONCE * size)
+        for at in range(0, len(drawn), size):
+            yield request_context.traceparent(drawn[at : at + size])
+
+
+def _fault() -> HboneError:
+    return HboneError("a fault in the gateway: its log says more")
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +61,11 @@ class Tunnel:
     peer: str
     sni: str
     started: float
+    traceparent: bytes
+    opening: Opening | None = None
+    """Its way to a stream, while it is on it."""
     task: asyncio.Task[None] | None = None
+    """That opens it, if something has to be waited for."""
     route: str = ""
     target: Target | None = None
     stream_id: int | None = None
@@ -57,14 +77,43 @@ class Tunnel:
     counted_received: int = 0
     attempts: int = 0
     awaiting_answer: bool = False
-    traceparent: bytes = field(default_factory=_new_trace)
+    lifetime_s: float = 0.0
+    """Of tunnels on its route."""
     on_route: bool = False
     """Whether it is counted among its route's connections."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+        return f"tunnel {self.peer}"
 
     @property
     def buffered_bytes(self) -> int:
         """What is held for both its ends."""
         return self.leg.buffered_bytes if self.relay is None else self.relay.buffered_bytes
+
+    # Called back by its opening, its leg and its relay.
+
+    def answered(self, stream: Stream) -> None:
+        """Its stream is there."""
+        self.opening = None
+        self.owner.stand(self, stream)
+
+    def has_to_wait(self) -> None:
+        """Its opening cannot go on by itself."""
+        self.owner.go_on(self)
+
+    def client_gone(self) -> None:
+        """Its client has broken off before it stood."""
+        self.owner.client_gone(self)
+
+    def finished(self, relay: Relay | SpliceRelay) -> None:
+        """It is over."""
+        self.owner.finished(self, relay)
+
+    def client_left(self) -> None:
+        """It is over, and so is its client's connection, with its last bytes."""
+        self.owner.client_left(self)
 
     def abort(self, error: HboneError) -> None:
         """Ends it as broken off, refuses it while it is being opened, or drops its last bytes."""
@@ -106,13 +155,16 @@ class Tunnels:
         self._admission = admission
         self._clock = clock
         self._changed = changed
+        self._traceparents = _traceparents()
+        self._loop = asyncio.get_running_loop()
 
     def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
         """Carries the connection of `leg`, admitted at the loop's time `started`, to its end."""
-        tunnel = Tunnel(self, leg, leg.peer_name, hello.server_name or "", started)
+        peer, name = leg.peer_name, hello.server_name or ""
+        tunnel = Tunnel(self, leg, peer, name, started, next(self._traceparents))
         self.open.add(tunnel)
-        tunnel.task = spawn(self._carry(tunnel, hello), name=f"tunnel {tunnel.peer}")
-        leg.when_lost(lambda: self._client_gone(tunnel))
+        leg.when_lost(tunnel.client_gone)
+        self._contain(tunnel, self._begin, tunnel, hello)
 
     def abort_all(self, error: HboneError) -> None:
         """Ends all tunnels as broken off; those that are being opened are refused."""
@@ -123,8 +175,7 @@ class Tunnels:
         """Ends one as broken off, or refuses it; what is left of one that is over is dropped."""
         if tunnel.relay is None:
             self._refuse(tunnel, error)
-            if tunnel.task is not None:
-                tunnel.task.cancel()
+            self._give_up(tunnel)
         else:
             tunnel.relay.abort(error)
             tunnel.leg.abort()  # if the tunnel is over, and its last bytes are leaving
@@ -134,56 +185,92 @@ class Tunnels:
         for tunnel in self.open:
             self._count(tunnel)
 
-    async def _carry(self, tunnel: Tunnel, hello: ClientHello) -> None:
-        def finished(relay: Relay | SpliceRelay) -> None:
-            self._finished(tunnel, relay)
+    # Opening one, in the order in which it goes.
 
-        relay: Relay | SpliceRelay
+    def _begin(self, tunnel: Tunnel, hello: ClientHello) -> None:
         try:
-            destination = istio_sni.parse(tunnel.sni)
-            target = self.routes.match(destination)
-            tunnel.target = target
+            target = tunnel.target = self.routes.find(tunnel.sni)
             route = self.routes.routes[target.route]
             tunnel.route = route.host
+            tunnel.lifetime_s = route.lifetime_s(self._clock.lifetime_s)
             self._admission.enter_route(route)
             tunnel.on_route = True
-            if target.kind == "forward":
-                relay = await self._forward.open(
-                    tunnel.leg, target, hello.alpn, finished, self.half_closed_timeout_s
-                )
-            elif target.kind == "reverse":
-                relay = self._relay(tunnel.leg, await self._open_reverse(tunnel, target), finished)
-            else:
-                relay = self._relay(tunnel.leg, await self._upstreams.open(tunnel, target), finished)
+        except HboneError as error:
+            self._refuse(tunnel, ClientGoneError() if tunnel.gone else error)
+            return
+        if target.kind == "forward":
+            self._wait_for(tunnel, partial(self._open_forward, tunnel, target, hello.alpn))
+        elif target.kind == "reverse":
+            self._wait_for(tunnel, partial(self._open_reverse, tunnel, target))
+        else:
+            tunnel.opening = self._upstreams.opening(tunnel, target)
+            tunnel.opening.begin()
+
+    def go_on(self, tunnel: Tunnel) -> None:
+        """Its opening has to wait for something: a task does that."""
+        if tunnel.opening is not None:
+            self._wait_for(tunnel, tunnel.opening.run)
+
+    def _wait_for(self, tunnel: Tunnel, way: Callable[[], Awaitable[Stream | SpliceRelay]]) -> None:
+        tunnel.task = spawn(self._wait(tunnel, way), name=tunnel.name)
+
+    async def _wait(self, tunnel: Tunnel, way: Callable[[], Awaitable[Stream | SpliceRelay]]) -> None:
+        try:
+            upstream = await way()
         except HboneError as error:
             self._refuse(tunnel, ClientGoneError() if tunnel.gone else error)
             return
         except BaseException:
-            if (
-                tunnel in self.open
-            ):  # not by abort_all, so it is a fault of ours, which the task's end reports
-                self._refuse(tunnel, HboneError("a fault in the gateway: its log says more"))
+            if tunnel in self.open:  # not by `end`, so it is a fault of ours, which the task's end reports
+                self._refuse(tunnel, _fault())
             raise
-        loop = asyncio.get_running_loop()
-        tunnel.setup_s = loop.time() - tunnel.started
+        finally:
+            tunnel.task = tunnel.opening = None  # an open tunnel has none, and one that is refused is let go
+        self.stand(tunnel, upstream)
+
+    def stand(self, tunnel: Tunnel, upstream: Stream | SpliceRelay) -> None:
+        """Its upstream is there: from now on it carries."""
+        self._contain(tunnel, self._start, tunnel, upstream)
+
+    def _start(self, tunnel: Tunnel, upstream: Stream | SpliceRelay) -> None:
+        tunnel.setup_s = self._loop.time() - tunnel.started
         self._metrics.tunnel_setup(tunnel.setup_s)
         counts = tunnel.counts = self._metrics.route(tunnel.route)
         counts.opened()
-        tunnel.task = None  # an open tunnel has none
         tunnel.leg.when_lost(None)
+        relay: Relay | SpliceRelay
+        if isinstance(upstream, Stream):
+            timeout_s = self.half_closed_timeout_s
+            relay = Relay(tunnel.leg, upstream, tunnel.finished, half_closed_timeout_s=timeout_s)
+        else:
+            relay = upstream
         tunnel.relay = relay
         relay.start()
-        self._clock.watch(relay, route.lifetime_s(self._clock.lifetime_s))
+        self._clock.watch(relay, tunnel.lifetime_s)
 
-    def _relay(self, leg: ClientLeg, upstream: Stream, finished: Callable[[Relay], None]) -> Relay:
-        return Relay(leg, upstream, finished, half_closed_timeout_s=self.half_closed_timeout_s)
+    def _contain(self, tunnel: Tunnel, step: Callable[..., None], *arguments: object) -> None:
+        """A fault of ours costs one tunnel, not whoever called us back."""
+        if not contained(tunnel.name, step, *arguments) and tunnel in self.open:
+            self.end(tunnel, _fault())
 
-    def _client_gone(self, tunnel: Tunnel) -> None:
+    def client_gone(self, tunnel: Tunnel) -> None:
         """The client broke off (RST) before its tunnel stood: nobody is left to open it for. A client that
         has only ended its sending (FIN) is not gone: it may well wait for what the far side has to say."""
-        if tunnel.task is not None and tunnel in self.open and not tunnel.awaiting_answer:
+        if tunnel in self.open and not tunnel.awaiting_answer:
             self._refuse(tunnel, ClientGoneError())
+            self._give_up(tunnel)
+
+    def _give_up(self, tunnel: Tunnel) -> None:
+        """Opens it no more."""
+        opening, tunnel.opening = tunnel.opening, None
+        if tunnel.task is not None:
             tunnel.task.cancel()
+        if opening is not None:
+            opening.cancel()
+
+    async def _open_forward(self, tunnel: Tunnel, target: Target, alpn: Iterable[str]) -> SpliceRelay:
+        timeout_s = self.half_closed_timeout_s
+        return await self._forward.open(tunnel.leg, target, alpn, tunnel.finished, timeout_s)
 
     async def _open_reverse(self, tunnel: Tunnel, target: Target) -> Stream:
         if self.reverse is None:
@@ -216,13 +303,14 @@ class Tunnels:
             tunnel_target=(tunnel.target and tunnel.target.connect_target) or None,
             traceparent=tunnel.traceparent.decode() if tunnel.stream_id is not None else None,
             attempts=tunnel.attempts if tunnel.attempts > 1 else None,
-            duration_s=asyncio.get_running_loop().time() - tunnel.started,
+            duration_s=self._loop.time() - tunnel.started,
             flags=error.flag,
             error=str(error),
         )
         self._changed()
 
-    def _finished(self, tunnel: Tunnel, relay: Relay | SpliceRelay) -> None:
+    def finished(self, tunnel: Tunnel, relay: Relay | SpliceRelay) -> None:
+        """It is over; its last bytes may still have to leave."""
         self._clock.forget(relay)
         self._count(tunnel)
         error = relay.error
@@ -246,13 +334,14 @@ class Tunnels:
             bytes_sent=relay.sent_bytes,
             bytes_recv=relay.received_bytes,
             setup_s=tunnel.setup_s,
-            duration_s=asyncio.get_running_loop().time() - tunnel.started,
+            duration_s=self._loop.time() - tunnel.started,
             flags=flag,
             error=str(error) if error else None,
         )
-        tunnel.leg.when_lost(lambda: self._gone(tunnel))
+        tunnel.leg.when_lost(tunnel.client_left)
 
-    def _gone(self, tunnel: Tunnel) -> None:
+    def client_left(self, tunnel: Tunnel) -> None:
+        """Nothing is left of it."""
         self.open.discard(tunnel)
         self._leave(tunnel)
         self._changed()

@@ -61,6 +61,10 @@ class TokenSource(Protocol):
         there should be one and is not."""
         ...
 
+    def at_hand(self) -> str | None:
+        """What `token` would say, if it is known without waiting, empty for none; None: ask `token`."""
+        ...
+
     def invalidate(self, rejected: str | None = None) -> None:
         """Says that the far side rejected a token, so the next `token` has to be a new one. With `rejected`
         only that token is dropped: of a hundred tunnels that are refused together, the first makes room for
@@ -73,6 +77,9 @@ class NoToken:
 
     async def token(self) -> None:
         return None
+
+    def at_hand(self) -> str:
+        return ""
 
     def invalidate(self, rejected: str | None = None) -> None:
         return None
@@ -101,6 +108,14 @@ class FileToken:
                 f"cannot read token file {self._path}: {error.strerror}; check the path and its permissions"
             ) from error
         return self._token
+
+    def at_hand(self) -> str | None:
+        if self._version is None:
+            return None
+        try:
+            return self._token if _version(os.stat(self._path)) == self._version else None
+        except OSError:
+            return None
 
     def invalidate(self, rejected: str | None = None) -> None:
         if rejected is None or rejected == self._token:
@@ -188,6 +203,9 @@ class MetadataToken:
         if self._now() < self._refresh_at:
             return self._token
         return await self._renewed()
+
+    def at_hand(self) -> str | None:
+        return self._token if self._now() < self._refresh_at else None
 
     def invalidate(self, rejected: str | None = None) -> None:
         if rejected is None or rejected == self._token:

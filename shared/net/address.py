@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_PORT = 65535
 """The port field of TCP has 16 bits."""
@@ -104,6 +105,7 @@ def read_ipv6(text: str) -> str:
         raise ValueError(f"{_shown(text)} is no IPv6 address") from error
 
 
+@lru_cache(maxsize=1024)  # krun asks for each tunnel, of the few targets that it has
 def is_ipv4(text: str) -> bool:
     """Whether `text` is an IPv4 address in its usual form, four decimal numbers."""
     try:

@@ -93,6 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = Session(client=client, limits=limits)
         self.congested = False
         self.lost = False
+        self.has_answered = False
+        """A client's owner has had an answer here: if it breaks, it was a good one once."""
         self.peer_name = "unknown"
         """The peer's address as host:port; still there when the connection is gone."""
         self._transport: asyncio.Transport | None = None

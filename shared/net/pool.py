@@ -18,6 +18,8 @@ from shared.net.happy_eyeballs import Resolve
 from shared.net.origin_pool import OriginPool
 from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
+from shared.net.stream import Stream
+from shared.wire.events import Headers
 
 MAX_FAILING = 4096
 """Origins whose failed dials are remembered, as many as the gateway's cached targets; the oldest is
@@ -77,6 +79,11 @@ class Pool:
             if self._is_closed:
                 pool.drain()
         return pool
+
+    def open_now(self, origin: Origin, headers: Headers) -> Stream | None:
+        """A new stream on a connection to `origin` that has room, or None."""
+        pool = self.origins.get(origin)
+        return None if pool is None else pool.open_now(headers)
 
     def set_limits(self, limits: PoolLimits) -> None:
         """From now on these count, for the connections that there are, too."""

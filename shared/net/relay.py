@@ -199,4 +199,11 @@ class Relay:
         self.over = True
         if self._timer is not None:
             self._timer.cancel()
-        self._finished(self)
+            self._timer = None
+        # Its owner and we name each other: cut here, reference counting frees both.
+        finished, self._finished = self._finished, _nobody
+        finished(self)
+
+
+def _nobody(_: Relay) -> None:
+    """Is told when a relay is over that has told its owner."""

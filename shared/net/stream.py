@@ -33,8 +33,8 @@ class Stream:
     `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
     says of a request that its headers ended it. `trailers` are the peer's, or None: for whoever speaks HTTP;
     a tunnel has no use for them. A client that sets `on_response` is told of the response headers before any
-    byte of the body is pushed. A server that sets `on_gone` is told when the stream breaks before it was
-    joined to a relay.
+    byte of the body is pushed. Who sets `on_gone` is told when the stream breaks before it was joined to a
+    relay, and nobody waits in `response`.
     """
 
     __slots__ = (
@@ -196,6 +196,7 @@ class Stream:
             asyncio.get_running_loop().call_later(LINGER_S, self._connection.reset, self._state, code)
 
     def abort(self) -> None:
+        self._relay = None  # which names us, and is over
         # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
         client = self._connection.session.client
         self._connection.reset(self._state, frames.CANCEL if client else frames.CONNECT_ERROR)
@@ -232,6 +233,7 @@ class Stream:
             self._response.set_exception(error)
         if self._relay is not None:
             self._relay.failed(self, error)
+            self._relay = None
         elif self.on_gone is not None:
             self.on_gone(error)
 

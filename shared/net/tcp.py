@@ -120,12 +120,14 @@ class TcpLeg(asyncio.BufferedProtocol):
         if self._gone:
             return
         self._gone = True
+        self._relay = None  # which names us, and is over
         self._closing = LastBytes(self._transport, peer_ended=self._ended)
 
     def abort(self) -> None:
         if self._gone and (self._closing is None or self._transport.is_closing()):
             return
         self._gone = True
+        self._relay = None
         reset(self._transport)
 
     # asyncio.BufferedProtocol.
@@ -172,6 +174,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
         if self._relay is not None:
             self._relay.failed(self, self._error)
+            self._relay = None
 
     def pause_writing(self) -> None:
         self._full = True

@@ -23,10 +23,19 @@ import stat
 import time
 from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
-from typing import Final, Protocol, TypedDict, Unpack
+from typing import Any, Final, Protocol, TypedDict, Unpack
 
 from shared.errors import DOWNSTREAM_RESET, LifetimeError
-from shared.ops.log import MAX_SCAN_CHARS, Format, Redactor, choose_format, cut, text_value, timestamp
+from shared.ops.log import (
+    MAX_SCAN_CHARS,
+    MAX_VALUE_CHARS,
+    Format,
+    Redactor,
+    choose_format,
+    cut,
+    text_value,
+    timestamp,
+)
 
 MAX_LINES = 10_000
 """Lines that may wait for the output: a second of a busy gateway."""
@@ -268,7 +277,7 @@ class _Style:
         end: str,
     ) -> None:
         self._around = around
-        self._keys = tuple((name, key.format(public)) for name, public in _KEYS)
+        self._keys = tuple((name, key.format(public), name.endswith("_s")) for name, public in _KEYS)
         self._quote = quote
         self._end = end
 
@@ -276,14 +285,14 @@ class _Style:
         """One line, in ASCII and with its line end."""
         before, after = self._around[kind]
         parts = [before, timestamp(time.time()), after]
-        quote = self._quote
-        for name, key in self._keys:
-            value = fields.get(name)
-            if isinstance(value, str):
-                parts.append(key + quote(value))
-            elif value is None:
+        quote, get = self._quote, fields.get
+        for name, key, is_duration in self._keys:
+            value: Any = get(name)
+            if value is None:
                 continue
-            elif name.endswith("_s") and isinstance(value, int | float):
+            if isinstance(value, str):
+                parts.append(key + quote(value if len(value) <= MAX_VALUE_CHARS else cut(value)))
+            elif is_duration:
                 millis = value * 1000
                 parts.append(
                     key + quote(f"{millis:.1f}ms" if millis < TENTHS_BELOW_MS else f"{millis:.0f}ms")
@@ -300,7 +309,7 @@ def _json(component: str) -> _Style:
         (severity, message): (f'{{"severity":"{severity}","message":"{message}","timestamp":"', after)
         for severity, message in _KINDS
     }
-    return _Style(around, ',"{}":', lambda value: encode_basestring_ascii(cut(value)), "}\n")
+    return _Style(around, ',"{}":', encode_basestring_ascii, "}\n")
 
 
 def _text() -> _Style:

@@ -23,7 +23,7 @@ from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity
 from shared.wire import istio_sni
-from shared.wire.istio_sni import Destination
+from shared.wire.istio_sni import Destination, SniError
 
 HELLO = Destination("hello.demo.svc.cluster.local", 8080, "v1", "outbound")
 HELLO_NAME = "outbound_.8080_.v1_.hello.demo.svc.cluster.local"
@@ -439,6 +439,20 @@ def test_targets_are_kept_up_to_a_bound() -> None:
     again = table.match(Destination("s0", None, "", ""))
     assert again == first
     assert again is not first
+
+
+def test_names_are_kept_as_they_are_written() -> None:
+    table = RouteTable([tunnel("*", "https://{service}.a.run.app/p")])
+    name = "outbound_.80_._.hello.demo"
+    first = table.find(name)
+    assert table.find(name) is first
+    assert table.find(name.upper()) is first
+    assert table.match(Destination("hello.demo", 80, "", "outbound")) is first
+    for index in range(MAX_CACHED_TARGETS):
+        table.find(f"s{index}")
+    assert table.find(name) == first
+    with pytest.raises(SniError):
+        table.find("outbound_.0_._.hello.demo")
 
 
 def test_refused_names_do_not_push_targets_out() -> None:

@@ -19,6 +19,13 @@ def test_it_is_uvloop_and_returns_the_result() -> None:
     assert loop.run(which()) is uvloop.Loop
 
 
+def test_cycles_are_looked_for_now_and_then_only() -> None:
+    async def threshold() -> int:
+        return gc.get_threshold()[0]
+
+    assert loop.run(threshold()) == loop.GARBAGE_LOOK
+
+
 def test_an_error_comes_out_as_it_is() -> None:
     async def fail() -> None:
         raise UsageError("no such flag")
@@ -39,11 +46,3 @@ def test_a_stopped_collector_runs_again_and_leaves_out_what_was_there() -> None:
         gc.unfreeze()
     assert runs
     assert left_out > 0
-
-
-def test_a_running_collector_is_left_alone() -> None:
-    async def look() -> int:
-        return gc.get_freeze_count()
-
-    before = gc.get_freeze_count()
-    assert loop.run(look()) == before

@@ -10,7 +10,7 @@ import pytest
 
 from shared import tasks
 from shared.errors import DialError
-from shared.tasks import spawn
+from shared.tasks import contained, spawn
 
 
 @pytest.fixture
@@ -103,3 +103,16 @@ async def test_a_task_needs_a_loop() -> None:
         coro.close()
 
     await asyncio.to_thread(elsewhere)
+
+
+def test_a_step_that_fails_is_reported_like_a_task_and_goes_no_further(
+    reports: pytest.LogCaptureFixture,
+) -> None:
+    done: list[int] = []
+    assert contained("tunnel 10.1.2.3:4431", done.append, 1)
+    assert not contained("tunnel 10.1.2.3:4431", done.remove, 2)
+    assert done == [1]
+    assert [(record.levelname, record.getMessage()) for record in reports.records] == [
+        ("ERROR", "task tunnel 10.1.2.3:4431 failed: ValueError: list.remove(x): x not in list")
+    ]
+    assert reports.records[0].exc_info

@@ -84,6 +84,7 @@ async def test_routes_without_a_token() -> None:
     nothing: TokenSource = NoToken()
     nothing.invalidate()
     assert await nothing.token() is None
+    assert nothing.at_hand() == ""
 
 
 # Files.
@@ -103,6 +104,36 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     os.utime(fresh, ns=(about.st_atime_ns, about.st_mtime_ns))
     fresh.rename(file)
     assert await tokens.token() == "THE-SECOND,-LONGER"
+
+
+async def test_a_file_is_at_hand_while_it_is_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    tokens: TokenSource = FileToken(file)
+    assert tokens.at_hand() is None
+    await tokens.token()
+    assert tokens.at_hand() == "first"
+    file.write_text("another")
+    assert tokens.at_hand() is None
+    assert await tokens.token() == tokens.at_hand() == "another"
+    file.unlink()
+    assert tokens.at_hand() is None
+
+
+async def test_a_minted_token_is_at_hand_until_it_is_renewed() -> None:
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        tokens = source(server, clock)
+        assert tokens.at_hand() is None
+        token = await tokens.token()
+        assert tokens.at_hand() == token
+        tokens.invalidate(token)
+        assert tokens.at_hand() is None
+        token = await tokens.token()
+        clock.turn(3600 - 299)
+        assert tokens.at_hand() is None, "so that somebody asks, and a new one is fetched ahead"
+        assert await tokens.token() == token
+        await landed()
 
 
 async def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:

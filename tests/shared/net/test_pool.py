@@ -16,6 +16,7 @@ from shared.tasks import spawn
 from tests.shared.net.conftest import Credentials
 from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.net.pooled import gated, h2c, pooled
+from tests.shared.wire.dialogue import POST
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
 from tests.support.world import free_port
@@ -47,6 +48,18 @@ async def test_an_origin_is_not_forgotten_while_somebody_is_about_to_dial_it() -
             peer.drop()
         stream = await waiting
         assert world.connections(origin) == [stream.connection]
+
+
+async def test_a_stream_without_waiting_needs_a_connection_with_room() -> None:
+    async with Service.listening() as service, pooled(streams_per_connection=2) as world:
+        origin = h2c(service.port)
+        assert world.pool.open_now(origin, POST) is None
+        assert world.pool.origins == {}
+        first = await world.open(origin)
+        second = world.pool.open_now(origin, POST)
+        assert second is not None
+        assert second.connection is first.connection
+        assert world.pool.open_now(origin, POST) is None
 
 
 async def test_close() -> None:
