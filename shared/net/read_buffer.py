@@ -7,8 +7,15 @@ Whoever wants to keep bytes beyond the call copies them.
 
 from __future__ import annotations
 
-READ_BYTES = 64 << 10
-"""One read: 256 KiB reads fell out of the cache and cost 20 % more CPU per byte, 16 KiB ones cost system
-calls (ARCHITECTURE.md, decisions)."""
+READ_BYTES = 4 * (16384 - 9)
+"""One read: it makes exactly four of the DATA frames that `wire/session.py` writes, each of which fills a TLS
+record. 64 KiB would leave 36 bytes for a fifth, here to be written and at the far side to be read; 16 KiB
+reads cost system calls (ARCHITECTURE.md, decisions)."""
 
-READ_BUFFER = memoryview(bytearray(READ_BYTES))
+LARGE_READ_BYTES = 256 << 10
+"""One read of an HTTP/2 connection that is busy with large frames: several of them are for the same stream,
+and go on in one write. The event loop has read as much of TLS at once in any case."""
+
+LARGE_READ_BUFFER = memoryview(bytearray(LARGE_READ_BYTES))
+
+READ_BUFFER = LARGE_READ_BUFFER[:READ_BYTES]

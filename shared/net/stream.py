@@ -139,7 +139,11 @@ class Stream:
         self._relay = relay
         if self._early:
             early, self._early = self._early, bytearray()
-            self._deliver(relay, early)
+            relay.received(self, early)
+            if self._paused:
+                self._held += len(early)
+            else:
+                self._connection.consumed(self._state, len(early))
         if self._full:
             relay.full(self)
         if self._ended:
@@ -211,10 +215,15 @@ class Stream:
         if self._response is not None and not self._response.done():
             self._response.set_result(status_of(headers))
 
-    def on_data(self, data: memoryview) -> None:
+    def on_data(self, data: Buffer) -> None:
         relay = self._relay
         if relay is not None:
-            self._deliver(relay, data)
+            relay.received(self, data)
+            if self._paused:
+                self._held += len(data)
+            else:
+                # Not by way of the connection: it looks at what there is to send when the read is done.
+                self._connection.session.consumed(self._state, len(data))
         elif self._closed:
             self._connection.consumed(self._state, len(data))
         else:
@@ -254,13 +263,6 @@ class Stream:
             if self._relay is not None:
                 self._relay.drained(self)
         return True
-
-    def _deliver(self, relay: RelayEnd, data: bytearray | memoryview) -> None:
-        relay.received(self, data)
-        if self._paused:
-            self._held += len(data)
-        else:
-            self._connection.consumed(self._state, len(data))
 
     def _wait(self) -> None:
         self._connection.wait_for_room(self)

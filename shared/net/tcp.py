@@ -100,7 +100,7 @@ class TcpLeg(asyncio.BufferedProtocol):
 
     def write(self, data: Buffer) -> None:
         if not self._gone:
-            self._transport.write(bytes(data))
+            self._transport.write(data if type(data) is bytes else bytes(data))
 
     # A transport that broke closes before it says so in connection_lost; uvloop's then raise here.
 

@@ -15,8 +15,8 @@ from shared.net.connection import (
     STALL_S,
     Connection,
 )
-from shared.net.legs import Leg
-from shared.net.read_buffer import READ_BYTES
+from shared.net.legs import Buffer, Leg
+from shared.net.read_buffer import LARGE_READ_BYTES, READ_BYTES
 from shared.net.stream import Stream
 from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.tasks import spawn
@@ -159,6 +159,58 @@ async def test_a_lot_is_written_at_once() -> None:
     line.connection.open(POST).write(bytes(READ_BYTES))
     assert len(line.wire.writes) == 1
     assert len(line.wire.writes[0]) > READ_BYTES
+
+
+class Writes(Seen):
+    """A relay's end that counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pushes: list[bytes] = []
+
+    def received(self, leg: Leg, data: Buffer) -> None:
+        self.pushes.append(bytes(data))
+
+
+async def test_what_a_read_brings_for_a_stream_goes_on_as_one() -> None:
+    line = Line(client=False)
+    first, second = Writes(), Writes()
+    line.request(1).join(first)
+    line.request(3).join(second)
+    long = b"a" * 5000
+    line.get(data(1, long), data(3, b"c" * 2000), data(1, b"b" * 3000), data(1, b"d"))
+    assert (first.pushes, second.pushes) == ([long + b"b" * 3000 + b"d"], [b"c" * 2000])
+    line.get(data(1, long), frame(frames.DATA, frames.FLAG_END_STREAM, 3), data(1, b"b" * 3000))
+    assert first.pushes[1:] == [long, b"b" * 3000], "before whatever else came in between"
+    assert second.story == ["ended"]
+    line.lose()
+
+
+async def test_a_stream_that_ends_in_the_read_has_its_bytes_before() -> None:
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    line.get(data(1, b"a" * 5000), data(1, b"b" * 5000), reset(1, frames.CANCEL))
+    assert seen.story[0] == b"a" * 5000 + b"b" * 5000
+    assert str(seen.story[1]).startswith("failed")
+    line.lose()
+
+
+async def test_large_reads_are_for_those_whose_full_reads_are_little_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = Line(client=False)
+    joined(line.request(1))
+    full = data(1, b"x" * (16384 - 9)) * 3 + data(1, b"x" * (READ_BYTES - 3 * 16384 - 9))
+    assert len(line.connection.get_buffer(0)) == READ_BYTES
+    monkeypatch.setattr("shared.net.connection.FAIR_S", 10.0)
+    line.get(full)
+    assert len(line.connection.get_buffer(0)) == LARGE_READ_BYTES
+    line.get(data(1, b"x"))
+    assert len(line.connection.get_buffer(0)) == LARGE_READ_BYTES
+    monkeypatch.setattr("shared.net.connection.FAIR_S", 0.0)
+    line.get(full)
+    assert len(line.connection.get_buffer(0)) == READ_BYTES
+    line.lose()
 
 
 async def test_events_of_one_read_reach_their_streams_in_order() -> None:
@@ -760,7 +812,7 @@ async def test_nobody_is_asked_to_answer_on_a_connection_that_has_ended() -> Non
 async def test_a_read_that_took_long_lets_the_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Line(client=False)
     joined(line.request(1))
-    full = data(1, b"x" * (16384 - 9)) * 4
+    full = data(1, b"x" * (16384 - 9)) * 3 + data(1, b"x" * (READ_BYTES - 3 * 16384 - 9))
     assert len(full) == READ_BYTES
     line.get(full)
     assert line.wire.reading == []
