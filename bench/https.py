@@ -34,7 +34,7 @@ frontend app
 
 PLACE = Place("https", subjects.whole_path, subjects.envoy_path, "tls")
 REQUESTS = Case("HTTPS requests, 16 connections kept", PLACE, ("-n", "8000", "-c", "16"), "request")
-CONNECTIONS = Case("HTTPS requests, a connection for each", PLACE, ("-n", "600", "-c", "600"), "request")
+CONNECTIONS = Case("HTTPS requests, a connection for each", PLACE, ("-n", "200", "-c", "200"), "request")
 
 
 @contextmanager
