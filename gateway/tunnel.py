@@ -37,7 +37,8 @@ from shared.wire import request_context, tunnel_request
 from shared.wire.client_hello import ClientHello
 
 TRACES_AT_ONCE = 64
-"""Traceparents whose random bytes are drawn together: a system call for each was 1 % of a new tunnel."""
+"""Traceparents whose random bytes are drawn together: drawing for each took 0.6 % of the samples
+of a profile of new tunnels."""
 
 
 def _traceparents() -> Iterator[bytes]:

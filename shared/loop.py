@@ -15,8 +15,8 @@ import uvloop
 T = TypeVar("T")
 
 GARBAGE_LOOK = 10_000
-"""Objects that have come and not gone before Python looks for cycles among them. Tunnels leave none, so what
-it finds is that many are open; at its 700 it looks after every twenty of them."""
+"""Objects that have come and not gone before Python looks for cycles among them. A tunnel that is over
+leaves none (tests/gateway/test_opening.py), and Python's own 700 are a few tunnels' worth."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
