@@ -15,10 +15,15 @@ static uint64_t u64(const uint8_t *at)
 
 static void done_if_done(struct stream *stream)
 {
-    if (stream->app_state == APP_EXCHANGE && !stream->to_take && !stream->to_send) {
+    if (stream->app_state != APP_EXCHANGE || stream->to_take || stream->to_send)
+        return;
+    if (!stream->last_sent) {
+        stream->last_sent = true;
+        stream_send_bulk(stream, 1); /* as bulk, for a window may just be full */
+    } else {
+        stream->last_sent = false;
         stream->app_state = APP_COMMAND;
         stream->command_bytes = 0;
-        stream_write(stream, ".", 1);
     }
 }
 

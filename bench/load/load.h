@@ -12,7 +12,7 @@
  * through a gateway that wants one; then commands of the client:
  *
  *   'E'                        from now on everything is echoed
- *   'X' up (u64) down (u64)    takes `up` bytes, sends `down` bytes, and '.' when both are done
+ *   'X' up (u64) down (u64)    takes `up` bytes, sends `down` bytes, and one more when both are done
  */
 #ifndef LOAD_H
 #define LOAD_H
@@ -71,7 +71,7 @@ struct stream {
     uint8_t command[COMMAND_BYTES];
     size_t command_bytes;
     uint64_t to_take;
-    bool dot_wanted;
+    bool last_sent;                /* the byte that says that both are done */
     /* the client's */
     struct tunnel *tunnel;
 };

@@ -292,7 +292,7 @@ class Stream:
 
 
 def status_of(headers: Headers) -> int:
-    """`:status` of response headers; 0 when it is no number (h2 has checked that it is there)."""
+    """`:status` of response headers; 0 when it is no number (the session has checked that it is there)."""
     for name, value in headers:
         if name == b":status":
             return int(value) if value.isdigit() else 0

@@ -171,3 +171,16 @@ def test_the_largest_frame() -> None:
     talk = Dialogue.server()
     talk.asked()
     assert talk.received(data(1, bytes(16384))) == [("data", 1, bytes(16384))]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [data(1, b"abcdef", pad=9), data(1, b"abcdef", pad=9, end=True), data(1, pad=9, end=True)],
+)
+def test_what_a_wrong_frame_took_of_the_connections_window_is_given_back(wire: bytes) -> None:
+    talk = Dialogue.server()
+    talk.asked(1, [*POST, length(5)])
+    talk.received(wire)
+    session = talk.session
+    assert session.streams == {}
+    assert session._receive_window + session._credit == session.limits.connection_window_bytes

@@ -82,3 +82,11 @@ def test_frames_larger_than_announced(kind: int) -> None:
     assert talk.broke(header) == "FRAME_SIZE_ERROR: frame larger than we announced", (
         "before its body has come"
     )
+
+
+def test_a_header_block_begins_when_its_first_frame_is_whole() -> None:
+    session = Dialogue.server().session
+    wire = headers(1, POST, whole=False)
+    session.receive_data(wire[:5], 2.0)
+    session.receive_data(wire[5:], 4.0)
+    assert session.unfinished_since == 4.0

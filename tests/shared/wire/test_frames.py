@@ -1,9 +1,19 @@
-"""Frame headers, compared with hyperframe's."""
+"""Frame headers and whole frames, compared with hyperframe's."""
 
 from __future__ import annotations
 
 import pytest
-from hyperframe.frame import Frame, GoAwayFrame, SettingsFrame, WindowUpdateFrame
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,3 +77,38 @@ def test_error_names(code: int, name: str) -> None:
 def test_the_names_are_those_of_the_constants() -> None:
     constants = {name: value for name, value in vars(frames).items() if name in frames.ERROR_NAMES.values()}
     assert {frames.ERROR_NAMES[value]: value for value in constants.values()} == constants
+
+
+def test_headers_in_as_many_frames_as_every_peer_takes() -> None:
+    for size in (0, 1, frames.MAX_PAYLOAD_BYTES, frames.MAX_PAYLOAD_BYTES + 1, 3 * frames.MAX_PAYLOAD_BYTES):
+        block = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        for ends in (False, True):
+            parsed = whole(frames.headers(7, block, end_stream=ends))
+            assert b"".join(each.data for each in parsed) == block
+            assert {each.stream_id for each in parsed} == {7}
+            assert [type(each) for each in parsed] == [
+                HeadersFrame,
+                *[ContinuationFrame] * (max(0, size - 1) // frames.MAX_PAYLOAD_BYTES),
+            ]
+            assert ["END_HEADERS" in each.flags for each in parsed] == [False] * (len(parsed) - 1) + [True]
+            assert ("END_STREAM" in parsed[0].flags) is ends
+
+
+def whole(wire: bytes) -> list[Frame]:
+    """Every frame in `wire`, by hyperframe."""
+    parsed = []
+    while wire:
+        each, size = Frame.parse_frame_header(memoryview(wire[: frames.HEADER_BYTES]))
+        each.parse_body(memoryview(wire[frames.HEADER_BYTES : frames.HEADER_BYTES + size]))
+        wire = wire[frames.HEADER_BYTES + size :]
+        parsed.append(each)
+    return parsed
+
+
+def test_small_frames_are_hyperframes() -> None:
+    assert frames.rst_stream(5, frames.CANCEL) == RstStreamFrame(5, frames.CANCEL).serialize()
+    assert frames.ping(b"12345678") == PingFrame(0, b"12345678").serialize()
+    answer = PingFrame(0, b"12345678", flags=["ACK"]).serialize()
+    assert frames.ping(memoryview(b"12345678"), ack=True) == answer
+    assert frames.end_stream(3) == DataFrame(3, flags=["END_STREAM"]).serialize()
+    assert SettingsFrame(0, flags=["ACK"]).serialize() == frames.SETTINGS_ACK

@@ -127,3 +127,10 @@ def test_hpack_reads_whatever_is_written(script: list[tuple[Fields, list[int]]])
         line.said(fields)
         assert line.encoder._size <= min(line.encoder._table_bytes, ENCODER_TABLE_BYTES)
         assert [*reversed(line.encoder._entries)] == [*line.decoder.header_table.dynamic_entries]
+
+
+def test_entries_beyond_what_fits_into_a_byte() -> None:
+    line = Line()
+    fields = [(b"%d" % number, b"") for number in range(100)]
+    line.said(fields)
+    assert len(line.said(fields)) == 65 + 2 * 35, "indexes 62 to 126, and 127 to 161"

@@ -225,3 +225,28 @@ def test_streams_over_the_limit_are_refused_without_hurting_others() -> None:
     assert talk.received(headers(7, GET, end=True))[0] == ("request", 7, b"GET", True)
     assert talk.received(headers(9, GET, end=True)) == []
     assert talk.sent() == ["RST_STREAM 1 CANCEL", "RST_STREAM 9 REFUSED_STREAM"]
+
+
+def test_an_interim_response_that_ends_the_stream() -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    assert talk.received(headers(1, [(b":status", b"103")], end=True)) == [
+        ("reset", 1, "PROTOCOL_ERROR", "by us")
+    ]
+
+
+def test_trailers_that_do_not_end_the_stream() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    talk.asked(3)
+    assert talk.received(headers(1, TRAILERS), data(3, b"x")) == [
+        ("reset", 1, "PROTOCOL_ERROR", "by us"),
+        ("data", 3, b"x"),
+    ]
+
+
+def test_a_continuation_of_another_streams_block() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    error = talk.broke(headers(3, POST, whole=False), continuation(1))
+    assert error == "PROTOCOL_ERROR: CONTINUATION of another stream's header block"

@@ -64,3 +64,10 @@ def test_our_goaway_lets_open_streams_go_on() -> None:
     talk.session.send_headers(stream, OK)
     assert talk.session.send_data(stream, b"z") == 1
     assert talk.sent() == ["HEADERS 5 :status=200", "DATA 5 b'z'"]
+
+
+def test_a_client_has_taken_no_stream() -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    talk.session.goaway()
+    assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
