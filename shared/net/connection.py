@@ -216,12 +216,16 @@ class Connection(asyncio.BufferedProtocol):
     def reset(self, state: StreamState, code: int) -> None:
         """Sends RST_STREAM."""
         self.session.reset(state, code)
-        self.stream_changed(state)
-
-    def stream_changed(self, state: StreamState) -> None:
-        """The stream ended its sending side, or is over."""
         self.flush_soon()
         if state.over:
+            self._stream_over(state)
+
+    def stream_changed(self, state: StreamState) -> None:
+        """The stream ended its sending side."""
+        self.flush_soon()
+        # Over with that, if its peer has ended, too; but what came last may be in this very read, and not be
+        # handed on yet: then the end that is among it is the stream's last event.
+        if state.over and (state.owner is None or state.owner.peer_has_ended):
             self._stream_over(state)
 
     def wait_for_room(self, stream: Stream) -> None:

@@ -93,6 +93,11 @@ class Stream:
         return self._state.over
 
     @property
+    def peer_has_ended(self) -> bool:
+        """All that the peer has sent was pushed, or is kept for who joins."""
+        return self._ended
+
+    @property
     def connection(self) -> Connection:
         """The connection that carries it."""
         return self._connection

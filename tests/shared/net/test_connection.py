@@ -115,6 +115,22 @@ async def test_opening_a_stream() -> None:
     assert (await line.sent())[0].endswith(" END")
 
 
+async def test_what_comes_in_one_read_with_the_answer_arrives_though_we_have_ended() -> None:
+    """As when a client has said FIN before its tunnel stands: the stream is over before all is handed on."""
+    line = Line(client=True)
+    stream = line.connection.open(POST)
+    seen = Seen()
+
+    def answered(_: object) -> None:
+        stream.join(seen)
+        stream.write_eof()
+
+    stream.on_response = answered
+    line.get(headers(1, OK), data(1, b"all of it", end=True))
+    assert seen.story == [b"all of it", "ended"]
+    assert line.connection.open_streams == 0
+
+
 async def test_room() -> None:
     line = Line(client=True, peer_settings={MAX_STREAMS: 2})
     assert line.connection.room == 2
