@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, cast
 
 from shared.errors import LimitError
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import address_text
 from shared.ops.metrics import MAX_LABELS
 
 if TYPE_CHECKING:
@@ -210,11 +209,6 @@ class Doorstep(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Nobody took the connection, and it is on its way out."""
-
-
-def peer_of(transport: asyncio.Transport) -> str:
-    """The address of the client, as HOST:PORT."""
-    return address_text(transport.get_extra_info("peername"))
 
 
 def source_of(peer: str) -> str:

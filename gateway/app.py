@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway import admin, metric_sums
-from gateway.admission import Admission, Doorstep, peer_of
+from gateway.admission import Admission, Doorstep
 from gateway.config import GatewayConfig
 from gateway.forward import Forward
 from gateway.hbone import HboneListener
@@ -47,7 +47,7 @@ from shared.net.dial import Origin
 from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
 from shared.net.retry import RetryRules
-from shared.net.tcp import reset
+from shared.net.tcp import peer_of, reset
 from shared.net.tcp_end import last_bytes_left
 from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock

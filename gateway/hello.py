@@ -13,7 +13,7 @@ from typing import cast
 
 from shared.errors import ALERT_UNRECOGNIZED_NAME, DOWNSTREAM_RESET, ClientHelloError, HboneError
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import TcpLeg, address_text
+from shared.net.tcp import TcpLeg, peer_of
 from shared.wire import alerts, client_hello
 from shared.wire.client_hello import ClientHello
 
@@ -162,7 +162,7 @@ class HelloPeek(asyncio.BufferedProtocol):
         if self._over:
             return
         self._decided()
-        peer = address_text(self._transport.get_extra_info("peername"))
+        peer = peer_of(self._transport)
         turn_away(self._transport, error.alert)
         self._refused(peer, self._started, error)
 

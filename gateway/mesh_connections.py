@@ -34,7 +34,7 @@ from shared.net.certificate_files import CertificateFiles
 from shared.net.connection import Connection
 from shared.net.dial import reason
 from shared.net.mesh_tls import ServerContext, identity_files, last_words, server_context
-from shared.net.tcp import address_text, reset
+from shared.net.tcp import peer_of, reset
 from shared.net.tls import ALPN_H2
 from shared.tasks import spawn
 from shared.wire import frames
@@ -178,7 +178,7 @@ class MeshConnections:
     # One connection.
 
     def _accepted(self, transport: asyncio.Transport) -> None:
-        peer = address_text(transport.get_extra_info("peername"))
+        peer = peer_of(transport)
         try:
             self._check_room(peer)
             # A transport that is told to speak TLS tells nobody why that failed: we take its socket instead.

@@ -26,7 +26,7 @@ from shared.net.answers import answer
 from shared.net.legs import Buffer
 from shared.net.read_buffer import LARGE_READ_BUFFER, LARGE_READ_BYTES, READ_BUFFER, READ_BYTES
 from shared.net.stream import Stream
-from shared.net.tcp import CloseWatch, address_text, reset
+from shared.net.tcp import CloseWatch, peer_of, reset
 from shared.net.tcp_end import last_words
 from shared.wire import frames
 from shared.wire.events import (
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._preface_timer: asyncio.TimerHandle | None = None
         self._frame_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._heard = True  # something has come since the last look at a stall
+        self._stall_heard_at = 0.0  # what `heard_at` was at the last look at a stall
         self._idle_timeout_s = idle_timeout_s
         self._idle_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
         self._transport.set_write_buffer_limits(high=CONGESTED_BYTES)
-        self.peer_name = address_text(self._transport.get_extra_info("peername"))
+        self.peer_name = peer_of(self._transport)
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
         if self._idle_timeout_s is not None:
             self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._look_at_idle)
@@ -253,7 +253,6 @@ class Connection(asyncio.BufferedProtocol):
         if self.lost:
             return  # ended by us; the peer may not have seen it yet
         session = self.session
-        self._heard = True
         started = time.monotonic() if nbytes >= READ_BYTES else 0.0
         try:
             session.receive_data(self._buffer[:nbytes], self._loop.time())
@@ -486,15 +485,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _watch_stall(self) -> None:
         if not self.session.client:  # whom we connect to is asked by the pool
-            self._heard = True
+            self._stall_heard_at = -1.0  # the first look finds something new
             self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, False)
 
     def _look_at_stall(self, was_asked: bool) -> None:
         self._stall_timer = None
         if self.lost or not (self._waiting or self.congested):
             return
-        if self._heard:
-            self._heard = was_asked = False
+        if self.heard_at != self._stall_heard_at:
+            self._stall_heard_at, was_asked = self.heard_at, False
         elif was_asked:
             self._closing = True
             self._break_streams(f"{self.peer_name} takes nothing and says nothing", frames.CANCEL)

@@ -75,7 +75,7 @@ class TcpLeg(asyncio.BufferedProtocol):
     @property
     def peer_name(self) -> str:
         """The peer's address as host:port, for logs."""
-        return address_text(self._transport.get_extra_info("peername"))
+        return peer_of(self._transport)
 
     # Leg.
 
@@ -222,9 +222,14 @@ class Surplus(asyncio.Protocol):
         self._turned_away = turned_away
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        peer = address_text(transport.get_extra_info("peername"))
+        peer = peer_of(transport)
         reset(cast("asyncio.Transport", transport))
         self._turned_away(peer)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the other end, as host:port."""
+    return address_text(transport.get_extra_info("peername"))
 
 
 def address_text(name: object) -> str:

@@ -31,7 +31,7 @@ from OpenSSL import SSL
 from shared.errors import HboneError, StreamResetError, TlsFailureError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import address_text
+from shared.net.tcp import peer_of
 from shared.net.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE, LastBytes, reset, set_end, unread
 from shared.net.tls_context import ServerHandshake, outgoing, reason
 from shared.wire.frames import CANCEL
@@ -211,7 +211,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
-        self.peer_name = address_text(transport.get_extra_info("peername"))
+        self.peer_name = peer_of(transport)
         self._timer = asyncio.get_running_loop().call_later(self._handshake_timeout_s, self._too_slow)
         if self._state is _State.ACCEPTED:
             self._state = _State.HANDSHAKE
