@@ -24,7 +24,13 @@ from typing import cast
 from shared.errors import StreamDoneError, StreamResetError
 from shared.net.answers import answer
 from shared.net.legs import Buffer
-from shared.net.read_buffer import LARGE_READ_BUFFER, LARGE_READ_BYTES, READ_BUFFER, READ_BYTES
+from shared.net.read_buffer import (
+    BULK_READ_BYTES,
+    LARGE_READ_BUFFER,
+    LARGE_READ_BYTES,
+    READ_BUFFER,
+    READ_BYTES,
+)
 from shared.net.stream import Stream
 from shared.net.tcp import CloseWatch, peer_of, reset
 from shared.net.tcp_end import last_words
@@ -49,8 +55,8 @@ from shared.wire.session import Session, SessionError, SessionLimits, StreamStat
 log = logging.getLogger("hbone.connection")
 
 CONGESTED_BYTES = 256 << 10
-"""Unsent bytes in the transport beyond which streams stop reading their sources: four reads, enough to keep
-a fast path full between two turns of the loop."""
+"""Unsent bytes in the transport beyond which streams stop reading their sources, and send nothing more: one
+large read, enough to keep a fast path full between two turns of the loop."""
 
 PREFACE_TIMEOUT_S = 10.0
 """How long a peer may take to its first SETTINGS; Go's servers wait as long."""
@@ -436,11 +442,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(data)
 
     def _check_unsent(self) -> None:
-        """Drops a peer that does not read and goes on asking: streams leave a read each in the transport, the
-        rest is answers to its PINGs, SETTINGS or requests (CVE-2019-9512, CVE-2019-9515)."""
+        """Drops a peer that does not read and goes on asking: streams leave one large read in the transport,
+        the rest is answers to its PINGs, SETTINGS or requests (CVE-2019-9512, CVE-2019-9515)."""
         assert self._transport is not None
         unsent = self._transport.get_write_buffer_size()
-        if unsent > CONGESTED_BYTES + READ_BYTES * max(self.session.limits.max_streams, self.open_streams):
+        streams = max(self.session.limits.max_streams, self.open_streams)
+        if unsent > CONGESTED_BYTES + BULK_READ_BYTES + READ_BYTES * streams:
             self.abort(f"{self.peer_name} does not read: {unsent} bytes unsent")
 
     def _serve_waiting(self) -> None:

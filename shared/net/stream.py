@@ -162,7 +162,9 @@ class Stream:
             waiting += data
             return
         connection = self._connection
-        sent = connection.session.send_data(self._state, data)
+        # What the others left unsent is enough for one connection: this read waits here.
+        held_up = connection.congested and not self._state.over
+        sent = 0 if held_up else connection.session.send_data(self._state, data)
         if sent:
             connection.flush_soon()
         if sent < len(data):

@@ -10,7 +10,7 @@ from typing import cast
 
 from shared.errors import StreamResetError
 from shared.net.legs import Buffer, RelayEnd
-from shared.net.read_buffer import READ_BUFFER, READ_BYTES
+from shared.net.read_buffer import BULK_READ_BUFFER, BULK_READ_BYTES, READ_BUFFER, READ_BYTES
 from shared.net.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
 from shared.net.tcp_end import LastBytes, last_words, set_end
 from shared.net.tcp_end import reset as reset
@@ -23,11 +23,26 @@ CLOSE_TIMEOUT_S = 30.0
 """How long the last bytes of a closing HTTP/2 connection wait for a peer that takes none of them: it has no
 reason not to read, whatever its streams do."""
 
+BULK_READS = 8
+"""Full large reads after which the others get their turn: 2 MiB, as much as 32 small ones, after which the
+event loop gives way by itself."""
+
 
 class TcpLeg(asyncio.BufferedProtocol):
     """A TCP connection, ours or accepted, as a leg."""
 
-    __slots__ = ("_closing", "_early", "_ended", "_error", "_full", "_gone", "_relay", "_transport")
+    __slots__ = (
+        "_bulk_reads",
+        "_closing",
+        "_early",
+        "_ended",
+        "_error",
+        "_full",
+        "_gone",
+        "_paused",
+        "_relay",
+        "_transport",
+    )
 
     _transport: asyncio.Transport
 
@@ -38,6 +53,8 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._error: StreamResetError | None = None  # how it broke before join
         self._full = False
         self._gone = False
+        self._paused = False  # by the relay
+        self._bulk_reads = 0  # the last ones, full and large, and one more; 0: the next read is a small one
         self._closing: LastBytes | None = None
 
     @classmethod
@@ -109,10 +126,12 @@ class TcpLeg(asyncio.BufferedProtocol):
             self._transport.write_eof()
 
     def pause_reading(self) -> None:
+        self._paused = True
         if not self._gone and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        self._paused = False
         if not self._gone and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -136,18 +155,39 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return READ_BUFFER
+        return BULK_READ_BUFFER if self._bulk_reads else READ_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
         relay = self._relay
         if relay is not None:
-            relay.received(self, READ_BUFFER[:nbytes])
+            relay.received(self, BULK_READ_BUFFER[:nbytes])
+            if nbytes >= READ_BYTES:
+                self._plan_reads(nbytes)
+            elif self._bulk_reads:
+                self._bulk_reads = 0
             return
         if self._closing is not None:
             return
         self._early += READ_BUFFER[:nbytes]
         if len(self._early) >= EARLY_BYTES:
             self.pause_reading()
+
+    def _plan_reads(self, nbytes: int) -> None:
+        """After a full read: the next is a large one, if the far side keeps up; else we would hold it."""
+        if self._paused or self._gone:
+            self._bulk_reads = 0
+        elif nbytes < BULK_READ_BYTES:
+            self._bulk_reads = 1
+        elif self._bulk_reads <= BULK_READS:
+            self._bulk_reads += 1
+        else:
+            self._bulk_reads = 1
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._paused:
+            self.resume_reading()
 
     def eof_received(self) -> bool:
         self._ended = True

@@ -80,17 +80,18 @@ class StreamSender(StreamTable):
         allowed = min(len(data), stream.send_window, self.send_window)
         if allowed <= 0:
             return 0
-        out = self._out
         stream_id = stream.id
         if allowed <= DATA_BYTES:
-            out += frames.header(allowed, frames.DATA, 0, stream_id)
-            out += data if allowed == len(data) else memoryview(data)[:allowed]
+            self._out += frames.header(allowed, frames.DATA, 0, stream_id)
+            self._out += data if allowed == len(data) else memoryview(data)[:allowed]
         else:
             view = memoryview(data)
+            pieces: list[bytes | bytearray | memoryview] = [self._out]
             for at in range(0, allowed, DATA_BYTES):
                 chunk = view[at : min(at + DATA_BYTES, allowed)]
-                out += frames.header(len(chunk), frames.DATA, 0, stream_id)
-                out += chunk
+                pieces.append(frames.header(len(chunk), frames.DATA, 0, stream_id))
+                pieces.append(chunk)
+            self._out = bytearray().join(pieces)  # room for all of it at once, instead of piece by piece
         stream.send_window -= allowed
         self.send_window -= allowed
         self._guard.data_sent(1 + allowed // DATA_BYTES)

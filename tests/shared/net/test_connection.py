@@ -16,7 +16,7 @@ from shared.net.connection import (
     Connection,
 )
 from shared.net.legs import Buffer, Leg
-from shared.net.read_buffer import LARGE_READ_BYTES, READ_BYTES
+from shared.net.read_buffer import BULK_READ_BYTES, LARGE_READ_BYTES, READ_BYTES
 from shared.net.stream import Stream
 from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.tasks import spawn
@@ -600,14 +600,23 @@ async def test_a_congested_transport_stops_the_streams() -> None:
     first.write(b"a" * 100)
     assert seen[0].story == ["full"], "its source is to pause"
     first.write(b"b" * 100)
-    assert len(first.waiting) == 100, "one write goes into the transport, what was under way waits here"
-    await line.sent()
+    assert first.waiting == b"a" * 100 + b"b" * 100, "what was under way waits here"
+    assert await line.sent() == [], "and not in the transport, which has enough"
     line.connection.resume_writing()
     assert seen[0].story == ["full", "drained"]
-    assert await line.sent() == [f"DATA 1 {b'b' * 100!r}"]
+    assert await line.sent() == [f"DATA 1 {b'a' * 100 + b'b' * 100!r}"]
     second.write(b"c")
     assert seen[1].story == []
     assert await line.sent() == ["DATA 3 b'c'"]
+
+
+async def test_what_nobody_will_read_does_not_wait_for_room() -> None:
+    line = Line(client=False)
+    stream = line.request(1)
+    line.connection.pause_writing()
+    line.get(reset(1, frames.CANCEL))
+    stream.write(b"to nobody")
+    assert not stream.waiting
 
 
 async def test_streams_take_turns_at_a_window() -> None:
@@ -678,7 +687,7 @@ async def test_a_peer_that_asks_and_does_not_read() -> None:
     line = Line(client=False, limits=SessionLimits(max_streams=1))
     seen = joined(line.request(1))
     line.connection.pause_writing()
-    limit = CONGESTED_BYTES + READ_BYTES
+    limit = CONGESTED_BYTES + BULK_READ_BYTES + READ_BYTES
     line.wire.unsent = limit
     line.get(ping(b"12345678"))
     assert not line.wire.aborted

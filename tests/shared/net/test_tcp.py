@@ -8,8 +8,9 @@ import resource
 import pytest
 
 from shared.errors import StreamResetError
-from shared.net.read_buffer import READ_BYTES
+from shared.net.read_buffer import BULK_READ_BYTES, READ_BYTES
 from shared.net.tcp import (
+    BULK_READS,
     CLOSE_TIMEOUT_S,
     EARLY_BYTES,
     CloseWatch,
@@ -136,6 +137,93 @@ async def test_pause_and_resume() -> None:
         leg.resume_reading()
         await peer.all_sent()
         await until(lambda: seen.story == [bytes(UNREAD_MIB * MIB)])
+
+
+# Large reads.
+
+
+def on_a_wire() -> tuple[TcpLeg, Wire, Seen]:
+    """A joined leg that reads what the test says, by `read`."""
+    leg, wire = TcpLeg(), Wire()
+    leg.connection_made(wire)
+    return leg, wire, joined(leg)
+
+
+def read(leg: TcpLeg, data: bytes) -> None:
+    """A read: `data`, of which as much as there is room for."""
+    buffer = leg.get_buffer(-1)
+    size = min(len(data), len(buffer))
+    buffer[:size] = data[:size]
+    leg.buffer_updated(size)
+
+
+BULK = bytes(range(250)) * (BULK_READ_BYTES // 250)
+
+
+async def test_after_a_full_read_comes_a_large_one() -> None:
+    leg, _, seen = on_a_wire()
+    assert len(leg.get_buffer(-1)) == READ_BYTES
+    read(leg, BULK)
+    assert len(leg.get_buffer(-1)) == BULK_READ_BYTES
+    read(leg, BULK)
+    assert len(leg.get_buffer(-1)) == BULK_READ_BYTES
+    read(leg, b"little")
+    assert len(leg.get_buffer(-1)) == READ_BYTES
+    assert seen.story == [BULK[:READ_BYTES] + BULK + b"little"]
+
+
+async def test_what_the_far_side_does_not_take_is_no_large_read() -> None:
+    """A stalled tunnel holds what was read last."""
+    leg, _, seen = on_a_wire()
+    received = seen.received
+
+    def full(leg_: object, data: object) -> None:
+        received(leg, data)  # type: ignore[arg-type]  # a view, as ever
+        leg.pause_reading()
+
+    seen.received = full  # type: ignore[method-assign]
+    for _ in range(3):
+        read(leg, BULK)
+        assert len(leg.get_buffer(-1)) == READ_BYTES
+        leg.resume_reading()
+
+
+async def test_large_reads_give_way_to_others() -> None:
+    leg, wire, _ = on_a_wire()
+    wire.reading.clear()
+    for _ in range(2 * (BULK_READS + 1)):
+        read(leg, BULK)
+        if wire.reading:
+            break
+    assert wire.reading == ["paused"]
+    await asyncio.sleep(0)
+    assert wire.reading == ["paused", "resumed"]
+    for _ in range(3 * BULK_READS):  # not in one turn: each fills its buffer, but not to the end
+        read(leg, BULK[:-1])
+    assert wire.reading == ["paused", "resumed"]
+
+
+async def test_who_gives_way_and_is_paused_stays_paused() -> None:
+    leg, wire, _ = on_a_wire()
+    while "paused" not in wire.reading:
+        read(leg, BULK)
+    leg.pause_reading()
+    await asyncio.sleep(0)
+    assert "resumed" not in wire.reading
+    leg.resume_reading()
+    assert wire.reading[-1] == "resumed"
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_who_gives_way_and_is_closed_reads_no_more(how: str) -> None:
+    leg, wire, _ = on_a_wire()
+    while "paused" not in wire.reading:
+        read(leg, BULK)
+    leg.eof_received()
+    getattr(leg, how)()
+    await asyncio.sleep(0)
+    assert "resumed" not in wire.reading
+    leg.connection_lost(None)
 
 
 # What it sends.
