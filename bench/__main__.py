@@ -21,6 +21,7 @@ from bench import measure, plots, results
 from bench.cases import CASES
 from bench.https import https
 from bench.measure import TURNS, Measured
+from bench.openssl import OWN, interpreter
 from bench.single import growth, memory, start_up
 from bench.subjects import World
 from bench.tools import BenchError
@@ -39,11 +40,14 @@ def main() -> int:
     parser.add_argument("command", nargs="*", metavar="compare OLD NEW", help="two files of results")
     parser.add_argument("--only", default=",".join(PLACES), help=f"some of {','.join(PLACES)}")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often each case runs (%(default)s)")
+    parser.add_argument(
+        "--own-openssl", action="store_true", help="the interpreter's, though it be older than the images'"
+    )
     arguments = parser.parse_args()
     try:
         match arguments.command:
             case []:
-                return _run(set(arguments.only.split(",")), arguments.turns)
+                return _run(set(arguments.only.split(",")), arguments.turns, arguments.own_openssl)
             case ["compare", old, new]:
                 text, worse = results.compare(results.load(Path(old)), results.load(Path(new)))
                 print(text)
@@ -55,14 +59,15 @@ def main() -> int:
         return EXIT_FAILED
 
 
-def _run(places: set[str], turns: int) -> int:
+def _run(places: set[str], turns: int, own_openssl: bool) -> int:
     unknown = places - set(PLACES)
     if unknown:
         raise BenchError(f"no place is called {', '.join(sorted(unknown))}; there are {', '.join(PLACES)}")
     _raise_descriptor_limit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        world = World.create(Path(folder))
+        world = World.create(Path(folder), OWN if own_openssl else interpreter())
+        print(f"hgate and krun with {world.interpreter.openssl}", flush=True)
         cases = list(_cases(world, places, turns))
         figures = [
             figure
@@ -71,7 +76,7 @@ def _run(places: set[str], turns: int) -> int:
             for figure in part(world)
         ]
         curves = list(growth(world)) if "growth" in places else []
-    found = results.document(cases, figures, curves)
+    found = results.document(cases, figures, curves, world.interpreter.openssl)
     print("\n" + results.table(found))
     print(f"\n{time.monotonic() - began:.0f} s")
     if places == set(PLACES):

