@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_the_table() -> None:
     assert line(text, "memory").split()[-6:] == ["2.0", "10.0", "0.20", "≤", "0.25", "met"]
     assert line(text, "krun true").endswith("≤ 120 NOT MET")
     assert line(text, "by tunnels,").split()[-2:] == ["1", "4"]
+    assert line(text, "hgate and krun with").endswith(ssl.OPENSSL_VERSION)
 
 
 def test_a_mark_that_is_not_met_says_so() -> None:
