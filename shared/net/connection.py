@@ -55,8 +55,8 @@ from shared.wire.session import Session, SessionError, SessionLimits, StreamStat
 log = logging.getLogger("hbone.connection")
 
 CONGESTED_BYTES = 256 << 10
-"""Unsent bytes in the transport beyond which streams stop reading their sources, and send nothing more: one
-large read, enough to keep a fast path full between two turns of the loop."""
+"""Unsent bytes in the transport beyond which streams stop reading their sources, and send no large read:
+enough to keep a fast path full between two turns of the loop."""
 
 PREFACE_TIMEOUT_S = 10.0
 """How long a peer may take to its first SETTINGS; Go's servers wait as long."""
@@ -442,8 +442,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(data)
 
     def _check_unsent(self) -> None:
-        """Drops a peer that does not read and goes on asking: streams leave one large read in the transport,
-        the rest is answers to its PINGs, SETTINGS or requests (CVE-2019-9512, CVE-2019-9515)."""
+        """Drops a peer that does not read and goes on asking: streams leave a read each in the transport, of
+        which one is large, the rest is answers to its PINGs, SETTINGS or requests (CVE-2019-9512,
+        CVE-2019-9515)."""
         assert self._transport is not None
         unsent = self._transport.get_write_buffer_size()
         streams = max(self.session.limits.max_streams, self.open_streams)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import StreamResetError, UpstreamError
 from shared.net.legs import Buffer, RelayEnd
+from shared.net.read_buffer import READ_BYTES
 from shared.net.tcp_end import LAST_BYTES_TIMEOUT_S
 from shared.wire import frames
 from shared.wire.events import Headers
@@ -162,8 +163,8 @@ class Stream:
             waiting += data
             return
         connection = self._connection
-        # What the others left unsent is enough for one connection: this read waits here.
-        held_up = connection.congested and not self._state.over
+        # A large read waits here where others have left enough unsent; what is small goes out at once.
+        held_up = connection.congested and len(data) > READ_BYTES and not self._state.over
         sent = 0 if held_up else connection.session.send_data(self._state, data)
         if sent:
             connection.flush_soon()

@@ -53,8 +53,9 @@ def check_bounds(world: World) -> None:
     """What each leg and connection holds, against its mark and what a paused leg may push after that."""
     assert max(tcp_unsent(world)) <= TCP_MARK + LIMITS.stream_window_bytes
     assert max(stream_waiting(world)) <= BULK_READ_BYTES
-    # A large read on top of what is no congestion yet, small ones that wait for the end of the turn, answers.
-    assert max(connections_unsent(world)) <= CONGESTED_BYTES + BULK_READ_BYTES + 2 * READ_BYTES
+    streams = max(end.open_streams for end in world.ends)
+    most = CONGESTED_BYTES + BULK_READ_BYTES + (streams + 1) * READ_BYTES
+    assert max(connections_unsent(world)) <= most
     for end in world.ends:
         assert sum(state.held for state in end.session.streams.values()) <= LIMITS.connection_window_bytes
 
