@@ -15,7 +15,6 @@ from shared.net.dial import dial
 from shared.net.stream import Stream, header_value
 from shared.net.tunnel_clock import TunnelClock
 from shared.net.tunnel_server import UNAVAILABLE, ServedTunnel, TunnelRecord
-from shared.tasks import spawn
 from shared.wire.tunnel_request import target_name
 
 
@@ -58,7 +57,7 @@ class Requests:
             tunnel.refuse(UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
         else:
             timeout_s = self._settings.dial_timeout_s
-            spawn(tunnel.carry(lambda: dial(target, timeout_s)), name=f"tunnel to {target}")
+            tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")
 
     def close(self) -> None:
         """Looks after open tunnels no more."""

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway import admin, metric_sums
-from gateway.admission import Admission, Doorstep
+from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.forward import Forward
 from gateway.hbone import HboneListener
-from gateway.hello import EmptyConnectionError, HelloPeek
+from gateway.hello import EmptyConnectionError, Hellos
 from gateway.listeners import Listeners
 from gateway.ops_ports import OpsPorts
 from gateway.reload import ConfigFile, Reloads, keep_fixed
@@ -47,7 +47,6 @@ from shared.net.dial import Origin
 from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
 from shared.net.retry import RetryRules
-from shared.net.tcp import peer_of, reset
 from shared.net.tcp_end import last_bytes_left
 from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock
@@ -128,11 +127,17 @@ class Gateway:
             half_closed_timeout_s=limits.half_closed_timeout_s,
             changed=self._tunnel_over,
         )
-        self._peeking: set[HelloPeek] = set()
+        self._hellos = Hellos(
+            limits.hello_timeout_s,
+            admit=self._admission.enter,
+            turned_away=self._turned_away,
+            taken=self._tunnels.take,
+            refused=self._refused,
+        )
         self._listeners = (
-            Listeners(self._doorstep, siblings=crew.count, ports=crew.ports)
+            Listeners(self._hellos.accepted, siblings=crew.count, ports=crew.ports)
             if crew
-            else Listeners(self._doorstep)
+            else Listeners(self._hellos.accepted)
         )
         self._hbone = self._hbone_listener()
         self._reverse = self._tunnels.reverse = self._reverse_listener()
@@ -248,7 +253,7 @@ class Gateway:
         self._listeners.abort()
         self._reloads.close()
         stopped = StoppedError("the gateway stops")
-        for peek in list(self._peeking):
+        for peek in list(self._hellos.peeking):
             peek.stop(stopped)
         self._tunnels.abort_all(stopped)
         if self._hbone is not None:
@@ -293,29 +298,17 @@ class Gateway:
         if self._hbone is not None:
             self._hbone.connect_timeout_s = limits.connect_timeout_s
             self._hbone.half_closed_timeout_s = limits.half_closed_timeout_s
+        self._hellos.timeout_s = limits.hello_timeout_s
         self._clock.idle_s = limits.idle_timeout_s
         self._clock.lifetime_s = limits.max_tunnel_lifetime_s
         self._memory.most_bytes = self._most_buffered()
 
     # Connections.
 
-    def _doorstep(self) -> asyncio.BaseProtocol:
-        return Doorstep(self._arrived)
-
-    def _arrived(self, transport: asyncio.Transport) -> None:
-        peer = peer_of(transport)
-        try:
-            self._admission.enter(peer)
-        except LimitError as error:
-            reset(transport)
-            self.metrics.refused(error.flag)
-            self._admission.refusals.add(error)
-            self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
-            return
-        timeout_s = self._config.limits.hello_timeout_s
-        peek = HelloPeek(timeout_s, self._peeking, self._tunnels.take, self._refused)
-        transport.set_protocol(peek)
-        peek.connection_made(transport)
+    def _turned_away(self, peer: str, error: LimitError) -> None:
+        self.metrics.refused(error.flag)
+        self._admission.refusals.add(error)
+        self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
 
     def _refused(self, peer: str, started: float, error: HboneError) -> None:
         self._admission.leave(peer)
@@ -330,7 +323,7 @@ class Gateway:
         self._tunnel_over()
 
     def _open_connections(self) -> int:
-        return len(self._peeking) + len(self._tunnels.open)
+        return len(self._hellos.peeking) + len(self._tunnels.open)
 
     def _unfinished(self) -> int:
         """Connections that a drain waits for."""
@@ -354,7 +347,9 @@ class Gateway:
     def _other_bytes(self) -> int:
         """Held for nobody's tunnel: what HTTP/2 connections have to send, and unfinished hellos."""
         of_hbone = self._hbone.buffered_bytes if self._hbone is not None else 0
-        return of_hbone + self._pool.buffered_bytes + sum(peek.buffered_bytes for peek in self._peeking)
+        return (
+            of_hbone + self._pool.buffered_bytes + sum(peek.buffered_bytes for peek in self._hellos.peeking)
+        )
 
     def _tunnel_over(self) -> None:
         if not self._unfinished():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from gateway.admission import BUFFERED, HBONE_PER_IDENTITY, HBONE_TUNNELS, Refusals, Tally
@@ -40,7 +41,6 @@ from shared.net.tunnel_clock import TunnelClock
 from shared.net.tunnel_server import OK, UNAUTHORIZED, UNAVAILABLE, ServedTunnel
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
-from shared.tasks import spawn
 from shared.wire.frames import CANCEL
 from shared.wire.request_context import forwarded_for, read_traceparent
 
@@ -221,8 +221,8 @@ class HboneListener:
             self._refusals.add(error)
             tunnel.refuse(UNAVAILABLE, error)
         else:
-            carrying = tunnel.carry(lambda: self._connect(tunnel, target))
-            tunnel.connecting = spawn(carrying, name=f"hbone tunnel to {target}")
+            connecting = partial(self._connect, tunnel, target)
+            tunnel.connecting = tunnel.carry(connecting, f"hbone tunnel to {target}")
 
     def _target(self, tunnel: _Tunnel, authority: bytes) -> Address:
         """Raises BadRequestError, DeniedError or LimitError."""

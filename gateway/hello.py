@@ -1,19 +1,19 @@
 """The first phase of a connection: its ClientHello is peeked at, and kept for the far side.
 
-Owned here: reading until the hello is whole, the deadline for that, the leg that the connection becomes then,
-and turning a connection away with a TLS alert. What the name in the hello leads to is `tunnel.py`'s. No task
-runs for a connection before its hello is whole: thousands of silent ones cost a timer each.
+Owned here: the first look at who comes, reading until the hello is whole, the deadline for that, the leg that
+the connection becomes then, and turning a connection away with a TLS alert. What the name in the hello leads
+to is `tunnel.py`'s. No task runs for a connection before its hello is whole: thousands of silent ones cost a
+timer each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, DOWNSTREAM_RESET, ClientHelloError, HboneError
+from shared.errors import ALERT_UNRECOGNIZED_NAME, DOWNSTREAM_RESET, ClientHelloError, HboneError, LimitError
 from shared.net.read_buffer import READ_BUFFER
-from shared.net.tcp import TcpLeg, peer_of
+from shared.net.tcp import TcpLeg
 from shared.wire import alerts, client_hello
 from shared.wire.client_hello import ClientHello
 
@@ -54,15 +54,16 @@ class ClientGoneError(HboneError):
 
 
 class ClientLeg(TcpLeg):
-    """A client's connection as a leg that tells when it is gone: its last bytes may leave after its tunnel is
-    over."""
+    """A client's connection as a leg, from the accept on. Until its hello is whole a peek decides about it.
+    Later it tells when it is gone: its last bytes may leave after its tunnel is over."""
 
-    __slots__ = ("_on_lost", "lost")
+    __slots__ = ("_on_lost", "_peek", "lost")
 
-    def __init__(self) -> None:
+    def __init__(self, hellos: Hellos) -> None:
         super().__init__()
         self.lost = False
         self._on_lost: Callable[[], None] | None = None
+        self._peek: HelloPeek | None = HelloPeek(self, hellos)
 
     def when_lost(self, call: Callable[[], None] | None) -> None:
         """Calls `call`, and nobody who was to be called before, once the connection is gone; now if it is.
@@ -72,7 +73,30 @@ class ClientLeg(TcpLeg):
         else:
             self._on_lost = call
 
+    def decided(self) -> None:
+        """Its hello is whole, or it is turned away."""
+        self._peek = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._peek is not None:
+            self._peek.begin()
+
+    def early_came(self, early: bytearray) -> None:
+        if self._peek is not None:
+            self._peek.look(early)
+        else:
+            super().early_came(early)
+
+    def eof_received(self) -> bool:
+        if self._peek is not None:
+            self._peek.cut_off()
+            return False
+        return super().eof_received()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._peek is not None:
+            self._peek.cut_off()
         self.lost = True
         super().connection_lost(exc)
         call, self._on_lost = self._on_lost, None
@@ -80,96 +104,108 @@ class ClientLeg(TcpLeg):
             call()
 
 
-class HelloPeek(asyncio.BufferedProtocol):
-    """Reads the hello of one accepted connection.
+class Hellos:
+    """What the connections of all listeners have in common until their hello is whole.
 
-    Calls `taken(leg, hello, started)`, or `refused(peer, started, error)` after the client has been told.
-    `started` is the loop's time of the accept in seconds. It is in the set `peeking` until then.
+    `admit(peer)` raises LimitError where a connection is not to be let in; it is reset. Then either
+    `taken(leg, peer, hello, started)` is called, or `refused(peer, started, error)` after the client has been
+    told. `started` is the loop's time of the accept in seconds, `peer` the client as host:port.
     """
-
-    _transport: asyncio.Transport
-    _timer: asyncio.TimerHandle
 
     def __init__(
         self,
         timeout_s: float,
-        peeking: set[HelloPeek],
-        taken: Callable[[ClientLeg, ClientHello, float], None],
+        *,
+        admit: Callable[[str], None] = lambda peer: None,
+        turned_away: Callable[[str, LimitError], None] = lambda peer, error: None,
+        taken: Callable[[ClientLeg, str, ClientHello, float], None],
         refused: Callable[[str, float, HboneError], None],
     ) -> None:
-        self._timeout_s = timeout_s
-        self._peeking = peeking
-        peeking.add(self)
-        self._taken = taken
-        self._refused = refused
-        self._data = bytearray()  # bounded: the parser decides within client_hello.MAX_PEEK_BYTES
-        self._over = False
-        self._started = 0.0
+        self.timeout_s = timeout_s
+        """How long a hello may take; may be changed at any time."""
+        self.peeking: set[HelloPeek] = set()
+        """Those that are admitted, and whose hello is not whole."""
+        self.admit = admit
+        self.turned_away = turned_away
+        self.taken = taken
+        self.refused = refused
+        self.loop = asyncio.get_running_loop()
+
+    def accepted(self) -> ClientLeg:
+        """The protocol of an accepted connection."""
+        return ClientLeg(self)
+
+
+class HelloPeek:
+    """Looks at what comes on one accepted connection until that is a whole hello. It is no protocol of its
+    own: to replace one costs a transport that reads two system calls."""
+
+    __slots__ = ("_hellos", "_leg", "_peer", "_started", "_timer")
+
+    _timer: asyncio.TimerHandle
+
+    def __init__(self, leg: ClientLeg, hellos: Hellos) -> None:
+        self._leg = leg
+        self._hellos = hellos
 
     @property
     def buffered_bytes(self) -> int:
-        """What has come of the hello."""
-        return len(self._data)
+        """What has come of the hello; bounded, for the parser decides within client_hello.MAX_PEEK_BYTES."""
+        return self._leg.buffered_bytes
 
-    def stop(self, error: HboneError) -> None:
-        """Refuses the connection, whatever has come of its hello."""
-        self._refuse(error)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        loop = asyncio.get_running_loop()
-        self._started = loop.time()
-        self._timer = loop.call_later(self._timeout_s, self._overdue)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return READ_BUFFER
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._data += READ_BUFFER[:nbytes]
+    def begin(self) -> None:
+        """The connection is there."""
+        leg, hellos = self._leg, self._hellos
+        peer = self._peer = leg.peer_name
         try:
-            hello = client_hello.parse(self._data)
+            hellos.admit(peer)
+        except LimitError as error:
+            leg.decided()
+            leg.abort()
+            hellos.turned_away(peer, error)
+            return
+        hellos.peeking.add(self)
+        self._started = hellos.loop.time()
+        self._timer = hellos.loop.call_later(hellos.timeout_s, self._overdue, hellos.timeout_s)
+
+    def look(self, data: bytearray) -> None:
+        """`data` is all that has come."""
+        try:
+            hello = client_hello.parse(data)
             if hello is None:
                 return
             if hello.server_name is None:
                 raise NoNameError("the ClientHello has no server name (SNI)")
         except ClientHelloError as error:
-            self._refuse(error)
+            self.stop(error)
             return
         self._decided()
-        leg = cast("ClientLeg", ClientLeg.over(self._transport, self._data))
-        self._taken(leg, hello, self._started)
+        self._hellos.taken(self._leg, self._peer, hello, self._started)
 
-    def eof_received(self) -> bool:
-        self._cut_off()
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cut_off()
-
-    def _overdue(self) -> None:
-        size = len(self._data)
-        self._refuse(
-            HelloTimeoutError(f"no whole ClientHello within {self._timeout_s:g} s, got {size} bytes")
-        )
-
-    def _cut_off(self) -> None:
-        if not self._data:
-            self._refuse(EmptyConnectionError("closed without a byte"))
+    def cut_off(self) -> None:
+        """No more will come."""
+        size = self._leg.early_bytes
+        if not size:
+            self.stop(EmptyConnectionError("closed without a byte"))
         else:
-            self._refuse(ClientHelloError(f"closed after {len(self._data)} bytes of a ClientHello"))
+            self.stop(ClientHelloError(f"closed after {size} bytes of a ClientHello"))
 
-    def _refuse(self, error: HboneError) -> None:
-        if self._over:
+    def stop(self, error: HboneError) -> None:
+        """Refuses the connection, whatever has come of its hello; nothing if that is decided."""
+        if self not in self._hellos.peeking:
             return
         self._decided()
-        peer = peer_of(self._transport)
-        turn_away(self._transport, error.alert)
-        self._refused(peer, self._started, error)
+        turn_away(self._leg.release(), error.alert)
+        self._hellos.refused(self._peer, self._started, error)
+
+    def _overdue(self, timeout_s: float) -> None:
+        size = self._leg.early_bytes
+        self.stop(HelloTimeoutError(f"no whole ClientHello within {timeout_s:g} s, got {size} bytes"))
 
     def _decided(self) -> None:
-        self._over = True
+        self._leg.decided()
         self._timer.cancel()
-        self._peeking.discard(self)
+        self._hellos.peeking.discard(self)
 
 
 def turn_away(transport: asyncio.Transport, alert: int | None) -> None:

@@ -159,10 +159,9 @@ class Tunnels:
         self._traceparents = _traceparents()
         self._loop = asyncio.get_running_loop()
 
-    def take(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
-        """Carries the connection of `leg`, admitted at the loop's time `started`, to its end."""
-        peer, name = leg.peer_name, hello.server_name or ""
-        tunnel = Tunnel(self, leg, peer, name, started, next(self._traceparents))
+    def take(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
+        """Carries the connection of `leg`, admitted from `peer` at the loop's time `started`, to its end."""
+        tunnel = Tunnel(self, leg, peer, hello.server_name or "", started, next(self._traceparents))
         self.open.add(tunnel)
         leg.when_lost(tunnel.client_gone)
         self._contain(tunnel, self._begin, tunnel, hello)

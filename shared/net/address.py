@@ -50,6 +50,11 @@ class Address:
         """Whether the host is an IP address, so that nothing is to be looked up."""
         return ":" in self.host or is_ipv4(self.host)
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is an IP address of this machine's own network (RFC 1122 section 3.2.1.3)."""
+        return self.host == "::1" or (self.host.startswith("127.") and is_ipv4(self.host))
+
     @classmethod
     def parse(cls, text: str) -> Address:
         """Reads `HOST:PORT`, `1.2.3.4:PORT` or `[IPV6]:PORT`.

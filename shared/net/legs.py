@@ -15,9 +15,9 @@ The rules:
    the other leg. This is the only back pressure, so a leg's buffer is bounded by its mark and what a paused
    leg may still push: one read of a socket, one window of an HTTP/2 stream.
 3. `write_eof` ends this leg's sending side after all that was written; receiving goes on.
-4. `close` gives everything written a chance to leave, then lets go of both sides; it pushes nothing more, and
-   what the peer still sends meanwhile is dropped. `abort` lets go at once and tells the peer that it was no
-   orderly end (RST, RST_STREAM).
+4. `close` gives everything written a chance to leave, ends the sending side if that is still open, and lets
+   go of both; it pushes nothing more, and what the peer still sends meanwhile is dropped. `abort` lets go at
+   once and tells the peer that it was no orderly end (RST, RST_STREAM).
 5. All calls are made on the event loop's thread; none blocks; none raises on a leg that is already gone.
 """
 

@@ -146,7 +146,7 @@ class OriginPool:
         for member in self.members:
             if member.room > 0:
                 stream = member.connection.open(headers)
-                member.keep_time()
+                member.count_streams()
                 return stream
         return None
 
@@ -155,8 +155,9 @@ class OriginPool:
         just failed."""
         room = 0
         for member in reversed(self.members):  # the youngest has most
-            room += max(0, member.room)
-            if room >= member.capacity // SPARE_PART:
+            left = max(0, member.room)
+            room += left
+            if room >= (member.connection.open_streams + left) // SPARE_PART:
                 return False
         return not self.backoff.left(self._loop.time())
 
@@ -252,7 +253,7 @@ class OriginPool:
                 if self._queue:
                     self._dial_more()
             self._queue.serve(self._open)
-            member.keep_time()
+            member.count_streams()
 
     def _lost(self, member: PooledConnection) -> None:
         if member in self.draining:  # else it never was one of ours

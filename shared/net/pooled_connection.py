@@ -110,8 +110,14 @@ class PooledConnection:
         """How many streams it takes in all."""
         return self.connection.open_streams + max(0, self.room)
 
+    def count_streams(self) -> None:
+        """To be called when a stream was opened or ended."""
+        has_streams = self._idle_since is None
+        if self._timer is None or has_streams != (self.connection.open_streams > 0):
+            self.keep_time()  # else nothing has come nearer
+
     def keep_time(self) -> None:
-        """To be called when a stream was opened or ended, and when the limits have changed."""
+        """To be called when the limits have changed."""
         if self.connection.open_streams:
             self._idle_since = None
         elif self._idle_since is None:

@@ -5,7 +5,8 @@ The rules, for each of the two directions on its own:
 1. Bytes go on in the order they came, before the end or failure that came after them.
 2. `ended` of one leg becomes `write_eof` of the other: TCP FIN, END_STREAM and close_notify stand for each
    other, and the other direction goes on.
-3. Once both directions have ended, both legs are closed and the tunnel is complete.
+3. Once both directions have ended, both legs are closed, which is the second's `write_eof`, and the tunnel is
+   complete.
 4. A leg that breaks before its `ended` has lost bytes, so the other is aborted: its peer must not take what
    it got for the whole.
 5. A leg that breaks after its `ended` has delivered everything and wants nothing more: that is complete too,
@@ -145,14 +146,14 @@ class Relay:
     def ended(self, leg: Leg) -> None:
         if self.over or self._ended is leg:
             return
+        if self._ended is not None:
+            self._complete()  # which ends what the other leg was sending
+            return
+        self._ended = leg
+        if not self._expired:
+            self._wait()
         if not self._expired or leg is self.downstream:  # else the downstream has had its end
             self._other(leg).write_eof()
-        if self._ended is None:
-            self._ended = leg
-            if not self._expired:
-                self._wait()
-        else:
-            self._complete()
 
     def failed(self, leg: Leg, error: HboneError) -> None:
         if self.over:

@@ -194,7 +194,7 @@ class Stream:
         self._held += len(self._early)
         self._early.clear()
         self.resume_reading()
-        unwanted = self._connection.session.client and not self._end_pending
+        unwanted = self._connection.session.client and not (self._end_pending or self._ended)
         if not self._end_pending:
             self.write_eof()
         if self.waiting:

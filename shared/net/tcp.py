@@ -12,7 +12,7 @@ from shared.errors import StreamResetError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import BULK_READ_BUFFER, BULK_READ_BYTES, READ_BUFFER, READ_BYTES
 from shared.net.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
-from shared.net.tcp_end import LastBytes, last_words, set_end
+from shared.net.tcp_end import LastBytes, close_if_taken, last_words, set_end
 from shared.net.tcp_end import reset as reset
 from shared.wire.frames import CANCEL
 
@@ -41,12 +41,15 @@ class TcpLeg(asyncio.BufferedProtocol):
         "_gone",
         "_paused",
         "_relay",
+        "_sock",
         "_transport",
     )
 
     _transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, sock: socket.socket | None = None) -> None:
+        """`sock` is what the transport is made of, if that is a socket of ours (`tcp_end.set_end`)."""
+        self._sock = sock
         self._relay: RelayEnd | None = None
         self._early = bytearray()  # received before join
         self._ended = False  # FIN came
@@ -56,15 +59,6 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._paused = False  # by the relay
         self._bulk_reads = 0  # the last ones, full and large, and one more; 0: the next read is a small one
         self._closing: LastBytes | None = None
-
-    @classmethod
-    def over(cls, transport: asyncio.Transport, early: Buffer) -> TcpLeg:
-        """Takes an open transport over from another protocol, with what that has already received."""
-        leg = cls()
-        leg._early += early
-        leg.connection_made(transport)
-        transport.set_protocol(leg)
-        return leg
 
     def release(self) -> asyncio.Transport:
         """Gives the transport away, to be ended by somebody else; the leg is gone."""
@@ -94,6 +88,16 @@ class TcpLeg(asyncio.BufferedProtocol):
         """The peer's address as host:port, for logs."""
         return peer_of(self._transport)
 
+    @property
+    def early_bytes(self) -> int:
+        """How much has come before it was joined."""
+        return len(self._early)
+
+    def early_came(self, early: bytearray) -> None:
+        """Something has come before it was joined, and is the last of `early`."""
+        if len(early) >= EARLY_BYTES:
+            self.pause_reading()
+
     # Leg.
 
     @property
@@ -103,7 +107,7 @@ class TcpLeg(asyncio.BufferedProtocol):
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
         if not self._gone:
-            set_end(self._transport, RESET_ON_CLOSE)
+            set_end(self._transport, RESET_ON_CLOSE, self._sock)
         if self._early:
             early, self._early = self._early, bytearray()
             self.resume_reading()
@@ -140,7 +144,10 @@ class TcpLeg(asyncio.BufferedProtocol):
             return
         self._gone = True
         self._relay = None  # which names us, and is over
-        self._closing = LastBytes(self._transport, peer_ended=self._ended)
+        transport = self._transport
+        if self._ended and not transport.is_closing() and close_if_taken(transport, self._sock):
+            return  # as most are
+        self._closing = LastBytes(transport, peer_ended=self._ended)
 
     def abort(self) -> None:
         if self._gone and (self._closing is None or self._transport.is_closing()):
@@ -169,8 +176,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         if self._closing is not None:
             return
         self._early += READ_BUFFER[:nbytes]
-        if len(self._early) >= EARLY_BYTES:
-            self.pause_reading()
+        self.early_came(self._early)
 
     def _plan_reads(self, nbytes: int) -> None:
         """After a full read: the next is a large one, if the far side keeps up; else we would hold it."""

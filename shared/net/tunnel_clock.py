@@ -79,7 +79,7 @@ class _Watched:
         self.moved_bytes = relay.sent_bytes + relay.received_bytes
         self.quiet_since = now
         self.lifetime_s = lifetime_s
-        self.resets_at = now + lifetime_s * random.uniform(1 - JITTER, 1)
+        self.resets_at = now + lifetime_s * random.uniform(1 - JITTER, 1) if lifetime_s else 0.0
 
 
 class TunnelClock:
@@ -90,6 +90,7 @@ class TunnelClock:
         self._idle_s = idle_s
         self.lifetime_s = lifetime_s
         """For tunnels to come."""
+        self._loop = asyncio.get_running_loop()
         self._watched: dict[Carrying, _Watched] = {}
         self._shortest_s = 0.0  # of all lifetimes so far
         self._sweep = Sweep(self._watched.values, self._look, interval_s=self._interval, done=self._rest)
@@ -112,7 +113,7 @@ class TunnelClock:
         if relay.over:
             return
         lifetime_s = self.lifetime_s if lifetime_s is None else lifetime_s
-        self._watched[relay] = _Watched(relay, asyncio.get_running_loop().time(), lifetime_s)
+        self._watched[relay] = _Watched(relay, self._loop.time(), lifetime_s)
         if lifetime_s and not 0 < self._shortest_s <= lifetime_s:
             self._shortest_s = lifetime_s
             self._sweep.stop()
@@ -145,7 +146,7 @@ class TunnelClock:
         relay = watched.relay
         if relay.over:
             return
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         moved = relay.sent_bytes + relay.received_bytes
         if moved != watched.moved_bytes:
             watched.moved_bytes = moved

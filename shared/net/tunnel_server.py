@@ -18,6 +18,7 @@ from shared.net.legs import Leg
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.stream import Stream
 from shared.net.tunnel_clock import TunnelClock
+from shared.tasks import spawn
 from shared.wire.events import Headers
 
 OK = 200
@@ -29,6 +30,8 @@ requests (google/rpc/code.proto), as nginx's log has."""
 INTERNAL = 500
 UNAVAILABLE = 503
 """The target cannot be connected; ztunnel's word for it, too."""
+
+_CONNECTED = ((b":status", str(OK).encode()),)
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class ServedTunnel:
         "_clock",
         "_finished",
         "_half_closed_timeout_s",
+        "_loop",
         "name",
         "record",
         "relay",
@@ -85,10 +89,11 @@ class ServedTunnel:
         self.relay: Relay | None = None
         """There while bytes may pass."""
         self.record: TunnelRecord | None = None
-        self.started = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self.started = self._loop.time()
         self._finished = finished
         self._half_closed_timeout_s = half_closed_timeout_s
-        self._carrying: asyncio.Task[object] | None = None
+        self._carrying: asyncio.Task[None] | None = None
         stream.on_gone = self._gone
 
     @property
@@ -96,15 +101,18 @@ class ServedTunnel:
         """What is held for both its ends."""
         return self.stream.buffered_bytes if self.relay is None else self.relay.buffered_bytes
 
-    async def carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
-        """Connects the target by `connect`, then says 200 and relays. Nothing is connected for a peer that
-        has left, and what is under way when it leaves is cancelled.
+    def carry(self, connect: Callable[[], Awaitable[Leg]], name: str) -> asyncio.Task[None]:
+        """Connects the target by `connect`, then says 200 and relays, in a task called `name` that ends then.
+        Nothing is connected for a peer that has left, and what is under way when it leaves is cancelled.
 
         `connect` has a deadline of its own, and raises DialError (503) or RefusedError (401).
         """
+        self._carrying = spawn(self._carry(connect), name=name)
+        return self._carrying
+
+    async def _carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
         if self.record is not None:
-            return
-        self._carrying = asyncio.current_task()
+            return  # refused meanwhile
         try:
             leg = await connect()
         except DialError as error:
@@ -123,7 +131,7 @@ class ServedTunnel:
             leg.abort()
             return
         self.stream.on_gone = None
-        self.stream.respond([(b":status", str(OK).encode())])
+        self.stream.respond(_CONNECTED)
         relay = self.relay = Relay(
             self.stream, leg, self._over, half_closed_timeout_s=self._half_closed_timeout_s
         )
@@ -148,8 +156,9 @@ class ServedTunnel:
     def _gone(self, error: StreamResetError) -> None:
         if self.record is None:
             self._end(GONE, DOWNSTREAM_RESET, error)
-            if self._carrying is not None:
-                self._carrying.cancel()
+            carrying, self._carrying = self._carrying, None  # it may not have begun
+            if carrying is not None:
+                carrying.cancel()
 
     def _over(self, relay: Relay) -> None:
         if self._clock is not None:
@@ -166,7 +175,7 @@ class ServedTunnel:
             self.name,
             self.target,
             status,
-            asyncio.get_running_loop().time() - self.started,
+            self._loop.time() - self.started,
             flag,
             relay.sent_bytes if relay else 0,
             relay.received_bytes if relay else 0,

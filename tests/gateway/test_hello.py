@@ -13,7 +13,7 @@ from gateway.hello import (
     ALERT_LINGER_S,
     ClientLeg,
     EmptyConnectionError,
-    HelloPeek,
+    Hellos,
     HelloTimeoutError,
     NoNameError,
     turn_away,
@@ -55,7 +55,7 @@ class Refused:
     error: HboneError
 
 
-class WatchedPeek(HelloPeek):
+class WatchedLeg(ClientLeg):
     """Says when it has looked at what came."""
 
     reads: asyncio.Queue[int]
@@ -69,20 +69,20 @@ class Port:
     """A port whose connections are peeked at."""
 
     def __init__(self) -> None:
-        self.timeout_s = float(PATIENCE_S)
-        self.peeking: set[HelloPeek] = set()
+        self.hellos = Hellos(PATIENCE_S, taken=self._taken, refused=self._refused)
         self.outcomes: asyncio.Queue[Taken | Refused] = asyncio.Queue()
         self.reads: asyncio.Queue[int] = asyncio.Queue()
         self.port = 0
         self._clients: list[TcpPeer] = []
         self._legs: list[ClientLeg] = []
 
-    def peek(self) -> HelloPeek:
-        peek = WatchedPeek(self.timeout_s, self.peeking, self._taken, self._refused)
-        peek.reads = self.reads
-        return peek
+    def accepted(self) -> ClientLeg:
+        leg = WatchedLeg(self.hellos)
+        leg.reads = self.reads
+        return leg
 
-    def _taken(self, leg: ClientLeg, hello: ClientHello, started: float) -> None:
+    def _taken(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
+        assert leg.peer_name == peer
         self._legs.append(leg)
         self.outcomes.put_nowait(Taken(leg, hello, started))
 
@@ -123,7 +123,7 @@ class Port:
 @pytest.fixture
 async def port() -> AsyncIterator[Port]:
     port = Port()
-    listener = await listen(Address("127.0.0.1", 0), port.peek, purpose="test")
+    listener = await listen(Address("127.0.0.1", 0), port.accepted, purpose="test")
     port.port = bound_address(listener).port
     yield port
     listener.close()
@@ -279,7 +279,7 @@ async def test_a_name_is_needed(port: Port) -> None:
 
 
 async def test_a_silent_client_is_closed(port: Port) -> None:
-    port.timeout_s = SHORT_S
+    port.hellos.timeout_s = SHORT_S
     client = await port.client()
     assert await client.rest() == b""
     refused = await port.refused()
@@ -289,7 +289,7 @@ async def test_a_silent_client_is_closed(port: Port) -> None:
 
 
 async def test_the_deadline_is_for_the_whole_hello(port: Port) -> None:
-    port.timeout_s = SHORT_S
+    port.hellos.timeout_s = SHORT_S
     client = await port.client()
     for byte in hello():
         client.send_soon(bytes((byte,)))
@@ -306,10 +306,10 @@ async def test_the_deadline_is_for_the_whole_hello(port: Port) -> None:
 async def test_a_peek_can_be_stopped(port: Port) -> None:
     client = await port.client(hello()[:100])
     await port.read()
-    [peek] = port.peeking
+    [peek] = port.hellos.peeking
     error = TokenError("enough")
     peek.stop(error)
-    assert port.peeking == set()
+    assert port.hellos.peeking == set()
     assert (await port.refused()).error is error
     assert await client.rest() == INTERNAL_ERROR
     peek.stop(error)
@@ -321,7 +321,7 @@ async def test_a_peek_is_over_with_its_outcome(port: Port) -> None:
     await port.taken()
     await port.client(b"no hello")
     await port.refused()
-    assert port.peeking == set()
+    assert port.hellos.peeking == set()
 
 
 async def test_a_leg_tells_when_it_is_gone(port: Port) -> None:

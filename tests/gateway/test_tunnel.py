@@ -14,7 +14,7 @@ import pytest
 
 from gateway.admission import Admission
 from gateway.forward import Forward
-from gateway.hello import HelloPeek
+from gateway.hello import Hellos
 from gateway.limit_settings import Limits
 from gateway.routes import RouteTable, Target
 from gateway.token_sources import TokenSources
@@ -428,12 +428,8 @@ async def test_a_fault_of_ours_costs_one_connection(
         TunnelClock(),
         forward=Forward(PATIENCE_S, most_pipes=0),
     )
-    peeking: set[HelloPeek] = set()
-
-    def peek() -> HelloPeek:
-        return HelloPeek(PATIENCE_S, peeking, tunnels.take, lambda *_: None)
-
-    listener = await listen(Address("127.0.0.1", 0), peek, purpose="test")
+    hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
+    listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
     async with TcpPeer.connected(bound_address(listener).port) as client:
         await client.send(hello())
         assert await client.rest() == INTERNAL_ERROR

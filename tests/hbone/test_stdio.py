@@ -22,6 +22,7 @@ from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import READ_BYTES
 from shared.net.relay import Relay
 from tests.hbone.descriptors import Descriptors, read, readable
+from tests.shared.net.loopback import until
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 MIB = 1 << 20
@@ -60,11 +61,8 @@ async def tunnel(input_fd: int, output_fd: int, *, early: bytes = b"") -> AsyncI
         upstream = await dial(Address("127.0.0.1", server.port), PATIENCE_S)
         far = await server.accept()
         if early:
-            keeper = Keeper()
-            upstream.join(keeper)
             await far.send(early)
-            await keeper.has(len(early))
-            upstream = type(upstream).over(upstream.release(), bytes(keeper.data))
+            await until(lambda: upstream.early_bytes == len(early))
         over = asyncio.Event()
         leg = StdioLeg(input_fd, output_fd)
         relay = Relay(leg, upstream, lambda _: over.set())

@@ -13,7 +13,15 @@ import pytest
 
 from shared import tasks
 from shared.errors import HboneError, TokenError
-from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource, claims_of, describe
+from shared.identity.tokens import (
+    LOOK_AGAIN_S,
+    FileToken,
+    MetadataToken,
+    NoToken,
+    TokenSource,
+    claims_of,
+    describe,
+)
 from tests.support.metadata_server import (
     PATIENCE_S,
     Answer,
@@ -109,15 +117,31 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 async def test_a_file_is_at_hand_while_it_is_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
-    tokens: TokenSource = FileToken(file)
+    now = 1000.0
+    tokens: TokenSource = FileToken(file, monotonic=lambda: now)
     assert tokens.at_hand() is None
     await tokens.token()
     assert tokens.at_hand() == "first"
     file.write_text("another")
+    assert tokens.at_hand() == "first", "which has just been looked at"
+    now += LOOK_AGAIN_S
     assert tokens.at_hand() is None
     assert await tokens.token() == tokens.at_hand() == "another"
     file.unlink()
+    now += LOOK_AGAIN_S
     assert tokens.at_hand() is None
+
+
+async def test_a_file_is_looked_at_again_once_its_token_was_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first")
+    tokens: TokenSource = FileToken(file, monotonic=lambda: 1000.0)
+    await tokens.token()
+    assert tokens.at_hand() == "first"
+    file.write_text("another")
+    tokens.invalidate("first")
+    assert tokens.at_hand() is None
+    assert await tokens.token() == tokens.at_hand() == "another"
 
 
 async def test_a_minted_token_is_at_hand_until_it_is_renewed() -> None:

@@ -111,3 +111,13 @@ def test_every_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, por
     assert Address.parse(str(address)) == address
     assert address.is_ip
     assert not Address(f"host{port}", port).is_ip
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1"])
+def test_loopback(host: str) -> None:
+    assert Address(host, 1).is_loopback
+
+
+@pytest.mark.parametrize("host", ["128.0.0.1", "localhost", "127.example", "::2", "10.127.0.1"])
+def test_not_loopback(host: str) -> None:
+    assert not Address(host, 1).is_loopback

@@ -109,6 +109,21 @@ async def test_dial() -> None:
     await app.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_to_loopback_the_connection_is_there_at_once(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        leg = await dial(Address(host, server.getsockname()[1]), timeout_s=0)  # no time is needed
+        await over(leg)
+
+
+async def test_what_loopback_does_not_take_at_once_has_its_time() -> None:
+    with full_backlog() as port:
+        assert await refused(Address("127.0.0.1", port), 0.1) == (
+            f"connect to 127.0.0.1:{port}: no answer within 0.1 s"
+        )
+
+
 async def test_small_writes_are_not_held_back() -> None:
     app = App()
     leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)

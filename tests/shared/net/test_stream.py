@@ -364,6 +364,16 @@ async def test_a_client_just_lets_go() -> None:
     assert await line.sent() == ["DATA 1 b'x'", "DATA 1 b'' END", "RST_STREAM 1 CANCEL"]
 
 
+async def test_a_client_whose_peer_has_ended_ends_likewise() -> None:
+    line, stream = client()
+    joined(stream)
+    line.get(headers(1, OK), data(1, b"", end=True))
+    stream.write(b"x")
+    stream.close()
+    assert await line.sent() == ["DATA 1 b'x'", "DATA 1 b'' END"], "no RST_STREAM, nothing is unwanted"
+    assert stream.over
+
+
 @hasty
 async def test_a_client_that_has_ended_lets_the_end_arrive() -> None:
     """A proxy that gets RST_STREAM right behind it drops what it has not passed on."""

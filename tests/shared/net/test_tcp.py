@@ -19,7 +19,7 @@ from shared.net.tcp import (
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import Seen, Wire
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, joined, until
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, dialled, joined, until
 
 MIB = 1 << 20
 UNREAD_MIB = 32
@@ -340,40 +340,7 @@ async def test_nothing_raises_between_a_failed_write_and_the_news_of_it(method: 
         assert len(seen.story) <= 1
 
 
-# Taking over, giving away.
-
-
-class Greeter(asyncio.Protocol):
-    """Takes the first bytes of a connection, and then makes a leg of it."""
-
-    def __init__(self, legs: list[TcpLeg]) -> None:
-        self._legs = legs
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._legs.append(TcpLeg.over(self._transport, data))  # type: ignore[arg-type]  # uvloop's is a Transport
-
-
-async def test_over_keeps_what_was_read_before() -> None:
-    legs: list[TcpLeg] = []
-    server = await asyncio.get_running_loop().create_server(lambda: Greeter(legs), "127.0.0.1", 0)
-    peer = await Peer.connect(server.sockets[0].getsockname()[1])
-    await peer.send(b"hello")
-    await until(lambda: bool(legs))
-    (leg,) = legs
-    assert leg.peer_name == address_text(peer.sock.getsockname())
-    await peer.send(b" again")
-    await until(lambda: len(leg._early) == 11)
-    seen = joined(leg)
-    assert seen.story == [b"hello again"]
-    leg.write(b"x")
-    assert await peer.read(1) == b"x"
-    leg.close()
-    assert await peer.ended() == FIN
-    await peer.close()
-    server.close()
+# Giving away.
 
 
 async def test_release_gives_the_transport_away() -> None:

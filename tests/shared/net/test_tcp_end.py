@@ -9,11 +9,14 @@ import struct
 import pytest
 
 from shared.net.read_buffer import READ_BYTES
+from shared.net.tcp import TcpLeg
 from shared.net.tcp_end import (
+    FIN_ON_CLOSE,
     LAST_BYTES_TIMEOUT_S,
     LINGER_S,
     LONGEST_LOOK_S,
     RESET_ON_CLOSE,
+    close_if_taken,
     last_bytes_left,
     reset,
 )
@@ -115,6 +118,51 @@ async def test_a_reader_of_1_kib_a_second_gets_everything() -> None:
 async def _some(peer: Peer, count: int) -> bytes:
     async with asyncio.timeout(3600):
         return await asyncio.get_running_loop().sock_recv(peer.sock, count)
+
+
+# The quick end, of a peer that has ended too.
+
+
+def lingers(leg: TcpLeg) -> bytes:
+    sock = leg._transport.get_extra_info("socket")
+    return bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, len(RESET_ON_CLOSE)))
+
+
+async def test_close_alone_says_fin_and_loses_nothing() -> None:
+    async with dialled() as (leg, peer):
+        joined(leg)
+        peer.fin()
+        await until(lambda: leg._ended)
+        leg.write(b"all")
+        leg.close()
+        assert leg._transport.is_closing()
+        assert lingers(leg) == FIN_ON_CLOSE
+        assert await peer.ended() == FIN
+        assert peer.received == b"all"
+
+
+async def test_once_both_ends_were_taken_the_kernel_is_told_nothing_more() -> None:
+    async with dialled() as (leg, peer):
+        joined(leg)
+        leg.write_eof()
+        assert await peer.ended() == FIN
+        peer.fin()
+        await until(lambda: leg._ended)
+        leg.close()
+        assert leg._transport.is_closing()
+        assert lingers(leg) == RESET_ON_CLOSE, "which has nobody left to reset"
+
+
+async def test_what_is_not_taken_is_not_left_to_the_kernel() -> None:
+    async with dialled() as (leg, peer):
+        joined(leg)
+        peer.fin()
+        await until(lambda: leg._ended)
+        leg.write(bytes(UNREAD_MIB * MIB))
+        assert not close_if_taken(leg._transport, leg._sock)
+        assert not leg._transport.is_closing()
+        assert lingers(leg) == RESET_ON_CLOSE
+        leg.abort()
 
 
 # What the peer said before it broke off.

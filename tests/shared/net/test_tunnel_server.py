@@ -16,7 +16,6 @@ from shared.net.legs import Leg
 from shared.net.listen import bound_address, listen
 from shared.net.stream import Stream
 from shared.net.tunnel_server import GONE, ServedTunnel
-from shared.tasks import spawn
 from shared.wire.frames import CANCEL
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
@@ -37,7 +36,7 @@ class Server:
 
     def take(self, stream: Stream) -> None:
         self.tunnel = ServedTunnel(stream, "name", Address("target", 1), self._finished)
-        self.task = spawn(self.tunnel.carry(self.connect), name="tunnel")
+        self.task = self.tunnel.carry(self.connect, "tunnel")
 
     async def ended(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
