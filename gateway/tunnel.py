@@ -22,7 +22,7 @@ from gateway.forward import Forward
 from gateway.hello import ClientGoneError, ClientLeg, turn_away
 from gateway.opening import Opening
 from gateway.reverse import OK, ReverseListener
-from gateway.routes import RouteTable, Target
+from gateway.routes import MAX_CACHED_TARGETS, RouteTable, Target
 from gateway.upstream import Upstreams
 from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, LimitError, StatusError
 from shared.net.address import Address
@@ -157,6 +157,7 @@ class Tunnels:
         self._clock = clock
         self._changed = changed
         self._traceparents = _traceparents()
+        self._names: dict[str, str] = {}  # what clients asked for: a name is kept once, not for each tunnel
         self._loop = asyncio.get_running_loop()
 
     def take(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
@@ -190,6 +191,9 @@ class Tunnels:
     def _begin(self, tunnel: Tunnel, hello: ClientHello) -> None:
         try:
             target = tunnel.target = self.routes.find(tunnel.sni)
+            if len(self._names) >= MAX_CACHED_TARGETS:
+                self._names.clear()
+            tunnel.sni = self._names.setdefault(tunnel.sni, tunnel.sni)
             route = self.routes.routes[target.route]
             tunnel.route = route.host
             tunnel.lifetime_s = route.lifetime_s(self._clock.lifetime_s)

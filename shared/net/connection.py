@@ -101,6 +101,8 @@ class Connection(asyncio.BufferedProtocol):
         self.session = Session(client=client, limits=limits)
         self.congested = False
         self.lost = False
+        self.flush_planned = False
+        """What the session has to send goes out at the end of this turn."""
         self.has_answered = False
         """A client's owner has had an answer here: if it breaks, it was a good one once."""
         self.peer_name = "unknown"
@@ -111,7 +113,6 @@ class Connection(asyncio.BufferedProtocol):
         self._on_change = on_change
         self._on_lost = on_lost
         self._waiting: dict[Stream, None] = {}  # in the order in which they began to wait
-        self._flush_planned = False
         self._closing = False
         self._ended = False  # nothing more can be written
         self._close_watch: CloseWatch | None = None
@@ -208,8 +209,8 @@ class Connection(asyncio.BufferedProtocol):
         """What the session has to send goes out at the end of this turn, or now if it is a lot."""
         if self.session.pending_bytes >= READ_BYTES:
             self._flush()
-        elif not self._flush_planned:
-            self._flush_planned = True
+        elif not self.flush_planned:
+            self.flush_planned = True
             self._loop.call_soon(self._flush)
 
     def consumed(self, state: StreamState, count: int) -> None:
@@ -351,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
         for state, data in received.items():
             owner = state.owner
             if owner is not None:  # else it was reset by what came before in this very read
-                owner.on_data(b"".join(pieces[state]) if state in pieces else data)
+                owner.on_data(b"".join(pieces[state]) if pieces and state in pieces else data)
         received.clear()
         pieces.clear()
 
@@ -435,7 +436,7 @@ class Connection(asyncio.BufferedProtocol):
     # Writing.
 
     def _flush(self) -> None:
-        self._flush_planned = False
+        self.flush_planned = False
         if self._transport is not None:
             data = self.session.data_to_send()
             if data and not (self.lost or self._ended):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from shared.net.connection import Connection
     from shared.wire.session import StreamState
 
+SMALL_BYTES = 1024
+"""What is sent up to this size goes out with whatever else does at the end of the turn, without a look at how
+much that is."""
+
 LINGER_S = 1.0
 """How long after our end the peer may take to its own before it is told to stop. RFC 9113 section 8.1 has it
 keep a response in any case, but curl loses it to a RST_STREAM while it is still sending; and a proxy that
@@ -53,19 +57,19 @@ class Stream:
         "_response",
         "_state",
         "_trailers_pending",
+        "_waiting",
         "bodiless",
         "headers",
         "on_gone",
         "on_response",
         "trailers",
-        "waiting",
     )
 
     def __init__(self, connection: Connection, state: StreamState) -> None:
         self._connection = connection
         self._state = state
         self._relay: RelayEnd | None = None
-        self._early = bytearray()  # received before join; the stream's window bounds it
+        self._early: bytearray | None = None  # received before join; the stream's window bounds it
         self._ended = False  # the peer has finished sending, and all it sent has been pushed or is in _early
         self._error: StreamResetError | None = None  # how it broke before join
         self._held = 0  # given to the relay while it had us paused; credited when it resumes
@@ -76,7 +80,7 @@ class Stream:
         self._closed = False  # what still comes is dropped
         self._trailers_pending: Headers | None = None
         self._response: asyncio.Future[int] | None = None
-        self.waiting = bytearray()  # given to `write` while there was no room
+        self._waiting: bytearray | None = None  # given to `write` while there was no room
         self.headers: Headers = ()
         self.bodiless = False
         self.trailers: Headers | None = None
@@ -102,6 +106,11 @@ class Stream:
     def connection(self) -> Connection:
         """The connection that carries it."""
         return self._connection
+
+    @property
+    def waiting(self) -> bytes | bytearray:
+        """What was given to `write` while there was no room."""
+        return self._waiting or b""
 
     # The HTTP side: a client's response, a server's answer.
 
@@ -139,12 +148,12 @@ class Stream:
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self.waiting) + len(self._early)  # `_held` was given away: the other leg counts it
+        return len(self.waiting) + len(self._early or b"")  # `_held` was given away: the other leg counts it
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
         if self._early:
-            early, self._early = self._early, bytearray()
+            early, self._early = self._early, None
             relay.received(self, early)
             if self._paused:
                 self._held += len(early)
@@ -158,25 +167,30 @@ class Stream:
             relay.failed(self, self._error)
 
     def write(self, data: Buffer) -> None:
-        waiting = self.waiting
-        if waiting or self._full:
-            waiting += data
+        if self._waiting or self._full:
+            self._keep(data)
             return
         connection = self._connection
         # A large read waits here where others have left enough unsent; what is small goes out at once.
         held_up = connection.congested and len(data) > READ_BYTES and not self._state.over
         sent = 0 if held_up else connection.session.send_data(self._state, data)
-        if sent:
+        if sent > SMALL_BYTES or (sent and not connection.flush_planned):
             connection.flush_soon()
         if sent < len(data):
-            waiting += memoryview(data)[sent:]
+            self._keep(memoryview(data)[sent:])
             self._wait()
         elif connection.congested:
             self._wait()
 
+    def _keep(self, data: Buffer) -> None:
+        if self._waiting is None:
+            self._waiting = bytearray(data)
+        else:
+            self._waiting += data
+
     def write_eof(self) -> None:
         self._end_pending = True
-        if not self.waiting:
+        if not self._waiting:
             self._send_end()
 
     def pause_reading(self) -> None:
@@ -191,13 +205,13 @@ class Stream:
     def close(self) -> None:
         self._closed = True
         self._relay = None
-        self._held += len(self._early)
-        self._early.clear()
+        self._held += len(self._early or b"")
+        self._early = None
         self.resume_reading()
         unwanted = self._connection.session.client and not (self._end_pending or self._ended)
         if not self._end_pending:
             self.write_eof()
-        if self.waiting:
+        if self._waiting:
             self._close_pending = True
             self._watch_close()
         elif unwanted:  # a response that we do not want, and nothing of ours is on its way
@@ -234,6 +248,8 @@ class Stream:
                 self._connection.session.consumed(self._state, len(data))
         elif self._closed:
             self._connection.consumed(self._state, len(data))
+        elif self._early is None:
+            self._early = bytearray(data)
         else:
             self._early += data
 
@@ -245,7 +261,7 @@ class Stream:
     def on_broken(self, error: StreamResetError) -> None:
         """RST_STREAM came, or the connection is lost."""
         self._error = error
-        self.waiting.clear()
+        self._waiting = None
         if self._response is not None and not self._response.done():
             self._response.set_exception(error)
         if self._relay is not None:
@@ -256,12 +272,13 @@ class Stream:
 
     def on_room(self) -> bool:
         """A window opened, or the connection has room again: sends what waits. True if nothing is left."""
-        waiting = self.waiting
+        waiting = self._waiting
         if waiting:
             sent = self._connection.session.send_data(self._state, waiting)
             del waiting[:sent]
             if waiting:
                 return False
+            self._waiting = None
             if self._end_pending:
                 self._send_end()
             if self._close_pending:

@@ -51,7 +51,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         """`sock` is what the transport is made of, if that is a socket of ours (`tcp_end.set_end`)."""
         self._sock = sock
         self._relay: RelayEnd | None = None
-        self._early = bytearray()  # received before join
+        self._early: bytearray | None = None  # received before join
         self._ended = False  # FIN came
         self._error: StreamResetError | None = None  # how it broke before join
         self._full = False
@@ -80,8 +80,8 @@ class TcpLeg(asyncio.BufferedProtocol):
         sock.setblocking(False)
         self._gone = True
         self._transport.abort()  # closes its own descriptor, of which the peer hears nothing
-        early, self._early = self._early, bytearray()
-        return sock, early
+        early, self._early = self._early, None
+        return sock, early or bytearray()
 
     @property
     def peer_name(self) -> str:
@@ -91,7 +91,7 @@ class TcpLeg(asyncio.BufferedProtocol):
     @property
     def early_bytes(self) -> int:
         """How much has come before it was joined."""
-        return len(self._early)
+        return len(self._early or b"")
 
     def early_came(self, early: bytearray) -> None:
         """Something has come before it was joined, and is the last of `early`."""
@@ -102,14 +102,14 @@ class TcpLeg(asyncio.BufferedProtocol):
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._early) + self._transport.get_write_buffer_size()
+        return self.early_bytes + self._transport.get_write_buffer_size()
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
         if not self._gone:
             set_end(self._transport, RESET_ON_CLOSE, self._sock)
         if self._early:
-            early, self._early = self._early, bytearray()
+            early, self._early = self._early, None
             self.resume_reading()
             relay.received(self, early)
         if self._full:
@@ -175,8 +175,15 @@ class TcpLeg(asyncio.BufferedProtocol):
             return
         if self._closing is not None:
             return
-        self._early += READ_BUFFER[:nbytes]
-        self.early_came(self._early)
+        self.early_came(self._keep_early(READ_BUFFER[:nbytes]))
+
+    def _keep_early(self, data: Buffer) -> bytearray:
+        early = self._early
+        if early is None:
+            early = self._early = bytearray(data)
+        else:
+            early += data
+        return early
 
     def _plan_reads(self, nbytes: int) -> None:
         """After a full read: the next is a large one, if the far side keeps up; else we would hold it."""
@@ -212,7 +219,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         if words is not None:
             self._ended = True
             if self._relay is None:
-                self._early += words
+                self._keep_early(words)
             else:
                 self._relay.received(self, words)
                 self._relay.ended(self)

@@ -14,6 +14,9 @@ from shared.wire.session_limits import SessionLimits
 from shared.wire.stream_sender import StreamSender
 from shared.wire.stream_state import NO_LENGTH, End, StreamState
 
+_HEADER_BYTES = frames.HEADER_BYTES
+_unpack_from = frames.SHORT_HEADER.unpack_from
+
 SMALL_BYTES = 1024
 """DATA frames up to this size that follow each other on a stream become one event: copying them together
 costs less than the relay's write for each (0.4 µs a frame against 7)."""
@@ -33,41 +36,46 @@ class DataReceiver(StreamSender):
     # What the scanner tells.
 
     def take_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
-        """The way of most DATA frames: whole, without flags, on a stream that may receive it. Small ones that
-        follow on the same stream go with it."""
-        stream = self.streams.get(stream_id)
-        end = at + frames.HEADER_BYTES + length
-        size = len(data)
-        if stream is None or stream.remote_ended or stream.body_left != NO_LENGTH or self._in_headers:
+        """The way of most DATA frames: whole, without flags, on streams that may receive them; as many as
+        there are. Small ones that follow on the same stream go with it."""
+        if self._in_headers:
             return 0
-        allowed = min(stream.receive_window, self._receive_window)
-        if not 0 < length <= allowed or end > size:
-            return 0
-        payload = data[at + frames.HEADER_BYTES : end]
-        taken = length
-        if length <= SMALL_BYTES:
+        begin, size = at, len(data)
+        largest = self.limits.max_frame_bytes
+        while True:
+            stream = self.streams.get(stream_id)
+            if stream is None or stream.remote_ended or stream.body_left != NO_LENGTH:
+                break
+            # `min(stream.receive_window, self._receive_window)`, but for the call.
+            allowed = stream.receive_window
+            if allowed > self._receive_window:
+                allowed = self._receive_window
+            end = at + _HEADER_BYTES + length
+            if not 0 < length <= allowed or length > largest or end > size:
+                break
+            payload = data[at + _HEADER_BYTES : end]
+            taken, small = length, length <= SMALL_BYTES
             joined: bytearray | None = None
-            last = size - frames.HEADER_BYTES
-            while end < last:
-                high, low, kind_and_flags, number = frames.SHORT_HEADER.unpack_from(data, end)
-                more = high << 8 | low
-                begin = end + frames.HEADER_BYTES
-                if kind_and_flags or number != stream_id or not 0 < more <= SMALL_BYTES:
+            kind_and_flags, last_stream_id = 0, stream_id
+            while (at := end) + _HEADER_BYTES <= size:
+                high, low, kind_and_flags, stream_id = _unpack_from(data, at)
+                length = high << 8 | low
+                if not small or stream_id != last_stream_id or kind_and_flags or not 0 < length <= SMALL_BYTES:
                     break
-                if begin + more > size or taken + more > allowed:
+                end = at + _HEADER_BYTES + length
+                if end > size or taken + length > allowed:
                     break
                 if joined is None:
                     joined = bytearray(payload)
-                end = begin + more
-                joined += data[begin:end]
-                taken += more
-            if joined is not None:
-                payload = memoryview(joined)
-        stream.receive_window -= taken
-        self._receive_window -= taken
-        stream.held += taken
-        self._events.append(DataReceived(stream, payload))
-        return end
+                joined += data[at + _HEADER_BYTES : end]
+                taken += length
+            stream.receive_window -= taken
+            self._receive_window -= taken
+            stream.held += taken
+            self._events.append(DataReceived(stream, payload if joined is None else memoryview(joined)))
+            if kind_and_flags or at + _HEADER_BYTES > size:
+                break
+        return at if at > begin else 0
 
     def take_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
         """Any other DATA frame; `padding` counts its length field too."""

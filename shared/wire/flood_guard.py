@@ -70,7 +70,7 @@ class FloodError(Exception):
 class FloodGuard:
     """Counts for one connection; every method raises FloodError when a budget is used up."""
 
-    __slots__ = ("_control", "_empty", "_header_bytes", "_limits", "_resets", "_updates")
+    __slots__ = ("_control", "_empty", "_header_bytes", "_limits", "_resets", "_updates", "data_frames")
 
     def __init__(self, limits: FloodLimits) -> None:
         self._limits = limits
@@ -79,16 +79,17 @@ class FloodGuard:
         self._empty = Budget(limits.empty_data, limits.empty_data_per_s)
         self._updates = Budget(limits.window_updates, 0)
         self._header_bytes = 0
-
-    def data_sent(self, frame_count: int) -> None:
-        """We have sent DATA frames, which call for WINDOW_UPDATEs."""
-        self._updates.earn(frame_count * self._limits.window_updates_per_data_frame)
+        self.data_frames = 0
+        """DATA frames that we have sent, which call for WINDOW_UPDATEs, since one came; whoever sends them
+        counts them here."""
 
     def control_frame(self, kind: int, flags: int, length: int, now: float) -> None:
         """A frame that is no DATA has come; `length` is its payload's in bytes, `now` in seconds."""
         if kind in (frames.HEADERS, frames.CONTINUATION):
             self._header_block(kind, length)
         elif kind == frames.WINDOW_UPDATE:
+            self._updates.earn(self.data_frames * self._limits.window_updates_per_data_frame)
+            self.data_frames = 0
             if not self._updates.spend(now):
                 raise FloodError("too many WINDOW_UPDATE frames")
         elif kind != frames.RST_STREAM:

@@ -20,6 +20,7 @@ class StreamTable:
 
     __slots__ = (
         "_credit",
+        "_credit_mark",
         "_events",
         "_guard",
         "_last_taken",
@@ -30,6 +31,7 @@ class StreamTable:
         "_past",
         "_peer",
         "_receive_window",
+        "_stream_credit_mark",
         "broken",
         "client",
         "goaway_received",
@@ -49,6 +51,9 @@ class StreamTable:
         self.send_window = FIRST_WINDOW
         self._receive_window = self.limits.connection_window_bytes
         self._credit = 0  # consumed bytes of the connection that we have not yet told the peer about
+        # Half a window: often enough that a fast peer never waits, rare enough to cost nothing.
+        self._credit_mark = (self.limits.connection_window_bytes + 1) // 2
+        self._stream_credit_mark = (self.limits.stream_window_bytes + 1) // 2
         self._peer = PeerSettings()
         self._newest = -1  # the highest number that a client has used: ours, or the peer's
         self._past = PastStreams()
@@ -91,12 +96,14 @@ class StreamTable:
             stream.held -= count
             if not stream.remote_ended:
                 stream.credit += count
-                # Half a window: often enough that a fast peer never waits, rare enough to cost nothing.
-                if stream.credit * 2 >= self.limits.stream_window_bytes and not self.broken:
+                if stream.credit >= self._stream_credit_mark and not self.broken:
                     self._out += frames.window_update(stream.id, stream.credit)
                     stream.receive_window += stream.credit
                     stream.credit = 0
-            self._return_credit(count)
+            # `_return_credit`, but for the call: this is done for every read of every stream.
+            self._credit += count
+            if self._credit >= self._credit_mark:
+                self._return_credit(0)
 
     def goaway(self, code: int = frames.NO_ERROR) -> None:
         """Tells the peer that no new stream is taken; open ones go on."""
@@ -174,7 +181,7 @@ class StreamTable:
 
     def _return_credit(self, count: int) -> None:
         self._credit += count
-        if self._credit * 2 >= self.limits.connection_window_bytes and not self.broken:
+        if self._credit >= self._credit_mark and not self.broken:
             self._out += frames.window_update(0, self._credit)
             self._receive_window += self._credit
             self._credit = 0

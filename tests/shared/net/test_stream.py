@@ -439,7 +439,7 @@ async def test_nothing_raises_on_a_stream_that_is_gone(how: str) -> None:
     if how == "reset":
         line.get(reset(1, frames.CANCEL))
     elif how == "ended":
-        stream.waiting.clear()
+        stream._waiting = None
         stream.write_eof()
         line.get(headers(1, OK, end=True))
     elif how == "connection lost":

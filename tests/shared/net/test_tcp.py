@@ -70,7 +70,7 @@ async def test_what_comes_before_join_is_kept() -> None:
 async def test_a_reset_before_join() -> None:
     async with dialled() as (leg, peer):
         await peer.send(b"early")
-        await until(lambda: bool(leg._early))
+        await until(lambda: leg.early_bytes > 0)
         await peer.rst()
         await until(lambda: leg._error is not None)
         assert joined(leg).story == [b"early", f"failed: {leg._error}"]
@@ -91,10 +91,10 @@ async def test_an_end_and_a_reset_before_join() -> None:
 async def test_what_is_kept_before_join_is_bounded() -> None:
     async with dialled() as (leg, peer):
         peer.send_soon(bytes(UNREAD_MIB * MIB))
-        await until(lambda: len(leg._early) >= EARLY_BYTES)
+        await until(lambda: leg.early_bytes >= EARLY_BYTES)
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(leg._early) < EARLY_BYTES + READ_BYTES
+        assert leg.early_bytes < EARLY_BYTES + READ_BYTES
         assert peer.is_sending
         seen = joined(leg)
         await peer.all_sent()
@@ -112,7 +112,7 @@ async def test_a_relay_that_is_full_at_once() -> None:
                 leg.pause_reading()
 
         await peer.send(bytes(EARLY_BYTES))
-        await until(lambda: len(leg._early) >= EARLY_BYTES)
+        await until(lambda: leg.early_bytes >= EARLY_BYTES)
         seen = Full()
         leg.join(seen)
         await peer.send(b"x")
@@ -358,7 +358,7 @@ async def test_release_gives_the_transport_away() -> None:
 async def test_detach_gives_the_bare_socket_away() -> None:
     async with dialled() as (leg, peer):
         await peer.send(b"early")
-        await until(lambda: bool(leg._early))
+        await until(lambda: leg.early_bytes > 0)
         sock, early = leg.detach()
         with sock:
             assert (bytes(early), sock.gettimeout()) == (b"early", 0.0)
@@ -386,7 +386,7 @@ async def test_detach_of_a_connection_that_has_broken() -> None:
 async def test_detach_without_a_descriptor_leaves_the_leg_as_it_was() -> None:
     async with dialled() as (leg, peer):
         await peer.send(b"early")
-        await until(lambda: bool(leg._early))
+        await until(lambda: leg.early_bytes > 0)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
         try:
