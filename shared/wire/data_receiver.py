@@ -40,10 +40,11 @@ class DataReceiver(StreamSender):
         there are. Small ones that follow on the same stream go with it."""
         if self._in_headers:
             return 0
-        begin, size = at, len(data)
+        begin, size, last = at, len(data), len(data) - _HEADER_BYTES
         largest = self.limits.max_frame_bytes
+        streams, events = self.streams, self._events
         while True:
-            stream = self.streams.get(stream_id)
+            stream = streams.get(stream_id)
             if stream is None or stream.remote_ended or stream.body_left != NO_LENGTH:
                 break
             # `min(stream.receive_window, self._receive_window)`, but for the call.
@@ -54,13 +55,13 @@ class DataReceiver(StreamSender):
             if not 0 < length <= allowed or length > largest or end > size:
                 break
             payload = data[at + _HEADER_BYTES : end]
-            taken, small = length, length <= SMALL_BYTES
+            at, taken, taken_of, small = end, length, stream_id, length <= SMALL_BYTES
             joined: bytearray | None = None
-            kind_and_flags, last_stream_id = 0, stream_id
-            while (at := end) + _HEADER_BYTES <= size:
+            kind_and_flags = 0
+            while at <= last:
                 high, low, kind_and_flags, stream_id = _unpack_from(data, at)
                 length = high << 8 | low
-                if not small or stream_id != last_stream_id or kind_and_flags or not 0 < length <= SMALL_BYTES:
+                if stream_id != taken_of or not small or kind_and_flags or not 0 < length <= SMALL_BYTES:
                     break
                 end = at + _HEADER_BYTES + length
                 if end > size or taken + length > allowed:
@@ -68,12 +69,12 @@ class DataReceiver(StreamSender):
                 if joined is None:
                     joined = bytearray(payload)
                 joined += data[at + _HEADER_BYTES : end]
-                taken += length
+                at, taken = end, taken + length
             stream.receive_window -= taken
             self._receive_window -= taken
             stream.held += taken
-            self._events.append(DataReceived(stream, payload if joined is None else memoryview(joined)))
-            if kind_and_flags or at + _HEADER_BYTES > size:
+            events.append(DataReceived(stream, payload if joined is None else memoryview(joined)))
+            if kind_and_flags or at > last:
                 break
         return at if at > begin else 0
 

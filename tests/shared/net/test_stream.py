@@ -246,6 +246,28 @@ async def test_no_reference_to_a_view_is_kept() -> None:
     assert (await line.sent())[-1] == "DATA 1 b'xxxx'"
 
 
+async def test_a_stream_at_rest_holds_no_buffer() -> None:
+    line, stream = server()
+    line.get(data(1, b"early"))
+    assert stream.buffered_bytes == 5
+    joined(stream)
+    stream.write(bytes(WINDOW) + b"waits")
+    assert stream.buffered_bytes == 5
+    line.get(window(1, 100), window(0, 100))
+    assert stream._early is None and stream._waiting is None
+
+
+async def test_small_writes_of_one_turn_are_one_write() -> None:
+    line, stream = server()
+    await line.sent()
+    for _ in range(100):
+        stream.write(b"a" * 100)
+    assert line.wire.writes == [], "before the turn ends"
+    await asyncio.sleep(0)
+    assert len(line.wire.writes) == 1
+    assert await line.sent() == ["DATA 1 " + repr(b"a" * 100)] * 100
+
+
 async def test_a_closed_window() -> None:
     line, stream = server()
     seen = joined(stream)

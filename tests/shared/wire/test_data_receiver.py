@@ -6,6 +6,9 @@ import pytest
 
 from shared.wire import frames
 from shared.wire.data_receiver import SMALL_BYTES
+from shared.wire.events import DataReceived
+from shared.wire.frame_rules import SessionError
+from shared.wire.session_limits import SessionLimits
 from tests.shared.wire.dialogue import (
     GET,
     OK,
@@ -41,6 +44,46 @@ def test_large_frames_are_not_copied_together() -> None:
     talk.asked(1)
     talk.session.receive_data(data(1, b"a" * (SMALL_BYTES + 1)) + data(1, b"b"))
     assert len(talk.session.events()) == 2
+
+
+@pytest.mark.parametrize("odd", ["larger than announced", "beyond the window", "on an idle stream"])
+def test_what_is_odd_behind_plain_frames_is_judged_as_ever(odd: str) -> None:
+    """Frames of several streams are taken in one go: nothing slips through behind others."""
+    talk = Dialogue.server(SessionLimits(stream_window_bytes=1 << 16))
+    first, second = talk.asked(1), talk.asked(3)
+    plain = data(1, b"a") + data(3, b"b" * 10) + data(1, b"c")
+    last = {
+        "larger than announced": data(3, bytes(talk.session.limits.max_frame_bytes + 1)),
+        "beyond the window": data(3, bytes(16384)) * 4,
+        "on an idle stream": data(5, b"d"),
+    }[odd]
+    if odd == "beyond the window":
+        talk.session.receive_data(plain + last)
+        assert second.over and not first.over
+    else:
+        with pytest.raises(SessionError):
+            talk.session.receive_data(plain + last)
+    taken = [event for event in talk.session.events() if isinstance(event, DataReceived)]
+    assert [(event.stream.id, bytes(event.data[:10])) for event in taken[:3]] == [
+        (1, b"a"),
+        (3, b"b" * 10),
+        (1, b"c"),
+    ]
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_plain_frames_of_several_streams_wherever_a_read_ends(cut: int) -> None:
+    talk = Dialogue.server()
+    streams = [talk.asked(number) for number in (1, 3, 257)]  # 257 and 1 have the last byte in common
+    pieces = data(1, b"ab") + data(257, b"c") + data(3, b"def") + data(3, b"g")
+    got = {1: b"", 3: b"", 257: b""}
+    for part in (pieces[:cut], pieces[cut:]):
+        talk.session.receive_data(part)
+        for event in talk.session.events():
+            assert isinstance(event, DataReceived)
+            got[event.stream.id] += event.data
+    assert got == {1: b"ab", 3: b"defg", 257: b"c"}
+    assert [stream.held for stream in streams] == [2, 4, 1]
 
 
 @pytest.mark.parametrize("pad", [0, 1, 255])
