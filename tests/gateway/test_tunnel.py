@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -16,10 +17,11 @@ from gateway.admission import Admission
 from gateway.forward import Forward
 from gateway.hello import Hellos
 from gateway.limit_settings import Limits
-from gateway.routes import RouteTable, Target
+from gateway.routes import Route, RouteTable, Target
 from gateway.token_sources import TokenSources
 from gateway.tunnel import Tunnels
 from gateway.upstream import Upstreams
+from shared.errors import HboneError
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
@@ -29,6 +31,7 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.wire.istio_sni import Destination
 from shared.wire.request_context import read_traceparent
+from tests.shared.net.loopback import until
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.metadata_server import closed_port
@@ -411,16 +414,14 @@ def access_log() -> Iterator[AccessLog]:
     access_log.close()
 
 
-async def test_a_fault_of_ours_costs_one_connection(
-    access_log: AccessLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics = TunnelMetrics("gateway")
+def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> Tunnels:
+    """Tunnels by themselves, without a gateway around them."""
     pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1)
     upstreams = Upstreams(
         pool, TokenSources("127.0.0.1:1"), metrics, response_timeout_s=PATIENCE_S, rules=RetryRules()
     )
-    tunnels = Tunnels(
-        FaultyTable(()),
+    return Tunnels(
+        routes,
         upstreams,
         access_log,
         metrics,
@@ -428,6 +429,31 @@ async def test_a_fault_of_ours_costs_one_connection(
         TunnelClock(),
         forward=Forward(PATIENCE_S, most_pipes=0),
     )
+
+
+async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        route = Route("*", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
+        tunnels = made(RouteTable([route]), access_log, TunnelMetrics("gateway"))
+        hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
+        listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
+        port = bound_address(listener).port
+        async with TcpPeer.connected(port) as first, TcpPeer.connected(port) as second:
+            await first.send(hello())
+            await second.send(hello())
+            await until(lambda: sum(tunnel.relay is not None for tunnel in tunnels.open) == 2)
+            one, other = tunnels.open
+            assert one.sni is other.sni and one.sni == NAME
+            tunnels.abort_all(HboneError("over"))
+        listener.close()
+    await until(lambda: not tunnels.open)
+
+
+async def test_a_fault_of_ours_costs_one_connection(
+    access_log: AccessLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = TunnelMetrics("gateway")
+    tunnels = made(FaultyTable(()), access_log, metrics)
     hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
     listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
     async with TcpPeer.connected(bound_address(listener).port) as client:
