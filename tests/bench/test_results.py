@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import ssl
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from bench.cases import CASES
+from bench.image import OWN
 from bench.measure import Measured, Sample
-from bench.results import compare, document, load, table
+from bench.results import compare, document, load, machine, table
 from bench.single import Curve, Figure
 
 ROUND_TRIPS = next(case for case in CASES if case.name == "round trips of 64 bytes, 32 tunnels")
@@ -29,7 +31,7 @@ def of_run(*ours_us: float) -> dict[str, Any]:
     )
     figures = [Figure("memory", "KiB", 2.0, 10.0, 0.25), Figure("krun true", "ms", 130.0, None, 120)]
     curves = [Curve("by tunnels", "tunnels", {1: 30.0, 4: 12.0}, {1: 40.0, 4: 11.0})]
-    return json.loads(json.dumps(document([measured], figures, curves)))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(document([measured], figures, curves, machine(OWN))))  # type: ignore[no-any-return]
 
 
 def line(text: str, part: str) -> str:
@@ -45,7 +47,17 @@ def test_the_table() -> None:
     assert line(text, "memory").split()[-6:] == ["2.0", "10.0", "0.20", "≤", "0.25", "met"]
     assert line(text, "krun true").endswith("≤ 120 NOT MET")
     assert line(text, "by tunnels,").split()[-2:] == ["1", "4"]
-    assert line(text, "hgate and krun with").endswith(ssl.OPENSSL_VERSION)
+    python = f"{platform.python_version()} ({OWN.whose})"
+    assert line(text, "hgate and krun on") == f"hgate and krun on Python {python} with {ssl.OPENSSL_VERSION}"
+
+
+def test_latencies_of_any_length_stay_apart() -> None:
+    slow = of_run(9.0)
+    slow["cases"][0]["medians"]["envoy"] |= {"p50_us": 71737.0, "p99_us": 228244.0, "p999_us": 1926000.0}
+    text = table(slow)
+    assert "45 / 90 / 180  71737 / 228244 / 1926000  " in line(text, "1926000")
+    heads, _, numbers = (line(text, part) for part in ("latency, µs", "p50 / p99", "1926000"))
+    assert heads.index("envoy") + len("envoy") == numbers.index("1926000") + len("1926000")
 
 
 def test_a_mark_that_is_not_met_says_so() -> None:

