@@ -22,7 +22,7 @@ types: $(VENV)/.installed-dev
 check: lint types test
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) bench/load/build build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 .PHONY: conformance
 conformance: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.conformance.run
+
+# With Go and etcd (Debian: golang, etcd-server); seven minutes to build the API server the first time.
+.PHONY: test-kube
+test-kube: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.kube.run
 
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-fuzz

@@ -1,8 +1,9 @@
 """krun as a whole: makes the container look like a pod, and opens the tunnel port last.
 
-Start: the mTLS end on 15003 (Envoy or the built-in one) → the app, until its port is open → 15009. A request
-that came earlier would find nobody. End: SIGTERM goes to the app at once; meanwhile no new stream is taken
-and open ones finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
+Start: what the workload proves itself with, if krun is to get it (`workload_identity.py`) → the mTLS end on
+15003 (`mtls_end.py`) → the app, until its port is open → 15009. A request that came earlier would find
+nobody. End: SIGTERM goes to the app at once; meanwhile no new stream is taken and open ones finish, until the
+app has ended or the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ import asyncio
 import dataclasses
 import logging
 import signal
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent.mtls_end import MtlsEnd
 from agent.requests import Requests
 from agent.settings import Settings
+from agent.workload_identity import WorkloadIdentity
 from shared import open_files
-from shared.errors import EXIT_INTERNAL, EXIT_OK, EXIT_SIGTERM, LimitError, UnavailableError
+from shared.errors import (
+    EXIT_INTERNAL,
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    LimitError,
+    UnavailableError,
+)
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
 from shared.net.tcp import Surplus
@@ -30,17 +39,11 @@ from shared.wire.flood_guard import FloodLimits
 from shared.wire.session import SessionLimits
 
 if TYPE_CHECKING:
-    from agent.envoy import EnvoyProcess
-    from agent.inbound import Inbound
     from agent.inbound_record import InboundRecord
     from agent.launcher import App
     from agent.reverse import ReverseTunnels
-    from shared.identity.spiffe import AllowList
 
 log = logging.getLogger("hbone.agent")
-
-ENVOY_START_TIMEOUT_S = 20.0
-"""Envoy is ready within a second on an idle machine; a throttled container takes many times that."""
 
 FLUSH_S = 1.0
 """For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
@@ -48,8 +51,8 @@ FLUSH_S = 1.0
 LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
 """Cloud Run's front end carries the requests of many clients on one connection."""
 
-ENVOY_STOP_S = 2.0
-"""For Envoy to end once all tunnels are over."""
+START_EXITS = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
+"""What a signal that comes before the app was started comes to."""
 
 
 class Agent:
@@ -66,12 +69,12 @@ class Agent:
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._reverse: ReverseTunnels | None = None
-        self._envoy: EnvoyProcess | None = None
-        self._inbound: Inbound | None = None
+        self._identity = WorkloadIdentity(settings)
+        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._inbound_over)
         self._app: App | None = None
-        self._folder: Path | None = None
         self._requests: Requests | None = None
         self._stop = asyncio.Event()
+        self._stop_signal: signal.Signals | None = None
         self._idle = asyncio.Event()
 
     async def run(self) -> int:
@@ -79,14 +82,17 @@ class Agent:
 
         Raises:
             UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
+            HboneError: what `WorkloadIdentity.start` and `MtlsEnd.start` raise.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):  # until the app is there to get them too
-            loop.add_signal_handler(number, self._stop.set)
+        for number in START_EXITS:  # until the app is there to get them too
+            loop.add_signal_handler(number, self._signalled, number)
         try:
-            await self._start_inbound()
-            if self._stop.is_set():
-                return EXIT_SIGTERM
+            for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
+                await self._unless_stopped(start(), name)
+                if self._stop_signal is not None:
+                    return START_EXITS[self._stop_signal]
+            self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
             if self._command and not await self._start_app():
                 return await self._app_exit()
             await self._open()
@@ -96,77 +102,18 @@ class Agent:
 
     # Start.
 
-    async def _start_inbound(self) -> None:
-        settings = self._settings
-        certificates_found = settings.certificates_found()
-        binary = None
-        if settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
-            from agent.envoy import find_binary
-
-            binary = find_binary(settings.envoy_bin, self._environ.get("PATH"))
-        kind = settings.choose_inbound(envoy_found=binary is not None, certificates_found=certificates_found)
-        if kind == "envoy" and binary is not None:
-            await self._start_envoy(binary)
-        elif kind == "builtin":
-            await self._start_builtin()
-        log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self._settings.inbound_listen)
-
-    async def _start_envoy(self, binary: Path) -> None:
-        import tempfile  # with shutil, without Envoy, 2 ms more to start
-
-        from agent.envoy import EnvoyProcess
-        from agent.envoy_bootstrap import bootstrap, secrets
-
-        settings = self._settings
-        self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
-        configuration = bootstrap(
-            listen=settings.inbound_listen,
-            app=settings.app,
-            admin=settings.envoy_admin,
-            allow=self._allow_list(),
-            secrets_folder=self._folder,
-            connect_timeout_s=settings.dial_timeout_s,
-        )
-        self._envoy = await EnvoyProcess.start(
-            binary,
-            configuration,
-            secrets(settings.certificates),
-            self._folder,
-            finished=self._inbound_over,
-        )
-        await self._envoy.ready(ENVOY_START_TIMEOUT_S)
-        if self._envoy.inbound is not None:
-            self._settings = dataclasses.replace(settings, inbound_listen=self._envoy.inbound)
-
-    async def _start_builtin(self) -> None:
-        from agent.inbound import Inbound, InboundSettings
-        from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-
-        settings = self._settings
-        files = settings.certificates
-        inbound_settings = InboundSettings(
-            listen=settings.inbound_listen,
-            app=settings.app,
-            certificates=files / CERTIFICATES_FILE,
-            private_key=files / PRIVATE_KEY_FILE,
-            roots=files / ROOTS_FILE,
-            dial_timeout_s=settings.dial_timeout_s,
-            handshake_timeout_s=settings.handshake_timeout_s,
-            max_connections=settings.max_tunnels,
-            half_closed_timeout_s=settings.half_closed_timeout_s,
-        )
-        self._inbound = Inbound(inbound_settings, self._allow_list(), self._inbound_over)
-        await self._inbound.start()
-        self._settings = dataclasses.replace(settings, inbound_listen=self._inbound.address)
-
-    def _allow_list(self) -> AllowList:
-        """Who may come in: as told, else everybody of our own certificate's trust domain."""
-        from agent.own_identity import own_trust_domain
-        from shared.identity.spiffe import AllowList
-
-        patterns = self._settings.allow or own_trust_domain(self._settings.certificates)
-        log.info("allowed identities: %s", ", ".join(patterns))
-        return AllowList(patterns)
+    async def _unless_stopped(self, starting: Coroutine[Any, Any, None], name: str) -> None:
+        """Waits for its end; a signal that comes first leaves it undone."""
+        first = spawn(starting, name=name)
+        stopped = spawn(self._stop.wait(), name="wait for a signal")
+        try:
+            await asyncio.wait({first, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if first.done():
+                await first
+        finally:
+            first.cancel()
+            stopped.cancel()
+            await asyncio.wait({first, stopped})
 
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
@@ -192,6 +139,8 @@ class Agent:
                 self._settings.reverse,
                 self._settings.certificates,
                 self._settings.dial_timeout_s,
+                trust=self._settings.trust(self._settings.reverse.peers),
+                crl=self._settings.crl,
                 request=self._requests.take,
                 opened=self._connections.add,
                 lost=self._lost,
@@ -205,12 +154,13 @@ class Agent:
         waits: set[asyncio.Future[Any]] = {stopped}
         if self._app is not None:
             waits.add(self._app.exited)
-        if self._envoy is not None:
-            waits.add(self._envoy.exited)
+        envoy = self._mtls_end.exited
+        if envoy is not None:
+            waits.add(envoy)
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if self._envoy is not None and self._envoy.exited.done() and not self._stop.is_set():
-            raise UnavailableError(f"envoy ended with exit code {self._envoy.exited.result()}")
+        if envoy is not None and envoy.done() and not self._stop.is_set():
+            raise UnavailableError(f"envoy ended with exit code {envoy.result()}")
         await self._drain()
         return await self._app_exit() if self._app is not None else EXIT_OK
 
@@ -239,8 +189,10 @@ class Agent:
             self._idle.set()
 
     def _signalled(self, number: int) -> None:
-        if number in (signal.SIGTERM, signal.SIGINT):
-            self._stop.set()
+        for known in START_EXITS:
+            if number == known:
+                self._stop_signal = known
+                self._stop.set()
 
     async def _drain(self) -> None:
         """No new streams; those that are open have until the drain timeout, or the app's end, to finish.
@@ -255,7 +207,7 @@ class Agent:
             connection.drain()
         if self._connections:
             self._idle.clear()
-        elif last_bytes_left().is_set() and (self._inbound is None or not self._inbound.connections):
+        elif last_bytes_left().is_set() and not self._mtls_end.connections:
             return
         else:
             self._idle.set()
@@ -276,8 +228,7 @@ class Agent:
     async def _finished(self) -> None:
         """Returns when the last stream is over, and what it carried has been taken."""
         await self._idle.wait()
-        if self._inbound is not None:
-            await self._inbound.emptied()
+        await self._mtls_end.emptied()
         await last_bytes_left().wait()
 
     def _drop_connections(self) -> None:
@@ -295,20 +246,14 @@ class Agent:
         if self._listener is not None:
             self._listener.close()
         if self._reverse is not None:
-            self._reverse.stop()
+            self._reverse.close()
         self._drop_connections()
         if self._requests is not None:
             self._requests.close()
         if self._app is not None and not self._app.exited.done():
             await self._app.stop(self._settings.drain_timeout_s)
-        if self._inbound is not None:
-            await self._inbound.close(0)
-        if self._envoy is not None:
-            await self._envoy.stop(ENVOY_STOP_S)
-        if self._folder is not None:
-            import shutil
-
-            shutil.rmtree(self._folder, ignore_errors=True)
+        await self._mtls_end.close()
+        await self._identity.close()
         self._access_log.close()
 
     # Records.

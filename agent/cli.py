@@ -16,7 +16,8 @@ tunnels. Without a COMMAND it serves as a sidecar. Set by environment variables:
 {variables}
 
 Exit codes: COMMAND's own, 128+N if signal N ended it, 126 and 127 if it cannot be started; 0 after
-SIGTERM without a COMMAND; 64 wrong setting, 69 a port, program or file cannot be had, 78 wrong file."""
+SIGTERM without a COMMAND; 64 wrong setting, 69 a port, program or file cannot be had, 77 no token or
+certificate, 78 wrong file, 130 and 143 SIGINT and SIGTERM before COMMAND was started."""
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

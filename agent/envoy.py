@@ -25,6 +25,7 @@ from typing import Any
 from agent.envoy_bootstrap import Json, access_record
 from agent.inbound_record import InboundRecord
 from agent.launcher import POLL_S, Child
+from shared.atomic_files import PRIVATE_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
 from shared.net.address import Address
 from shared.net.http1_client import get
@@ -145,6 +146,11 @@ class EnvoyProcess:
         except OSError as error:
             raise UnavailableError(f"cannot start envoy: {error}") from error
         return cls(process, folder, finished)
+
+    def renew_secrets(self, secret_files: Mapping[str, Json]) -> None:
+        """Replaces the secrets' files, which Envoy notices. Raises OSError."""
+        for name, content in secret_files.items():
+            write_atomically(self._folder / name, json.dumps(content, indent=1).encode(), PRIVATE_MODE)
 
     async def ready(self, timeout_s: float) -> None:
         """Waits until Envoy takes connections and has certificates to answer them with.

@@ -1,6 +1,7 @@
 """What Envoy is told as the mTLS end on port 15003: its bootstrap, its secrets' files, its access log.
 
-Pure functions; the process that reads it is `envoy.py`'s, who may come in is `shared.identity.spiffe`'s.
+Pure functions; the process that reads it is `envoy.py`'s, who may come in is
+`shared/identity/peer_policy.py`'s, in Envoy's words `envoy_names.py`'s.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+from agent.envoy_names import name_matchers
 from agent.inbound_record import InboundRecord
-from agent.settings import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-from shared.errors import DeniedError, HboneError, RefusedError, StreamResetError, TlsFailureError
-from shared.identity.spiffe import AllowList
+from shared.errors import (
+    DeniedError,
+    HboneError,
+    RefusedError,
+    RevokedError,
+    StreamResetError,
+    TlsFailureError,
+)
+from shared.identity.certificates import certificate_folder
+from shared.identity.peer_policy import PeerPolicy
 from shared.net.address import Address
 from shared.wire.frames import CANCEL
 
@@ -45,7 +54,7 @@ def bootstrap(
     listen: Address,
     app: Address,
     admin: Address,
-    allow: AllowList,
+    policy: PeerPolicy,
     secrets_folder: Path,
     connect_timeout_s: float,
 ) -> Json:
@@ -59,7 +68,7 @@ def bootstrap(
         "node": {"id": "krun", "cluster": "krun"},  # secret discovery asks for it, nobody is told
         "admin": {"address": _address(admin)},
         "static_resources": {
-            "listeners": [_listener(listen, _downstream_tls(allow, secrets_folder))],
+            "listeners": [_listener(listen, _downstream_tls(policy, secrets_folder))],
             "clusters": [_cluster(app, connect_timeout_s)],
         },
         "overload_manager": {
@@ -77,21 +86,25 @@ def bootstrap(
     }
 
 
-def secrets(certificates: Path) -> dict[str, Json]:
+def secrets(certificates: Path, revocation_lists: str = "") -> dict[str, Json]:
     """The secret discovery files by file name: they point Envoy at the files in the folder `certificates`
     and have it watch that folder, where files are renamed into place or links are turned (Envoy, "Secret
-    discovery service", certificate rotation)."""
+    discovery service", certificate rotation). `revocation_lists` in PEM are in them, for they may be in
+    another folder, and Envoy watches one; without any nobody is revoked."""
+    files = certificate_folder.find(certificates)
     watched = {"watched_directory": {"path": str(certificates)}}
     own = {
         "tls_certificate": {
-            "certificate_chain": {"filename": str(certificates / CERTIFICATES_FILE)},
-            "private_key": {"filename": str(certificates / PRIVATE_KEY_FILE)},
+            "certificate_chain": {"filename": str(files.certificates)},
+            "private_key": {"filename": str(files.private_key)},
             **watched,
         }
     }
-    roots = {
-        "validation_context": {"trusted_ca": {"filename": str(certificates / ROOTS_FILE)}, **watched},
+    roots: Json = {
+        "validation_context": {"trusted_ca": {"filename": str(files.roots)}, **watched},
     }
+    if revocation_lists:
+        roots["validation_context"]["crl"] = {"inline_string": revocation_lists}
     kind = f"{_TYPES}.transport_sockets.tls.v3.Secret"
     return {
         f"{name}.json": {"resources": [{"@type": kind, "name": name, **secret}]}
@@ -126,11 +139,7 @@ def _listener(listen: Address, tls: Json) -> Json:
     }
 
 
-def _downstream_tls(allow: AllowList, secrets_folder: Path) -> Json:
-    peers = [{"san_type": "URI", "matcher": {"safe_regex": {"regex": regex}}} for regex in allow.regexes()]
-    if not peers:
-        raise ValueError("an empty allow list would let every peer in that the roots vouch for")
-
+def _downstream_tls(policy: PeerPolicy, secrets_folder: Path) -> Json:
     def secret(name: str) -> Json:
         path = str(secrets_folder / f"{name}.json")
         source = {"resource_api_version": "V3", "path_config_source": {"path": path}}
@@ -150,7 +159,7 @@ def _downstream_tls(allow: AllowList, secrets_folder: Path) -> Json:
             "alpn_protocols": list(ALPN),
             "tls_certificate_sds_secret_configs": [secret(OWN_SECRET)],
             "combined_validation_context": {
-                "default_validation_context": {"match_typed_subject_alt_names": peers},
+                "default_validation_context": {"match_typed_subject_alt_names": name_matchers(policy)},
                 "validation_context_sds_secret_config": secret(ROOTS_SECRET),
             },
         },
@@ -196,6 +205,15 @@ _NAME_DENIED = re.compile(
 `_X509_verify_cert` there. Matched from the start, because the peer's own names come later in the text."""
 
 
+_REVOKED = re.compile(
+    r"TLS_error:\|\d+:SSL_routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED:verify_cert_failed:"
+    r"_X509_verify_cert:_certificate_verification_error_at_depth_\d+:"
+    r"_certificate_revocation_check_against_provided_CRLs_failed:_certificate_revoked\b"
+)
+"""How it says that the certificate, or one above it, is on a revocation list. Another word at the end: there
+is no list, or an overdue one."""
+
+
 def access_record(line: str) -> InboundRecord | None:
     """The record in a line that Envoy wrote when a connection ended; None if the line is none."""
     if ACCESS_LOG_KEY not in line:
@@ -235,7 +253,11 @@ def _refused(tls_error: str, peer: str) -> HboneError:
     who = f" of {peer}" if peer else ""
     if not tls_error:
         return TlsFailureError(f"TLS handshake{who} not finished")
-    kind = DeniedError if _NAME_DENIED.match(tls_error) else TlsFailureError
+    kind: type[RefusedError] = TlsFailureError
+    if _NAME_DENIED.match(tls_error):
+        kind = DeniedError
+    elif _REVOKED.match(tls_error):
+        kind = RevokedError
     return kind(f"TLS handshake{who} refused: {tls_error}")
 
 

@@ -2,7 +2,8 @@
 
 Owned here: the listener, who may come in, the way to the app, the drain. Its TLS is `shared/net/tls_leg.py`
 and `shared/net/tls_context.py`, the renewal of its files `shared/net/certificate_files.py`, its rules about
-names `shared/identity/spiffe.py`; the log line is the caller's (`finished`).
+names `shared/identity/peer_policy.py`, about revoked certificates `shared/net/revocation_watch.py`; the log
+line is the caller's (`finished`).
 
 The rules:
 
@@ -11,6 +12,7 @@ The rules:
 2. Each connection is reported once: when it ended, or when it was refused.
 3. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
    be used change nothing: the certificate in use stays, and the log says so once.
+4. A peer whose certificate is revoked is refused, and reset if it has come already.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.inbound_record import InboundRecord
-from shared.errors import DialError, HboneError, LimitError, StreamResetError
-from shared.identity.spiffe import AllowList, peer_id
+from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
+from shared.identity.certificates.trust_bundles import TrustBundles
+from shared.identity.peer_policy import PeerPolicy
+from shared.identity.revocations import Proof
+from shared.identity.spiffe import peer_id
 from shared.net.address import Address
 from shared.net.certificate_files import LOOK_EVERY_S, CertificateFiles
 from shared.net.dial import dial
 from shared.net.listen import bound_address, listen
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
+from shared.net.revocation_watch import LOOK_EVERY_S as LISTS_EVERY_S
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp import Surplus
 from shared.net.tls_context import server_context
 from shared.net.tls_leg import HANDSHAKE_TIMEOUT_S, TlsServerLeg
@@ -57,6 +64,9 @@ class InboundSettings:
     roots: Path
     """PEM file: the mesh's roots, to which client certificates must lead."""
 
+    bundles: Path | None = None
+    """JSON file: which of them are whose, if it is there (`certificates/trust_bundles.py`)."""
+
     max_connections: int = 1000
     """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""
 
@@ -71,27 +81,40 @@ class InboundSettings:
     look_every_s: float = LOOK_EVERY_S
     """How often the files are looked at when connections come."""
 
+    crl: Path | None = None
+    """PEM or DER file with certificate revocation lists, which is followed; None: nobody is revoked."""
+
+    lists_every_s: float = LISTS_EVERY_S
+    """How often that file is looked at."""
+
 
 class Inbound:
     """The mTLS listener and its connections. `finished` gets each connection's record once."""
 
     def __init__(
-        self, settings: InboundSettings, allow: AllowList, finished: Callable[[InboundRecord], None]
+        self, settings: InboundSettings, policy: PeerPolicy, finished: Callable[[InboundRecord], None]
     ) -> None:
         self._settings = settings
-        self._allow = allow
+        self._policy = policy
         self._finished = finished
         self._visits: dict[TlsServerLeg, _Visit] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         names = (settings.certificates, settings.private_key, settings.roots)
+        bundles = () if settings.bundles is None else (settings.bundles,)
         self._files = CertificateFiles(
-            names,
-            lambda: server_context(*names, self._check),
+            (*names[:2], *bundles, settings.roots),
+            lambda: server_context(*names, self._checks(settings.bundles)),
             log=log,
             purpose="inbound",
             look_every_s=settings.look_every_s,
         )
+        self._revocations: RevocationWatch | None = None
+        if settings.crl is not None:
+            self._revocations = RevocationWatch(
+                settings.crl, settings.roots, purpose="inbound", look_every_s=settings.lists_every_s
+            )
+            self._revocations.follow(self._end_revoked)
         self._server: asyncio.Server | None = None
 
     @property
@@ -113,6 +136,9 @@ class Inbound:
             ConfigError: a file has not what it should.
         """
         self._files.read()
+        if self._revocations is not None:
+            self._revocations.read()
+            self._revocations.start()
         self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
 
     async def emptied(self) -> None:
@@ -123,6 +149,8 @@ class Inbound:
         """Stops listening, gives open connections `drain_s` seconds to end, then resets those left."""
         if self._server is not None:
             self._server.close()
+        if self._revocations is not None:
+            self._revocations.close()
         try:
             async with asyncio.timeout(drain_s):
                 await self._empty.wait()
@@ -137,7 +165,15 @@ class Inbound:
 
     def established(self, leg: TlsServerLeg) -> None:
         visit = self._visits[leg]
+        if self._revocations is not None:
+            try:
+                visit.proof = self._revocations.check(leg.proved_chain())
+            except DeniedError as error:
+                leg.refuse(error)
+                self._report(visit, error)
+                return
         visit.identity = str(peer_id(leg.certificate))
+        leg.certificate = b""  # for as long as the connection lives the name will do
         visit.serving = spawn(self._serve(visit), name=f"inbound {leg.peer_name}")
 
     def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
@@ -162,8 +198,9 @@ class Inbound:
         self._empty.clear()
         return leg
 
-    def _check(self, certificate_der: bytes) -> None:
-        self._allow.check(peer_id(certificate_der))
+    def _checks(self, file: Path | None) -> Callable[[list[bytes]], None]:
+        bundles = TrustBundles() if file is None else TrustBundles.of_file(file)
+        return lambda chain: self._policy.check(bundles.proved(chain))
 
     async def _serve(self, visit: _Visit) -> None:
         try:
@@ -179,6 +216,17 @@ class Inbound:
             half_closed_timeout_s=self._settings.half_closed_timeout_s,
         )
         visit.relay.start()
+
+    def _end_revoked(self) -> int:
+        """Rule 4."""
+        assert self._revocations is not None
+        count = 0
+        for visit in list(self._visits.values()):
+            error = self._revocations.verdict(visit.proof)
+            if error is not None and not visit.reported:
+                self._cut(visit, error)
+                count += 1
+        return count
 
     def _cut(self, visit: _Visit, error: HboneError) -> None:
         if visit.relay is not None:
@@ -223,12 +271,13 @@ class Inbound:
 class _Visit:
     """What is known of an open connection."""
 
-    __slots__ = ("accepted_s", "closed", "identity", "leg", "relay", "reported", "serving")
+    __slots__ = ("accepted_s", "closed", "identity", "leg", "proof", "relay", "reported", "serving")
 
     def __init__(self, leg: TlsServerLeg, accepted_s: float) -> None:
         self.leg = leg
         self.accepted_s = accepted_s  # the loop's clock
         self.identity = ""
+        self.proof: Proof = ()
         self.serving: asyncio.Task[None] | None = None
         self.relay: Relay | None = None
         self.closed = False

@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 
 from shared.errors import UnavailableError
-from shared.identity.authority import CERTIFICATES_FILE
+from shared.identity.certificates import certificate_folder
 from shared.identity.spiffe import SCHEME, SpiffeId, peer_id
 
 
@@ -17,7 +17,7 @@ def own_identity(certificates: Path) -> SpiffeId:
         UnavailableError: there is none that can be read.
         DeniedError: it names no workload.
     """
-    file = certificates / CERTIFICATES_FILE
+    file = certificate_folder.find(certificates).certificates
     try:
         own = file.read_text(encoding="ascii").partition(ssl.PEM_FOOTER)[0]
         der = ssl.PEM_cert_to_DER_cert(f"{own[own.index(ssl.PEM_HEADER) :]}{ssl.PEM_FOOTER}\n")

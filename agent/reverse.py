@@ -15,12 +15,14 @@ For each name and each address there is a place, and for each place a task:
    workloads of a gateway that has ended do not come to the next one all at once. The bound is FIRST_PAUSE_S,
    doubled with each failure up to MAX_PAUSE_S; a connection that ends before STEADY_S counts as a failure.
    What led to a process twice doubles it only after as many times as there are processes to find.
-4. The gateway has to prove who it is before a byte of it is looked at: here the server is who dialled.
+4. The gateway has to prove who it is before a byte of it is looked at: here the server is who dialled. One
+   whose certificate is revoked is left at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import random
 from collections.abc import Callable
@@ -30,12 +32,15 @@ from typing import cast
 from agent.own_identity import own_trust_domain
 from agent.reverse_settings import ReverseSettings
 from shared.errors import DeniedError, HboneError, RefusedError, UpstreamError
+from shared.identity.peer_patterns import UNTOLD, TrustDomain
+from shared.identity.peer_policy import PeerPolicy
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
-from shared.net.mesh_tls import MeshIdentity, check_server, client_context
+from shared.net.mesh_tls import MeshIdentity, check_server, client_context, revocation_watch
 from shared.net.pinged_connection import PingedConnection
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream, header_value
 from shared.tasks import spawn
 from shared.wire import registration
@@ -72,25 +77,35 @@ class ReverseTunnels:
         certificates: Path,
         dial_timeout_s: float,
         *,
+        trust: TrustDomain = UNTOLD,
+        crl: Path | None = None,
         request: Callable[[Stream], None],
         opened: Callable[[Connection], None],
         lost: Callable[[Connection], None],
     ) -> None:
-        """`certificates` is the workload's folder; `dial_timeout_s` is for TCP and TLS to a gateway.
+        """`certificates` is the workload's folder; `dial_timeout_s` is for TCP and TLS to a gateway. `trust`
+        is our trust domain, `crl` a file with certificate revocation lists.
 
-        Raises UnavailableError, ConfigError or DeniedError if the certificates are none.
+        Raises UnavailableError, ConfigError or DeniedError if the certificates, or the lists, are none.
         """
         peers = settings.peers or own_trust_domain(certificates)
-        client_context(MeshIdentity(certificates, peers), asyncio.get_running_loop().time())
+        of_us = MeshIdentity(certificates, peers, crl=crl, trust=trust)
+        client_context(of_us, asyncio.get_running_loop().time())
+        PeerPolicy(peers, trust=trust)
+        self._revocations = revocation_watch(of_us, purpose="reverse")
+        if self._revocations is not None:
+            self._revocations.read()
+            self._revocations.follow(self._end_revoked)
         log.info("reverse: gateways have to be %s", ", ".join(peers))
         self._places = [
             _Place(
-                Origin("https", name, address, identity=MeshIdentity(certificates, peers, name)),
+                Origin("https", name, address, identity=dataclasses.replace(of_us, server_name=name)),
                 settings,
                 dial_timeout_s,
                 request,
                 opened,
                 lost,
+                self._revocations,
             )
             for address in settings.gateways
             for name in settings.names
@@ -104,12 +119,23 @@ class ReverseTunnels:
 
     def start(self) -> None:
         """From now on registers, and registers again."""
+        if self._revocations is not None:
+            self._revocations.start()
         self._tasks = [spawn(place.keep(), name=f"register with {place.origin}") for place in self._places]
 
     def stop(self) -> None:
         """Dials no more. The connections are those that `opened` was told: their ends are the owner's."""
         for task in self._tasks:
             task.cancel()
+
+    def close(self) -> None:
+        """Dials no more, and follows the revocation lists no longer."""
+        self.stop()
+        if self._revocations is not None:
+            self._revocations.close()
+
+    def _end_revoked(self) -> int:
+        return sum(place.end_revoked() for place in self._places)
 
 
 class _Place:
@@ -123,8 +149,12 @@ class _Place:
         request: Callable[[Stream], None],
         opened: Callable[[Connection], None],
         lost: Callable[[Connection], None],
+        revocations: RevocationWatch | None,
     ) -> None:
         self.origin = origin
+        self.revocations = revocations
+        self.open: set[GatewayConnection] = set()
+        """Connections, registered or not, that have not ended."""
         self.live: dict[str, GatewayConnection] = {}
         """Registered connections by the gateway's process."""
         self.opened = opened
@@ -160,6 +190,16 @@ class _Place:
             return ALREADY_REGISTERED
         self.live[verdict.process] = connection
         return REGISTERED
+
+    def end_revoked(self) -> int:
+        """Ends the connections to gateways that are revoked by now; how many."""
+        count = 0
+        for connection in list(self.open):
+            error = None if self.revocations is None else self.revocations.verdict(connection.proof)
+            if error is not None and not connection.lost:
+                connection.expel(error)
+                count += 1
+        return count
 
     def left(self, connection: GatewayConnection) -> None:
         """It has ended, or GOAWAY came: it counts no more."""
@@ -251,9 +291,12 @@ class GatewayConnection(PingedConnection):
         identity = self._place.origin.identity
         assert identity is not None
         try:
-            check_server(identity, transport.get_extra_info("ssl_object"))
+            tls = transport.get_extra_info("ssl_object")
+            self.proof = check_server(identity, tls, self._place.revocations)
         except RefusedError as error:
             self.abort(str(error))  # before it can send a request (rule 4)
+        else:
+            self._place.open.add(self)
 
     def _take(self, stream: Stream) -> None:
         if header_value(stream.headers, b":path") != registration.PATH:
@@ -275,6 +318,7 @@ class GatewayConnection(PingedConnection):
             self._place.left(self)
 
     def _over(self, connection: Connection) -> None:
+        self._place.open.discard(self)
         self._place.left(self)
         self._tell(None)
         if self.verdict is not None and self.verdict.refusal is None and not self.ended_in_order:

@@ -6,18 +6,13 @@ Owned here: their names, defaults and bounds. Reading a variable is `settings.py
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
 
+from agent.variables import Variables, number_in, target, whole_in, words
 from shared import ports
 from shared.errors import UsageError
-from shared.identity.spiffe import AllowList
+from shared.identity.peer_patterns import split_patterns
 from shared.net.address import Address, check_host_name
-
-T = TypeVar("T")
 
 ENVIRONMENT: dict[str, str] = {
     "HBONE_REVERSE": "HOST:PORT of gateways to dial, separated by commas, to be reached through them (none)",
@@ -34,12 +29,6 @@ MAX_GATEWAYS = 16
 MAX_STREAMS = 10_000
 MAX_KEEPALIVE_S = 3600.0
 MIN_KEEPALIVE_S = 0.05
-
-
-class Reads(Protocol):
-    """Reads one variable: the default if it is not set, UsageError if `parse` raises ValueError."""
-
-    def __call__(self, name: str, parse: Callable[[str], Any], default: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +56,7 @@ class ReverseSettings:
     """Tunnels on one connection, and there is only one: as many as Cloud Run gives an instance at most."""
 
 
-def read(read: Reads, own_domain: tuple[str, ...]) -> ReverseSettings | None:
+def read(read: Variables, own_domain: tuple[str, ...]) -> ReverseSettings | None:
     """The settings that `read` finds; None if no gateway is named. Raises UsageError."""
     gateways: tuple[Address, ...] = read("HBONE_REVERSE", _gateways, ())
     names: tuple[str, ...] = read("HBONE_REVERSE_NAME", _names, ())
@@ -75,10 +64,12 @@ def read(read: Reads, own_domain: tuple[str, ...]) -> ReverseSettings | None:
     settings = ReverseSettings(
         gateways,
         names,
-        peers=read("HBONE_REVERSE_PEER", lambda text: AllowList.parse(text).patterns, own_domain),
-        behind_each=read("HBONE_REVERSE_GATEWAYS", _whole(MAX_GATEWAYS), default.behind_each),
-        keepalive_s=read("HBONE_REVERSE_KEEPALIVE", _keepalive, default.keepalive_s),
-        streams=read("HBONE_REVERSE_STREAMS", _whole(MAX_STREAMS), default.streams),
+        peers=read("HBONE_REVERSE_PEER", split_patterns, own_domain),
+        behind_each=read("HBONE_REVERSE_GATEWAYS", whole_in(1, MAX_GATEWAYS), default.behind_each),
+        keepalive_s=read(
+            "HBONE_REVERSE_KEEPALIVE", number_in(MIN_KEEPALIVE_S, MAX_KEEPALIVE_S), default.keepalive_s
+        ),
+        streams=read("HBONE_REVERSE_STREAMS", whole_in(1, MAX_STREAMS), default.streams),
     )
     if not gateways:
         return None
@@ -87,46 +78,12 @@ def read(read: Reads, own_domain: tuple[str, ...]) -> ReverseSettings | None:
     return settings
 
 
-def _words(text: str) -> list[str]:
-    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    if not words:
-        raise ValueError("nothing but commas")
-    if len(words) > MAX_GATEWAYS:
-        raise ValueError(f"{len(words)} are more than {MAX_GATEWAYS}")
-    return words
-
-
 def _gateways(text: str) -> tuple[Address, ...]:
-    found: list[Address] = []
-    for word in _words(text):
-        has_port = ":" in word.rpartition("]")[2]
-        address = Address.parse(word if has_port else f"{word}:{ports.REVERSE}")
-        if not address.port:
-            raise ValueError("port 0 cannot be dialled")
-        found.append(address)
-    return tuple(found)
+    return tuple(target(word, ports.REVERSE) for word in words(text, MAX_GATEWAYS))
 
 
 def _names(text: str) -> tuple[str, ...]:
-    for word in (words := _words(text)):
-        check_host_name(word)
-    return tuple(word.lower() for word in words)
-
-
-def _whole(most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= most:
-            raise ValueError(f"has to be a whole number in 1..{most}")
-        return int(text)
-
-    return parse
-
-
-def _keepalive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise ValueError("not a number of seconds") from error
-    if not math.isfinite(value) or not MIN_KEEPALIVE_S <= value <= MAX_KEEPALIVE_S:
-        raise ValueError(f"has to be {MIN_KEEPALIVE_S:g}..{MAX_KEEPALIVE_S:g} seconds")
-    return value
+    names = words(text, MAX_GATEWAYS)
+    for name in names:
+        check_host_name(name)
+    return tuple(name.lower() for name in names)

@@ -1,31 +1,43 @@
 """What krun is told: environment variables, read once and checked as a whole.
 
 Owned here: the names, their defaults, what a wrong value says, and the choice that HBONE_INBOUND=auto leaves.
-Not owned: opening what they name (files, programs, ports), which is for the parts that use it. The original's
-names keep their meaning: XDS_ADDR, TRUST_DOMAIN, PORT_*; what is new begins with HBONE_.
-
-A variable that is set but empty counts as not set, for that is how manifests switch one off.
+Not owned: reading one of them (`variables.py`), and opening what they name (files, programs, ports), which is
+for the parts that use it. The original's names keep their meaning: XDS_ADDR, TRUST_DOMAIN, PORT_*; what is
+new begins with HBONE_.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
-from agent import reverse_settings
+from agent import certificate_settings, kubernetes_settings, reverse_settings, sts_settings
+from agent.certificate_settings import CertificateSettings
+from agent.kubernetes_settings import KubernetesSettings
 from agent.reverse_settings import ReverseSettings
+from agent.sts_settings import StsSettings
+from agent.variables import (
+    NONE,
+    Variables,
+    ip_address,
+    loopback,
+    none_or,
+    one_of,
+    positive_seconds,
+    seconds,
+    target,
+    whole_in,
+    words,
+)
 from shared import ports
 from shared.errors import UnavailableError, UsageError
-from shared.identity.spiffe import SCHEME, AllowList, SpiffeId
+from shared.identity.certificates import certificate_folder
+from shared.identity.peer_patterns import MAX_ALIASES, TrustDomain, split_patterns
+from shared.identity.spiffe import SCHEME, SpiffeId
 from shared.net.address import Address
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
-
-T = TypeVar("T")
-Choice = TypeVar("Choice", bound=str)
 
 Inbound = Literal["auto", "envoy", "builtin", "none"]
 """How the mesh's mTLS is to end in the container: see `Settings.inbound`."""
@@ -40,9 +52,6 @@ INBOUND_TARGET = str(ports.INBOUND_MTLS)
 
 SSHD_TARGET = "22"
 """`/_hbone/22`: the sshd, which listens on a port that needs no root."""
-
-NONE = "-"
-"""XDS_ADDR for no mesh at all, HBONE_LISTEN for no port."""
 
 ENVIRONMENT: dict[str, str] = {
     "HBONE_LISTEN": "address that takes the tunnels, - for none beside HBONE_REVERSE (0.0.0.0:15009)",
@@ -69,6 +78,12 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_HALF_CLOSED_TIMEOUT": "seconds a tunnel that has ended one way may be silent the other way (3600)",
     "HBONE_LOG_LEVEL": "debug, info, warning or error (info)",
     "HBONE_LOG_FORMAT": "json or text (text on a terminal, else json)",
+    "HBONE_DENY": "SPIFFE ID patterns that may not come in, whatever HBONE_ALLOW says (none)",
+    "TRUST_DOMAIN_ALIASES": "further names of the trust domain, separated by commas (none)",
+    "HBONE_CRL": "file with certificate revocation lists of the peers, which is followed (none)",
+    **certificate_settings.ENVIRONMENT,
+    **kubernetes_settings.ENVIRONMENT,
+    **sts_settings.ENVIRONMENT,
 }
 """Every name that `from_env` reads, each with its meaning and its default; a test holds the two together."""
 
@@ -76,20 +91,15 @@ INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
-MAX_COUNT_DIGITS = 7
-"""Of a bound on connections: more than a machine has descriptors for."""
+MAX_COUNT = 9_999_999
+"""Of connections or tunnels: more than a machine has descriptors for."""
 
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
 DEFAULT_SSHD = Address("127.0.0.1", ports.SSHD)
 DEFAULT_APP = Address("127.0.0.1", ports.APP)
 DEFAULT_ENVOY_ADMIN = Address("127.0.0.1", ports.ADMIN)
-DEFAULT_CERTIFICATES = Path("/var/run/secrets/workload-spiffe-credentials")
-
-# The names that GKE's and Istio's workload certificates have in their folder.
-CERTIFICATES_FILE = "certificates.pem"
-PRIVATE_KEY_FILE = "private_key.pem"
-ROOTS_FILE = "ca_certificates.pem"
+DEFAULT_CERTIFICATES = certificate_folder.FOLDERS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +127,10 @@ class Settings:
     """Further targets by name, from PORT_NAME; `target` knows them all."""
 
     certificates: Path = DEFAULT_CERTIFICATES
-    """Folder with the workload's certificates.pem, private_key.pem and ca_certificates.pem."""
+    """Folder with the workload's certificate, key and roots, by any names of `certificate_folder`."""
 
     allow: tuple[str, ...] = ()
-    """SPIFFE ID patterns that may come in (`shared.identity.spiffe.AllowList`). Empty when neither
+    """SPIFFE ID patterns that may come in (`shared/identity/peer_patterns.py`). Empty when neither
     HBONE_ALLOW nor TRUST_DOMAIN is set: whoever reads the certificates then allows their trust domain."""
 
     trust_domain: str = ""
@@ -174,6 +184,24 @@ class Settings:
     log_format: LogFormat | None = None
     """How lines look; None: text on a terminal, else JSON."""
 
+    deny: tuple[str, ...] = ()
+    """SPIFFE ID patterns that may not come in, even if `allow` takes them."""
+
+    trust_domain_aliases: tuple[str, ...] = ()
+    """Further names of our trust domain: their peers count as ours."""
+
+    crl: Path | None = None
+    """PEM or DER file with the certificate revocation lists of the peers; None: nobody is revoked."""
+
+    authority: CertificateSettings | None = None
+    """Who signs the certificate, whose files in `certificates` krun then keeps current; None: they come from
+    elsewhere."""
+    kubernetes: KubernetesSettings | None = None
+    """The Kubernetes tokens that krun keeps in files; None: none, and no API server is asked."""
+
+    sts: StsSettings | None = None
+    """The token exchange for programs in the container; None: none."""
+
     def target(self, name: str) -> Address | None:
         """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere.
 
@@ -186,10 +214,20 @@ class Settings:
             return self.sshd
         return self.targets.get(name) or self.targets.get(name.upper())
 
+    def trust(self, patterns: Sequence[str]) -> TrustDomain:
+        """Our trust domain and its aliases, which `patterns` may be about: as told, else that of the
+        certificate, if it is needed. Raises UnavailableError or DeniedError if that cannot be had."""
+        domain = self.trust_domain
+        short = any(not pattern.startswith(SCHEME) for pattern in patterns)
+        if not domain and (short or self.trust_domain_aliases):
+            from agent.own_identity import own_identity
+
+            domain = own_identity(self.certificates).trust_domain
+        return TrustDomain(domain, self.trust_domain_aliases)
+
     def certificates_found(self) -> bool:
         """Whether all three files are in the folder `certificates`; what is in them is not looked at."""
-        names = (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)
-        return all((self.certificates / name).is_file() for name in names)
+        return certificate_folder.find(self.certificates).complete
 
     def choose_inbound(self, *, envoy_found: bool, certificates_found: bool) -> Inbound:
         """What ends the mTLS, given what is there; never `auto`.
@@ -215,61 +253,64 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     Raises UsageError for the first value that is wrong: `invalid NAME=VALUE (reason)`.
     """
     default = Settings()
-    read = _Reader(environ)
+    read = Variables(environ)
     trust_domain = read("TRUST_DOMAIN", _trust_domain, "")
     own_domain = (f"{SCHEME}{trust_domain}/**",) if trust_domain else ()
-    listen = read("HBONE_LISTEN", _none_or_address, default.listen)
+    listen = read("HBONE_LISTEN", none_or(Address.parse), default.listen)
     reverse = reverse_settings.read(read, own_domain)
+    xds = read("XDS_ADDR", none_or(Address.parse), default.xds)
+    kubernetes = kubernetes_settings.read(read)
+    authority = certificate_settings.read(
+        read, trust_domain, xds, kubernetes.istio_file if kubernetes else None
+    )
     if listen is None and reverse is None:
         raise UsageError(f"invalid HBONE_LISTEN={NONE} (without HBONE_REVERSE nobody could reach krun)")
     return Settings(
         listen=listen,
-        inbound=read("HBONE_INBOUND", _one_of(INBOUND), default.inbound),
-        inbound_listen=read("HBONE_INBOUND_LISTEN", _ip_address, default.inbound_listen),
-        sshd=read("HBONE_SSHD", _target, default.sshd),
-        app=read("HBONE_APP", _target, default.app),
+        inbound=read("HBONE_INBOUND", one_of(INBOUND), default.inbound),
+        inbound_listen=read("HBONE_INBOUND_LISTEN", ip_address, default.inbound_listen),
+        sshd=read("HBONE_SSHD", target, default.sshd),
+        app=read("HBONE_APP", target, default.app),
         targets=_targets(environ, read),
-        certificates=read("HBONE_CERTS", Path, default.certificates),
-        allow=read("HBONE_ALLOW", lambda text: AllowList.parse(text).patterns, own_domain),
+        certificates=read("HBONE_CERTS", Path, None) or _certificates_found(authority),
+        allow=read("HBONE_ALLOW", split_patterns, own_domain),
         trust_domain=trust_domain,
-        xds=read("XDS_ADDR", _none_or_address, default.xds),
+        xds=xds,
         envoy_bin=read("ENVOY_BIN", str, default.envoy_bin),
-        envoy_admin=read("HBONE_ENVOY_ADMIN", _loopback, default.envoy_admin),
-        app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", _positive, default.app_start_timeout_s),
-        dial_timeout_s=read("HBONE_DIAL_TIMEOUT", _positive, default.dial_timeout_s),
-        connection_idle_timeout_s=read(
-            "HBONE_CONNECTION_IDLE_TIMEOUT", _seconds, default.connection_idle_timeout_s
+        envoy_admin=read(
+            "HBONE_ENVOY_ADMIN", loopback("whoever reaches the admin port can end Envoy"), default.envoy_admin
         ),
-        drain_timeout_s=read("HBONE_DRAIN_TIMEOUT", _seconds, default.drain_timeout_s),
-        handshake_timeout_s=read("HBONE_HANDSHAKE_TIMEOUT", _positive, default.handshake_timeout_s),
-        idle_timeout_s=read("HBONE_IDLE_TIMEOUT", _seconds, default.idle_timeout_s),
-        max_connections=read("HBONE_MAX_CONNECTIONS", _count, default.max_connections),
-        max_tunnels=read("HBONE_MAX_TUNNELS", _count, default.max_tunnels),
+        app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", positive_seconds, default.app_start_timeout_s),
+        dial_timeout_s=read("HBONE_DIAL_TIMEOUT", positive_seconds, default.dial_timeout_s),
+        connection_idle_timeout_s=read(
+            "HBONE_CONNECTION_IDLE_TIMEOUT", seconds, default.connection_idle_timeout_s
+        ),
+        drain_timeout_s=read("HBONE_DRAIN_TIMEOUT", seconds, default.drain_timeout_s),
+        handshake_timeout_s=read("HBONE_HANDSHAKE_TIMEOUT", positive_seconds, default.handshake_timeout_s),
+        idle_timeout_s=read("HBONE_IDLE_TIMEOUT", seconds, default.idle_timeout_s),
+        max_connections=read("HBONE_MAX_CONNECTIONS", whole_in(1, MAX_COUNT), default.max_connections),
+        max_tunnels=read("HBONE_MAX_TUNNELS", whole_in(1, MAX_COUNT), default.max_tunnels),
         reverse=reverse,
-        half_closed_timeout_s=read("HBONE_HALF_CLOSED_TIMEOUT", _positive, default.half_closed_timeout_s),
-        log_level=read("HBONE_LOG_LEVEL", _one_of(LOG_LEVELS), default.log_level),
-        log_format=read("HBONE_LOG_FORMAT", _one_of(LOG_FORMATS), default.log_format),
+        half_closed_timeout_s=read(
+            "HBONE_HALF_CLOSED_TIMEOUT", positive_seconds, default.half_closed_timeout_s
+        ),
+        log_level=read("HBONE_LOG_LEVEL", one_of(LOG_LEVELS), default.log_level),
+        log_format=read("HBONE_LOG_FORMAT", one_of(LOG_FORMATS), default.log_format),
+        deny=read("HBONE_DENY", split_patterns, ()),
+        trust_domain_aliases=read("TRUST_DOMAIN_ALIASES", _aliases, ()),
+        crl=read("HBONE_CRL", Path, None),
+        authority=authority,
+        kubernetes=kubernetes,
+        sts=sts_settings.read(read),
     )
 
 
-class _Reader:
-    """Reads single variables; a value that its parser refuses becomes a UsageError that names both."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def __call__(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        text = self._environ.get(name, "").strip()
-        if not text:
-            return default
-        try:
-            return parse(text)
-        except ValueError as error:
-            shown = text if text.isprintable() else ascii(text)
-            raise UsageError(f"invalid {name}={shown} ({error})") from error
+def _certificates_found(authority: CertificateSettings | None) -> Path:
+    """Where files of the platform are, unless we write our own: those of others are not written over."""
+    return DEFAULT_CERTIFICATES if authority is not None else certificate_folder.customary_folder()
 
 
-def _targets(environ: Mapping[str, str], read: _Reader) -> dict[str, Address]:
+def _targets(environ: Mapping[str, str], read: Variables) -> dict[str, Address]:
     """The PORT_* variables as addresses by NAME.
 
     A bare number is left to the app, whose own PORT_METRICS=9090 should neither keep it from starting nor
@@ -279,71 +320,15 @@ def _targets(environ: Mapping[str, str], read: _Reader) -> dict[str, Address]:
     for variable in environ:
         name = variable.removeprefix(PORT_PREFIX)
         if name and name != variable and not environ[variable].strip().isdigit():
-            address = read(variable, _target, None)
+            address = read(variable, target, None)
             if address is not None:
                 targets[name] = address
     return targets
-
-
-def _target(text: str) -> Address:
-    address = Address.parse(text)
-    if address.port == 0:
-        raise ValueError("port 0 cannot be dialled")
-    return address
-
-
-def _ip_address(text: str) -> Address:
-    address = Address.parse(text)
-    try:
-        ipaddress.ip_address(address.host)
-    except ValueError as error:
-        raise ValueError("the host has to be an IP address") from error
-    return address
-
-
-def _loopback(text: str) -> Address:
-    address = _ip_address(text)
-    if not ipaddress.ip_address(address.host).is_loopback:
-        raise ValueError("it has to be a loopback address: whoever reaches the admin port can end Envoy")
-    return address
-
-
-def _none_or_address(text: str) -> Address | None:
-    return None if text == NONE else Address.parse(text)
 
 
 def _trust_domain(text: str) -> str:
     return SpiffeId(text, "").trust_domain
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise ValueError("not a number of seconds") from error
-    if not math.isfinite(value) or value < 0:
-        raise ValueError("has to be 0 or more seconds")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = _seconds(text)
-    if value == 0:
-        raise ValueError("has to be more than 0 seconds")
-    return value
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= MAX_COUNT_DIGITS and int(text) > 0):
-        raise ValueError("has to be a whole number from 1 on")
-    return int(text)
-
-
-def _one_of(choices: Sequence[Choice]) -> Callable[[str], Choice]:
-    def parse(text: str) -> Choice:
-        for choice in choices:
-            if choice == text.lower():
-                return choice
-        raise ValueError(f"choose one of {', '.join(choices)}")
-
-    return parse
+def _aliases(text: str) -> tuple[str, ...]:
+    return tuple(map(_trust_domain, words(text, MAX_ALIASES)))

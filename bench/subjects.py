@@ -24,7 +24,7 @@ from bench.accounting import cpu_seconds, descendants, resident_bytes
 from bench.image import OWN, Environment
 from bench.tools import BenchError
 from shared.errors import UnavailableError
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.mesh_tls import identity_files
 

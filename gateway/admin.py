@@ -1,7 +1,7 @@
-"""What the admin port shows: the configuration, the open tunnels, the connections to services.
+"""What the admin port shows: the configuration, the open tunnels, the connections to services, the tokens.
 
-Owned here: the form of these dumps. They name token files and audiences and hold no secret. The port is
-`ops_ports.py`'s.
+Owned here: the form of these dumps. They name token files and audiences and hold no secret, no token either.
+The port is `ops_ports.py`'s.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 from gateway.config import GatewayConfig
 from gateway.templates import Template
 from gateway.tunnel import Tunnel
+from shared.identity.token_counts import TokenStatus
+from shared.identity.tokens import at_utc
 from shared.net.address import Address
 from shared.net.pool import Pool
 from shared.ops.http_server import Response
@@ -64,6 +66,24 @@ def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] 
             for member in (*origin.members, *origin.draining)
         ]
         + [dict(row) for row in registered]
+    )
+
+
+def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
+    """What may be told of each token at `now`, in seconds since 1970."""
+    return as_json(
+        [
+            {
+                "identity": token.identity,
+                "audience": token.audience,
+                "age_s": None if token.minted_at_s is None else round(now - token.minted_at_s, 3),
+                "expires": None if token.expires_at_s is None else at_utc(token.expires_at_s),
+                "expires_in_s": None if token.expires_at_s is None else round(token.expires_at_s - now, 3),
+                "last_failure": token.failure or None,
+                "failed_s_ago": None if token.failed_at_s is None else round(now - token.failed_at_s, 3),
+            }
+            for token in statuses
+        ]
     )
 
 

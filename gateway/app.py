@@ -20,11 +20,12 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway import admin, metric_sums
+from gateway import admin, certificates, metric_sums
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.forward import Forward
@@ -41,12 +42,21 @@ from gateway.token_sources import TokenSources
 from gateway.tunnel import Tunnels
 from gateway.upstream import Upstreams
 from gateway.worker_link import Answerer, Crew, hold
-from shared.errors import DOWNSTREAM_RESET, EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, HboneError, LimitError
-from shared.identity.tokens import DEFAULT_METADATA_HOST
+from shared.errors import (
+    DOWNSTREAM_RESET,
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    HboneError,
+    LimitError,
+)
+from shared.identity.token_sources.minters import minter_from_env
+from shared.net import revocation_watch
 from shared.net.dial import Origin
 from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
 from shared.net.retry import RetryRules
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp_end import last_bytes_left
 from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock
@@ -54,6 +64,7 @@ from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
+from shared.ops.token_metrics import TokenMetrics
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
@@ -86,8 +97,10 @@ class Gateway:
         environ: Mapping[str, str],
         access_log: AccessLog,
         crew: Crew | None = None,
+        *,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`crew` makes it one of several workers.
+        """`crew` makes it one of several workers; tokens live by `wall_clock`, in seconds since 1970.
 
         Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong.
         """
@@ -108,9 +121,18 @@ class Gateway:
             is_full=lambda: self._memory.full,
         )
         self._clock = TunnelClock(limits.idle_timeout_s, limits.max_tunnel_lifetime_s)
+        self._wall_clock = wall_clock
+        self._token_metrics = TokenMetrics(wall_clock)
+        tokens = self._config.tokens
+        self._tokens = TokenSources(
+            minter_from_env(environ, tokens),
+            self._token_metrics.of,
+            of_account=lambda account: minter_from_env(environ, tokens, account),
+            now=wall_clock,
+        )
         self._upstreams = Upstreams(
             self._pool,
-            token_sources(environ),
+            self._tokens,
             self.metrics,
             response_timeout_s=limits.response_timeout_s,
             rules=RetryRules(limits.max_retries, limits.retry_budget_percent),
@@ -148,6 +170,8 @@ class Gateway:
             config=lambda _: admin.config(self._config),
             tunnels=self._show_tunnels,
             connections=self._show_connections,
+            certificates=_show_certificates,
+            tokens=self._show_tokens,
         )
         self._answerer = Answerer(crew.questions, self._answers()) if crew else None
         self._idle = asyncio.Event()
@@ -262,6 +286,7 @@ class Gateway:
         self._memory.close()
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
+        self._tokens.close()
         await self._pool.close(0.0 if self._force.is_set() else LAST_BYTES_S)
         self._forward.close()
         await self._ports.close()
@@ -279,7 +304,7 @@ class Gateway:
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
         if self._reverse is not None and config.reverse is not None:
-            self._reverse.use_rules(ReverseRules(config.reverse.rules))
+            self._reverse.use_rules(ReverseRules(config.reverse.rules, config.reverse.trust))
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)
@@ -417,6 +442,19 @@ class Gateway:
         self.metrics.add(admission.refusals.families)
         self.metrics.add(lambda: admission.route_families(self._config.routes))
         self.metrics.add(self._log_families)
+        self.metrics.add(lambda: revocation_watch.families(self._revocations()))
+        self.metrics.add(certificates.families)
+        tokens = self._tokens
+        self.metrics.add(
+            lambda: self._token_metrics.families(tokens.statuses(), tokens.cache.size, tokens.cache.most)
+        )
+
+    def _revocations(self) -> Iterator[tuple[str, str, RevocationWatch]]:
+        for place, listener in (("hbone", self._hbone), ("reverse", self._reverse)):
+            if listener is not None and listener.revocations is not None:
+                yield "destination", place, listener.revocations
+        for watch in self._pool.watches.values():
+            yield "source", "routes", watch
 
     def _log_families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily
@@ -435,6 +473,8 @@ class Gateway:
             "/reload": self._answer_reload,
             "/tunnels": self._show_tunnels,
             "/connections": self._show_connections,
+            "/certs": _show_certificates,
+            "/tokens": self._show_tokens,
         }
 
     def _answer_ready(self, request: Request) -> Response:
@@ -468,10 +508,8 @@ class Gateway:
         now = asyncio.get_running_loop().time()
         return admin.connections(self._pool, now, self._reverse.rows(now) if self._reverse else [])
 
-
-def token_sources(environ: Mapping[str, str]) -> TokenSources:
-    """The sources as the environment has them. Raises UsageError if a variable is wrong."""
-    return TokenSources(environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST)
+    def _show_tokens(self, _: Request) -> Response:
+        return admin.tokens(self._tokens.statuses(), self._wall_clock())
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> bool:
@@ -496,6 +534,10 @@ def _prepare(config: GatewayConfig) -> RouteTable:
 
 def _name(origin: Origin) -> str:
     return f"{origin.scheme}://{origin.host}"
+
+
+def _show_certificates(_: Request) -> Response:
+    return admin.as_json(certificates.rows())
 
 
 def _alive(_: Request) -> Response:

@@ -1,10 +1,10 @@
 """The gateway's file: what can be set, what it means, and what each setting may be.
 
 Owned here: the fields of the file, their defaults and bounds, and that no mistake gets past the start or a
-reload. What is inside `routes`, `limits`, `hbone` and `reverse` has a module each (`route_settings.py` and so
-on); how YAML is read with its line numbers is `yaml_nodes.py`'s matter. A mistake is a ConfigError with file,
-line, field and reason (exit code 78). The only I/O is reading the file itself and the `ca` files that it
-names.
+reload. What is inside `routes`, `limits`, `hbone`, `reverse` and `tokens` has a module each
+(`route_settings.py` and so on); how YAML is read with its line numbers is `yaml_nodes.py`'s matter. A mistake
+is a ConfigError with file, line, field and reason (exit code 78). The only I/O is reading the file itself and
+the `ca` files that it names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from gateway import hbone_settings, limit_settings, reverse_settings, route_settings
+from gateway import hbone_settings, limit_settings, reverse_settings, route_settings, token_settings
 from gateway.hbone_settings import HboneSettings, addresses
 from gateway.limit_settings import Limits
 from gateway.reverse_settings import ReverseSettings
@@ -20,6 +20,9 @@ from gateway.routes import Route
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
 from shared import ports
 from shared.errors import ConfigError
+from shared.identity.peer_patterns import MAX_ALIASES, TrustDomain
+from shared.identity.spiffe import SpiffeId
+from shared.identity.token_sources.token_settings import TokenSettings
 from shared.net.address import Address
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.SNI_ISTIO), Address("0.0.0.0", ports.SNI))
@@ -66,6 +69,15 @@ class GatewayConfig:
     reverse: ReverseSettings | None = None
     """`reverse`: the port for workloads that cannot be dialled and dial us; None opens no port."""
 
+    trust_domain: str = ""
+    """`trust_domain`: ours, for rules that do not name one; empty: not told."""
+
+    trust_domain_aliases: tuple[str, ...] = ()
+    """`trust_domain_aliases`: names that it has beside; their peers count as ours."""
+
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    """`tokens`: where ID tokens come from. The environment goes over it."""
+
 
 def load(path: Path) -> GatewayConfig:
     """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
@@ -89,19 +101,40 @@ def parse(content: str | bytes, file: str) -> GatewayConfig:
     limits = top.get("limits")
     hbone = top.get("hbone")
     reverse = top.get("reverse")
+    trust = _trust_domain(top)
+    tokens = top.get("tokens")
     config = GatewayConfig(
-        routes=route_settings.read(top.need("routes", "write routes: [] to refuse every name"), folder),
+        routes=route_settings.read(
+            top.need("routes", "write routes: [] to refuse every name"), folder, trust
+        ),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         admin=_address_or_off(top.get("admin"), default.admin),
         metrics=_address_or_off(top.get("metrics"), default.metrics),
         health=_address_or_off(top.get("health"), default.health),
         limits=limit_settings.read(limits) if limits else default.limits,
-        hbone=hbone_settings.read(hbone, folder) if hbone else None,
-        reverse=reverse_settings.read(reverse, folder) if reverse else None,
+        hbone=hbone_settings.read(hbone, folder, trust) if hbone else None,
+        reverse=reverse_settings.read(reverse, folder, trust) if reverse else None,
+        trust_domain=trust.name,
+        trust_domain_aliases=trust.aliases,
+        tokens=token_settings.read(tokens, folder) if tokens else default.tokens,
     )
     _refuse_unregistered(top, config)
     _refuse_shared_ports(top, config)
     return config
+
+
+def _trust_domain(top: Fields) -> TrustDomain:
+    name, aliases = top.get("trust_domain"), top.get("trust_domain_aliases")
+    if name is None:
+        if aliases:
+            raise aliases.error("needs trust_domain beside it: what they are aliases of")
+        return TrustDomain()
+    items = aliases.items(MAX_ALIASES) if aliases else []
+    return TrustDomain(name.parsed(_domain), tuple(item.parsed(_domain) for item in items))
+
+
+def _domain(text: str) -> str:
+    return SpiffeId(text, "").trust_domain
 
 
 def _address_or_off(value: Value | None, default: Address | None) -> Address | None:

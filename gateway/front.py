@@ -5,8 +5,8 @@ asked is `worker_link.py`'s, the sums of their metrics `metric_sums.py`'s, the p
 carries no tunnel, so it answers while they are busy, and if it dies its replacement knows what it has to
 know.
 
-Ready: all workers are. Alive: all workers answer. Metrics: their sum. Tunnels and connections: their lists,
-with the worker's number.
+Ready: all workers are. Alive: all workers answer. Metrics: their sum. Tunnels, connections and certificates:
+their lists, with the worker's number.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Front:
             config=lambda _: admin.config(self._config),
             tunnels=lambda _: self._lists("/tunnels"),
             connections=lambda _: self._lists("/connections"),
+            certificates=lambda _: self._lists("/certs"),
+            tokens=lambda _: self._lists("/tokens"),
         )
 
     async def run(self) -> int:

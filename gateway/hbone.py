@@ -7,10 +7,13 @@ be set `hbone_settings.py`'s, the tunnel itself `shared/net/tunnel_server.py`'s.
 The rules:
 
 1. A request is answered as ztunnel answers: 400 for what is no target or a forbidden one, 401 where the rules
-   say no, 503 where the target cannot be connected or there are too many tunnels, else 200 once the target is
-   connected. A method other than CONNECT gets 405, for which ztunnel has 400.
+   say no, 503 where the target cannot be connected, a token cannot be checked or there are too many tunnels,
+   else 200 once the target is connected. A method other than CONNECT gets 405, for which ztunnel has 400.
 2. A name is looked up only if the rules may allow it; only those of its addresses are dialled that they do.
 3. New tunnels get the rules as they are now; open ones stay.
+4. Where rules ask for a token and the one that is shown is not good enough, that is a 401 like any no of
+   theirs, and has a `www-authenticate`. 407, which is a proxy's, is nothing that clients of the mesh know;
+   after 401 ours ask again, with a newer token.
 """
 
 from __future__ import annotations
@@ -18,29 +21,34 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
 from gateway.admission import BUFFERED, HBONE_PER_IDENTITY, HBONE_TUNNELS, Refusals, Tally
-from gateway.hbone_rules import BadRequestError, Rules, read_authority
+from gateway.claims import Token
+from gateway.hbone_rules import BadRequestError, Rules, TokenNeededError, read_authority
 from gateway.hbone_settings import HboneSettings
+from gateway.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.hello import EmptyConnectionError
 from gateway.listeners import Key, Listeners
 from gateway.mesh_connections import MemberConnection, MeshConnections
 from gateway.templates import shown
-from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
+from shared.errors import DeniedError, DialError, HboneError, LimitError, RevokedError, StreamResetError
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.dial import reason
 from shared.net.happy_eyeballs import Endpoint, connect, resolve
 from shared.net.legs import Leg
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream, header_value
 from shared.net.tcp import TcpLeg
 from shared.net.tunnel_clock import TunnelClock
 from shared.net.tunnel_server import OK, UNAUTHORIZED, UNAVAILABLE, ServedTunnel
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
+from shared.wire.events import Headers
 from shared.wire.frames import CANCEL
 from shared.wire.request_context import forwarded_for, read_traceparent
 
@@ -73,9 +81,10 @@ class HboneListener:
         the number of open connections may have changed; `refusals` counts who came up against a limit, of
         which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
         included, in place of port 0 on `ports`, and of their limits it has its `share`."""
-        self.rules = Rules(settings.rules)
+        self.rules = Rules(settings.rules, settings.trust)
         self.half_closed_timeout_s = half_closed_timeout_s
         """Of tunnels that open from now on."""
+        self.tokens = HboneTokens(settings.jwt)
         self._settings = settings
         self._access_log = access_log
         self._metrics = metrics
@@ -93,6 +102,7 @@ class HboneListener:
             make=lambda lost: MemberConnection(client=False, on_request=self._take, on_lost=lost),
             refused=self._refused,
             changed=changed,
+            revoked=self._expel,
         )
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
@@ -106,8 +116,14 @@ class HboneListener:
             ("tunnels_limit", "Tunnels that it takes.", lambda: self._most_tunnels),
         ):
             metrics.watch(f"hbone_listener_{name}", documentation, read)
+        metrics.add(self.tokens.families)
 
     # What the owner asks.
+
+    @property
+    def revocations(self) -> RevocationWatch | None:
+        """The lists that peers are held against."""
+        return self._connections.revocations
 
     @property
     def open_connections(self) -> int:
@@ -156,7 +172,9 @@ class HboneListener:
 
     def apply(self, settings: HboneSettings) -> None:
         """From now on goes by the rules and limits of `settings`, whose other fields are as before."""
-        self.rules = Rules(settings.rules)
+        self.rules = Rules(settings.rules, settings.trust)
+        self.tokens.use(settings.jwt)
+        self.tokens.start()
         self._settings = self._connections.settings = settings
         self._clock.idle_s = settings.idle_timeout_s
         self._clock.lifetime_s = settings.max_tunnel_lifetime_s
@@ -169,6 +187,7 @@ class HboneListener:
             ConfigError: a file has not what it should.
         """
         self._connections.read_certificates()
+        self.tokens.start()
         await self._listeners.open(self._settings.listen)
 
     async def drain(self) -> None:
@@ -185,6 +204,7 @@ class HboneListener:
             tunnel.abort(error)
         for task in connecting:
             task.cancel()
+        self.tokens.close()
         self._clock.close()
         await self._connections.close(str(error))
         await asyncio.gather(*connecting, return_exceptions=True)
@@ -211,8 +231,9 @@ class HboneListener:
             error = BadRequestError("a tunnel is opened with CONNECT")
             tunnel.refuse(METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
             return
+        token = self.tokens.shown(stream.headers)
         try:
-            target = self._target(tunnel, authority)
+            target = self._target(tunnel, authority, token)
         except BadRequestError as error:
             tunnel.refuse(BAD_REQUEST, error)
         except DeniedError as error:
@@ -221,15 +242,16 @@ class HboneListener:
             self._refusals.add(error)
             tunnel.refuse(UNAVAILABLE, error)
         else:
-            connecting = partial(self._connect, tunnel, target)
+            connecting = partial(self._connect, tunnel, target, token)
             tunnel.connecting = tunnel.carry(connecting, f"hbone tunnel to {target}")
 
-    def _target(self, tunnel: _Tunnel, authority: bytes) -> Address:
+    def _target(self, tunnel: _Tunnel, authority: bytes, token: Token) -> Address:
         """Raises BadRequestError, DeniedError or LimitError."""
         if header_value(tunnel.stream.headers, b":protocol"):
             raise BadRequestError("a tunnel is opened with plain CONNECT, not with RFC 8441's")
         target = tunnel.target = read_authority(authority)
-        self.rules.check_request(tunnel.identity, target)
+        with suppress(KeysAwaitedError):  # `_connect` waits for them, and asks again
+            self.rules.check_request(tunnel.identity, target, token)
         self._check_room(tunnel)
         return target
 
@@ -249,12 +271,21 @@ class HboneListener:
             text = f"{most} tunnels of {identity} are open, which is max_tunnels_per_identity"
             raise LimitError(text, HBONE_PER_IDENTITY)
 
-    async def _connect(self, tunnel: _Tunnel, target: Address) -> Leg:
-        """Raises DialError, or DeniedError where the rules refuse what the target's name stands for."""
+    async def _connect(self, tunnel: _Tunnel, target: Address, token: Token) -> Leg:
+        """Raises DialError, or DeniedError where the rules refuse what the target's name stands for, or the
+        token once its issuer's keys are there."""
+        while True:
+            if token.is_awaited:
+                await token.prepare()
+                self.rules.check_request(tunnel.identity, target, token)
+            with suppress(KeysAwaitedError):  # of a rule about what the name stands for
+                return await self._dial(tunnel, target, token)
+
+    async def _dial(self, tunnel: _Tunnel, target: Address, token: Token) -> Leg:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                endpoints = self._allowed(tunnel.identity, target, await resolve(target))
+                endpoints = self._allowed(tunnel.identity, target, await resolve(target), token)
                 sock = await connect(endpoints)
                 try:
                     tunnel.target = Address(*sock.getpeername()[:2])
@@ -273,14 +304,17 @@ class HboneListener:
         self._counts.opened()
         return leg
 
-    def _allowed(self, identity: SpiffeId, target: Address, endpoints: list[Endpoint]) -> list[Endpoint]:
-        """Those of `endpoints` that the rules allow. Raises DeniedError if it is none."""
+    def _allowed(
+        self, identity: SpiffeId, target: Address, endpoints: list[Endpoint], token: Token
+    ) -> list[Endpoint]:
+        """Those of `endpoints` that the rules allow. Raises DeniedError if it is none, or
+        KeysAwaitedError."""
         allowed: list[Endpoint] = []
         refusal = DeniedError(f"{target} has no address")
         for endpoint in endpoints:
             address = ipaddress.ip_address(endpoint[1][0].partition("%")[0])
             try:
-                self.rules.check(identity, target, address)
+                self.rules.check(identity, target, address, token)
                 allowed.append(endpoint)
             except DeniedError as error:
                 refusal = error
@@ -317,6 +351,16 @@ class HboneListener:
             flags=record.flag,
             error=str(record.error) if record.error else None,
         )
+
+    def _expel(self, member: MemberConnection, error: RevokedError) -> None:
+        """Ends a connection whose peer is revoked by now, with its tunnels."""
+        for tunnel in list(self.tunnels):
+            if tunnel.stream.connection is member:
+                connecting = tunnel.connecting
+                tunnel.abort(error)
+                if connecting is not None:
+                    connecting.cancel()
+        member.expel(error)
 
     def _refused(self, peer: str, duration_s: float, error: HboneError) -> None:
         """A connection came to nothing."""
@@ -355,3 +399,8 @@ class _Tunnel(ServedTunnel):
         self.setup_s: float | None = None
         self.counted_sent = 0
         self.counted_received = 0
+
+    def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
+        if isinstance(error, TokenNeededError):
+            extra = [*extra, (b"www-authenticate", error.challenge)]
+        super().refuse(status, error, extra)

@@ -4,7 +4,8 @@ Owned here: reading `:authority`, the ports that no tunnel may lead to, and the 
 proved identity and a target. The listener is `hbone.py`'s, the file that rules are read from
 `hbone_settings.py`'s. No I/O: names are looked up by the listener, between the two questions.
 
-The rules, in order; the first that takes identity and target decides, and if none does the answer is no:
+The rules, in order; the first that takes identity, target and token decides, and if none does the answer is
+no:
 
 1. A rule takes a tunnel if one of its `from` patterns takes the peer's SPIFFE ID and one of its `to` patterns
    the target, host and port.
@@ -12,6 +13,9 @@ The rules, in order; the first that takes identity and target decides, and if no
    that the name stands for, so that no name leads around a rule about addresses. A lone `*` takes both.
 3. This machine itself and its link (loopback, link-local, unspecified, multicast: the gateway's own admin
    port, the cloud's metadata server) are allowed by a CIDR only. No name and no `*` leads there.
+4. A rule with claims that allows takes only who shows a good token with these claims; one that denies takes
+   everybody else, but for who shows a good token that says something else (`claims.py`). The token is looked
+   at when the first such rule takes identity and target, or may when the name is looked up; by no other.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway.claims import NO_TOKEN, ClaimPatterns, Claims, Token
 from gateway.routes import compile_glob
 from gateway.templates import shown
 from shared import ports
 from shared.errors import DeniedError, RefusedError
-from shared.identity.spiffe import AllowList, SpiffeId
+from shared.identity.peer_patterns import PeerPatterns, TrustDomain
+from shared.identity.spiffe import SpiffeId
 from shared.net.address import MAX_PORT, Address
 
 FORBIDDEN_PORTS = frozenset({ports.HBONE, ports.ZTUNNEL_INBOUND, ports.ZTUNNEL_OUTBOUND, ports.ZTUNNEL_SOCKS})
@@ -51,12 +57,21 @@ class BadRequestError(RefusedError):
     flag = "BAD_REQUEST"
 
 
+class TokenNeededError(DeniedError):
+    """The rules would have it with a token, or with another one; `challenge` is what `www-authenticate` says
+    of it."""
+
+    def __init__(self, text: str, challenge: bytes) -> None:
+        super().__init__(text)
+        self.challenge = challenge
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule as the file has it."""
 
     identities: tuple[str, ...]
-    """`from`: SPIFFE ID patterns (`spiffe.AllowList`), or `*` for everybody whom the roots vouch for."""
+    """`from`: patterns of SPIFFE IDs (`shared/identity/peer_patterns.py`), `*` for everybody among them."""
 
     targets: tuple[str, ...]
     """`to`: HOST:PORT; HOST is a glob on names, a CIDR or an address (IPv6 in brackets), or `*`; PORT is a
@@ -65,39 +80,51 @@ class Rule:
     deny: bool = False
     """Whether what it takes is refused instead of allowed."""
 
+    claims: Claims | None = None
+    """`claims`: what the request's token has to say, nothing: any good one; None: no token is asked for."""
+
 
 class Rules:
     """The rules, compiled. Raises ValueError with the reason if a pattern is wrong."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._rules = tuple(_CompiledRule(rule) for rule in rules)
+    def __init__(self, rules: Iterable[Rule], trust: TrustDomain | None = None) -> None:
+        """`trust` is our own domain, with its aliases."""
+        self._rules = tuple(_CompiledRule(rule, trust) for rule in rules)
 
-    def check_request(self, identity: SpiffeId, target: Address) -> None:
-        """Raises DeniedError if the tunnel is refused whatever address the target's name has."""
+    def check_request(self, identity: SpiffeId, target: Address, token: Token = NO_TOKEN) -> None:
+        """Raises DeniedError if the tunnel is refused whatever address the target's name has, and whatever
+        `token` raises."""
         address = address_of(target.host)
         if address is not None:
-            self.check(identity, target, address)
+            self.check(identity, target, address, token)
             return
+        wanting: int | None = None
         for index, rule in enumerate(self._rules):
             if rule.takes_peer(identity):
                 taken = rule.takes(target, None)
-                if taken and rule.deny:
-                    raise _denied(identity, target, f"rules[{index}] denies it")
-                if taken or (not rule.deny and rule.may_take_addresses(target.port)):
-                    return
-        raise _denied(identity, target, "no rule allows it")
+                if taken and rule.deny and rule.takes_token(token):
+                    raise rule.denied(index, identity, target, token)
+                if not rule.deny and (taken or rule.may_take_addresses(target.port)):
+                    if rule.takes_token(token):
+                        return
+                    wanting = index if wanting is None else wanting
+        raise _not_allowed(identity, target, "", token, wanting)
 
-    def check(self, identity: SpiffeId, target: Address, address: IpAddress) -> None:
+    def check(self, identity: SpiffeId, target: Address, address: IpAddress, token: Token = NO_TOKEN) -> None:
         """Raises DeniedError unless `identity` may have `target` at `address`, which is the target's host or
-        what that stands for."""
+        what that stands for, and whatever `token` raises."""
         address = _plain(address)
+        wanting: int | None = None
         for index, rule in enumerate(self._rules):
             if rule.takes_peer(identity) and rule.takes(target, address):
+                if not rule.takes_token(token):
+                    wanting = index if wanting is None and not rule.deny else wanting
+                    continue
                 if rule.deny:
-                    raise _denied(identity, target, f"rules[{index}] denies it")
+                    raise rule.denied(index, identity, target, token)
                 return
         at = "" if address_of(target.host) else f" at {address}"
-        raise _denied(identity, target, f"no rule allows it{at}")
+        raise _not_allowed(identity, target, at, token, wanting)
 
 
 def read_authority(value: bytes) -> Address:
@@ -130,13 +157,6 @@ def check_target(text: str) -> str:
     return text
 
 
-def check_identity(text: str) -> str:
-    """Returns `text`, a pattern for `Rule.identities`. Raises ValueError with the reason if it is none."""
-    if text != ANY:
-        AllowList([text])
-    return text
-
-
 def address_of(host: str) -> IpAddress | None:
     """The address that `host` is, None if it is a name."""
     try:
@@ -157,20 +177,50 @@ def _is_near(address: IpAddress) -> bool:
 
 
 def _denied(identity: SpiffeId, target: Address, reason: str) -> DeniedError:
-    return DeniedError(f"peer {identity} denied {shown(str(target))}: {reason}")
+    return DeniedError(_text(identity, target, reason))
+
+
+def _text(identity: SpiffeId, target: Address, reason: str) -> str:
+    return f"peer {identity} denied {shown(str(target))}: {reason}"
+
+
+def _not_allowed(
+    identity: SpiffeId, target: Address, at: str, token: Token, wanting: int | None
+) -> DeniedError:
+    """No rule has allowed it; the one with the index `wanting` would, with another token."""
+    if wanting is None:
+        return _denied(identity, target, f"no rule allows it{at}")
+    reason = f"asks for a token: {token.fault}" if token.fault else "asks for other claims than its token has"
+    return TokenNeededError(_text(identity, target, f"rules[{wanting}] {reason}"), token.challenge)
 
 
 class _CompiledRule:
-    __slots__ = ("_anybody", "_identities", "_targets", "deny")
+    __slots__ = ("_claims", "_peers", "_targets", "deny")
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, trust: TrustDomain | None) -> None:
         self.deny = rule.deny
-        self._anybody = ANY in rule.identities
-        self._identities = AllowList(pattern for pattern in rule.identities if pattern != ANY)
+        self._peers = PeerPatterns(rule.identities, trust, anybody=True)
         self._targets = tuple(_Target(text) for text in rule.targets)
+        self._claims = None if rule.claims is None else ClaimPatterns(rule.claims)
+
+    def takes_token(self, token: Token) -> bool:
+        """Whatever `token` raises, if it is asked at all."""
+        if self._claims is None:
+            return True
+        said = token.claims()
+        if said is None:
+            return self.deny  # who shows none must not get past it
+        return self._claims.deny(said) if self.deny else self._claims.allow(said)
+
+    def denied(self, index: int, identity: SpiffeId, target: Address, token: Token) -> DeniedError:
+        """The error about this rule, which has taken them and denies."""
+        if self._claims is None:
+            return _denied(identity, target, f"rules[{index}] denies it")
+        reason = f"asks for a token: {token.fault}" if token.fault else "denies it for what its token says"
+        return TokenNeededError(_text(identity, target, f"rules[{index}] {reason}"), token.challenge)
 
     def takes_peer(self, identity: SpiffeId) -> bool:
-        return self._anybody or self._identities.allows(identity)
+        return self._peers.takes(identity)
 
     def takes(self, target: Address, address: IpAddress | None) -> bool:
         """Whether one of the patterns takes `target`; `address` None: it is a name and not yet looked up."""

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.hbone_rules import Rule, check_identity, check_target
+from gateway import jwt_settings
+from gateway.claims import Claims
+from gateway.hbone_rules import Rule, check_target
+from gateway.jwt_settings import JwtSettings
 from gateway.yaml_nodes import Value
 from shared import ports
-from shared.identity.spiffe import AllowList
+from shared.identity.peer_patterns import ANY, UNTOLD, TrustDomain, check_pattern, of_workloads
 from shared.net.address import Address, check_host_name
 from shared.net.mesh_tls import MeshIdentity
 
@@ -59,6 +62,8 @@ _FIELDS = (
     "max_tunnels_per_identity",
     "idle_timeout",
     "max_tunnel_lifetime",
+    "crl",
+    "jwt",
 )
 
 RELOADED = (
@@ -70,6 +75,8 @@ RELOADED = (
     "max_tunnels_per_identity",
     "idle_timeout_s",
     "max_tunnel_lifetime_s",
+    "trust",
+    "jwt",
 )
 """Fields of `HboneSettings` that a reload changes; the others take effect at the next start."""
 
@@ -79,7 +86,7 @@ class HboneSettings:
     """All of `hbone:`."""
 
     certificates: Path
-    """`certificates`: a folder with certificates.pem, private_key.pem and ca_certificates.pem, which are read
+    """`certificates`: a folder with our certificate, key and roots by any customary names, which are read
     again when they change."""
 
     rules: tuple[Rule, ...]
@@ -117,8 +124,17 @@ class HboneSettings:
     max_tunnel_lifetime_s: float = 0.0
     """`max_tunnel_lifetime`: as of a route; 0: for ever, for nothing on the way ends tunnels of the mesh."""
 
+    crl: Path | None = None
+    """`crl`: a file with certificate revocation lists, which is followed; None: nobody is revoked."""
 
-def read(value: Value, folder: Path) -> HboneSettings:
+    trust: TrustDomain = UNTOLD
+    """Our trust domain and its aliases, from the top of the file."""
+
+    jwt: JwtSettings | None = None
+    """`jwt`: whose tokens count, for rules with claims; None: nobody's."""
+
+
+def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> HboneSettings:
     """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
     given = value.mapping(_FIELDS)
     default = HboneSettings(Path(), ())
@@ -128,10 +144,22 @@ def read(value: Value, folder: Path) -> HboneSettings:
         return found.integer(least, most) if found else default_count
 
     idle, lifetime = given.get("idle_timeout"), given.get("max_tunnel_lifetime")
+    crl, jwt = given.get("crl"), given.get("jwt")
+
+    def claims(found: Value, deny: bool) -> Claims:
+        return jwt_settings.read_claims(found, deny=deny, has_jwt=jwt is not None)
+
     listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
     return HboneSettings(
         certificates=folder / given.need("certificates").text(),
-        rules=rules(given.need("rules", "write rules: [] to refuse every tunnel"), "to", check_target, Rule),
+        rules=rules(
+            given.need("rules", "write rules: [] to refuse every tunnel"),
+            "to",
+            check_target,
+            Rule,
+            trust,
+            claims,
+        ),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         tls12=min_tls is not None and min_tls.choice(("1.3", "1.2")) == "1.2",
         handshake_timeout_s=timeout.duration(MIN_HANDSHAKE_S, MAX_HANDSHAKE_S)
@@ -143,6 +171,9 @@ def read(value: Value, folder: Path) -> HboneSettings:
         max_tunnels_per_identity=count("max_tunnels_per_identity", 0, MAX_TUNNELS, least=0),
         idle_timeout_s=or_off(idle) if idle else default.idle_timeout_s,
         max_tunnel_lifetime_s=or_off(lifetime) if lifetime else default.max_tunnel_lifetime_s,
+        crl=folder / crl.text() if crl else None,
+        trust=trust,
+        jwt=jwt_settings.read(jwt, folder) if jwt else None,
     )
 
 
@@ -165,15 +196,25 @@ def addresses(value: Value, most: int) -> tuple[Address, ...]:
     return tuple(found)
 
 
-def mesh_identity(folder: Value, peer: Value | None, sni: Value | None, base: Path) -> MeshIdentity:
-    """The identity of a route's own fields `identity`, `peer` and `sni`; paths start from `base`. Raises
-    ConfigError."""
+def mesh_identity(
+    folder: Value,
+    peer: Value | None,
+    sni: Value | None,
+    base: Path,
+    *,
+    crl: Value | None = None,
+    trust: TrustDomain = UNTOLD,
+) -> MeshIdentity:
+    """The identity of a route's own fields `identity`, `peer`, `sni` and `crl`; paths start from `base`.
+    Raises ConfigError."""
     if peer is None:
         raise folder.error("needs peer beside it: who the server has to be")
     return MeshIdentity(
         base / folder.text(),
-        _patterns(peer, lambda text: AllowList([text]).patterns[0]),
+        _peers(peer, trust, anybody=False),
         "" if sni is None or sni.word() == "none" else sni.parsed(_server_name),
+        base / crl.text() if crl else None,
+        trust,
     )
 
 
@@ -181,22 +222,49 @@ def rules(
     value: Value,
     wanted: str,
     check_wanted: Callable[[str], str],
-    make: Callable[[tuple[str, ...], tuple[str, ...], bool], T],
+    make: Callable[..., T],
+    trust: TrustDomain = UNTOLD,
+    claims: Callable[[Value, bool], Claims] | None = None,
 ) -> tuple[T, ...]:
-    """A list of rules, each made of its identities (`from`), what they want (patterns in the field `wanted`)
-    and whether it denies that. Raises ConfigError."""
+    """A list of rules, each made of its identities (`from`), what they want (patterns in the field `wanted`),
+    whether it denies that, and, where there are tokens, what `claims` reads of the field of that name, which
+    is told the former. Raises ConfigError."""
     found: list[T] = []
+    known = ("from", wanted, "deny") if claims is None else ("from", wanted, "deny", "claims")
     for item in value.items(MAX_RULES):
-        given = item.mapping(("from", wanted, "deny"))
-        deny = given.get("deny")
-        found.append(
-            make(
-                _patterns(given.need("from"), check_identity),
-                _patterns(given.need(wanted), check_wanted),
-                deny is not None and deny.choice(("true", "false")) == "true",
-            )
-        )
+        given = item.mapping(known)
+        deny, asked = given.get("deny"), given.get("claims")
+        denies = deny is not None and deny.choice(("true", "false")) == "true"
+        peers = _peers(given.need("from"), trust, anybody=True)
+        patterns = _patterns(given.need(wanted), check_wanted)
+        more = (claims(asked, denies),) if claims is not None and asked is not None else ()
+        found.append(make(peers, patterns, denies, *more))
     return tuple(found)
+
+
+def _peers(value: Value, trust: TrustDomain, *, anybody: bool) -> tuple[str, ...]:
+    """Patterns of peers; of our own trust domain they may be written as `namespace` and `service_account`."""
+
+    def read(item: Value) -> str:
+        if not item.is_mapping:
+            return item.parsed(lambda text: check_pattern(text, trust, anybody=anybody))
+        given = item.mapping(("namespace", "service_account"))
+        fields = map(given.get, ("namespace", "service_account"))
+        namespace, account = (found.parsed(_glob) if found else ANY for found in fields)
+        try:
+            return check_pattern(of_workloads(namespace, account), trust)
+        except ValueError as error:
+            raise item.error(str(error)) from error
+
+    items = value.items(MAX_PATTERNS)
+    if not items:
+        raise value.error("needs at least one pattern")
+    return tuple(map(read, items))
+
+
+def _glob(text: str) -> str:
+    of_workloads(text, ANY)
+    return text
 
 
 def _patterns(value: Value, check: Callable[[str], str]) -> tuple[str, ...]:

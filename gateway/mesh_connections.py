@@ -28,12 +28,26 @@ from gateway.admission import (
     source_of,
 )
 from gateway.hello import ALERT_LINGER_S, EmptyConnectionError
-from shared.errors import DeniedError, HboneError, LimitError, RefusedError, TlsFailureError
-from shared.identity.spiffe import SpiffeId, peer_id
+from shared.errors import (
+    DeniedError,
+    HboneError,
+    LimitError,
+    RefusedError,
+    RevokedError,
+    TlsFailureError,
+)
+from shared.identity.certificates import certificate_folder
+from shared.identity.spiffe import SpiffeId
 from shared.net.certificate_files import CertificateFiles
 from shared.net.connection import Connection
 from shared.net.dial import reason
-from shared.net.mesh_tls import ServerContext, identity_files, last_words, server_context
+from shared.net.mesh_tls import (
+    ServerContext,
+    last_words,
+    proved_identity,
+    server_context,
+)
+from shared.net.revocation_watch import RevocationWatch, proved_chain
 from shared.net.tcp import peer_of, reset
 from shared.net.tls import ALPN_H2
 from shared.tasks import spawn
@@ -74,17 +88,26 @@ class MeshPort(Protocol):
     def max_connections_per_source(self) -> int:
         """Of them from one address; 0: as many as in all."""
 
+    @property
+    def crl(self) -> Path | None:
+        """File with certificate revocation lists, None without."""
+
 
 class MemberConnection(Connection):
     """An accepted HTTP/2 connection to a member of the mesh: `identity`, or `refusal` if it is none."""
 
     identity: SpiffeId | None = None
     refusal: RefusedError | None = None
+    revocations: RevocationWatch | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         try:
-            self.identity = proved_identity(transport.get_extra_info("ssl_object"), time.time())
+            tls = transport.get_extra_info("ssl_object")
+            identity = member_identity(tls, time.time())
+            if self.revocations is not None:
+                self.proof = self.revocations.check(proved_chain(tls))
+            self.identity = identity
         except RefusedError as error:
             self.refusal = error
             self.session.goaway(frames.INADEQUATE_SECURITY)
@@ -108,10 +131,12 @@ class MeshConnections:
         changed: Callable[[], None],
         admitted: Callable[[MemberConnection], None] = lambda member: None,
         prepare: Callable[[ServerContext], None] = lambda context: None,
+        revoked: Callable[[MemberConnection, RevokedError], None] = lambda member, error: member.expel(error),
         purpose: str = "hbone",
     ) -> None:
         """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up.
-        `prepare` tells the TLS context more, `purpose` is the word for the port in the log and the file."""
+        `prepare` tells the TLS context more, `revoked` ends an open connection whose peer is revoked by now,
+        `purpose` is the word for the port in the log and the file."""
         self.settings = settings
         self.sources = Tally()
         self._share = share
@@ -123,16 +148,21 @@ class MeshConnections:
         self._changed = changed
         self._handshakes: set[asyncio.Task[None]] = set()
         self._members: set[MemberConnection] = set()
+        self._revoked = revoked
         self._draining = False
+        self.revocations: RevocationWatch | None = None
+        """The lists that peers are held against."""
+        paths = certificate_folder.find(settings.certificates)
+        if settings.crl is not None:
+            self.revocations = RevocationWatch(settings.crl, paths.roots, purpose=purpose)
+            self.revocations.follow(self._end_revoked)
 
         def make_context() -> ServerContext:
             context = server_context(settings.certificates, tls12=settings.tls12)
             prepare(context)
             return context
 
-        self._files = CertificateFiles(
-            identity_files(settings.certificates), make_context, log=log, purpose=purpose
-        )
+        self._files = CertificateFiles(paths.followed, make_context, log=log, purpose=purpose)
 
     def __len__(self) -> int:
         return len(self._handshakes) + len(self._members)
@@ -148,13 +178,16 @@ class MeshConnections:
         return sum(member.buffered_bytes for member in self._members)
 
     def read_certificates(self) -> None:
-        """To be called before the first connection comes.
+        """To be called before the first connection comes; the revocation lists are followed from then on.
 
         Raises:
             UnavailableError: a file is missing or cannot be read.
             ConfigError: a file has not what it should.
         """
         self._files.read()
+        if self.revocations is not None:
+            self.revocations.read()
+            self.revocations.start()
 
     def protocol(self) -> asyncio.BaseProtocol:
         """For an accepted TCP connection."""
@@ -168,6 +201,8 @@ class MeshConnections:
 
     async def close(self, text: str) -> None:
         """Drops all connections at once; `text` says why."""
+        if self.revocations is not None:
+            self.revocations.close()
         for member in list(self._members):
             member.abort(text)
         handshakes = list(self._handshakes)
@@ -219,6 +254,7 @@ class MeshConnections:
         loop = asyncio.get_running_loop()
         accepted = loop.time()
         member = self._make(self._lost)
+        member.revocations = self.revocations
         has_come = False
         try:
             with sock:
@@ -269,7 +305,19 @@ class MeshConnections:
         self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
         if self._draining:
             member.drain()
+        self._end_if_revoked(member)  # since the handshake
         self._admitted(member)
+        return True
+
+    def _end_revoked(self) -> int:
+        return sum(map(self._end_if_revoked, list(self._members)))
+
+    def _end_if_revoked(self, member: MemberConnection) -> bool:
+        error = None if self.revocations is None else self.revocations.verdict(member.proof)
+        if error is None or member.lost:
+            return False
+        log.info("%s: %s is no longer let in: %s", self._purpose, member.identity, error)
+        self._revoked(member, error)
         return True
 
     def _lost(self, connection: Connection) -> None:
@@ -279,11 +327,11 @@ class MeshConnections:
         self._changed()
 
 
-def proved_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:
+def member_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:
     """Who the peer of a complete handshake is; `now` in seconds since the epoch. Raises RefusedError."""
     if tls.selected_alpn_protocol() != ALPN_H2:
         raise TlsFailureError("the client does not offer HTTP/2 (ALPN h2)")
-    identity = peer_id(tls.getpeercert(binary_form=True) or b"")
+    identity = proved_identity(tls)
     # TLS 1.2 can resume a session without a look at the certificate that it began with.
     ends = ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"]))
     if tls.session_reused and ends < now:

@@ -5,7 +5,7 @@ Owned here: how metrics travel from a worker to the front, and how they are summ
 
 Counters and histograms are summed, and never fall: what a worker had counted when it was last asked stays in
 the sum when it is gone. Gauges are summed over the workers that answer, but for those that say since when, or
-whether, something is so: there the least counts, for it is the worst.
+whether, something is so: there the least counts, for it is the worst; and of ages the greatest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ _ACCUMULATED = frozenset({"counter", "histogram"})
 
 _LEAST = ("_created", "_timestamp_seconds", "_start_time_seconds", "_successful", "_max_fds", "_build")
 """Ends of the names of samples that are not summed."""
+
+_GREATEST = ("_age_seconds",)
+"""Likewise."""
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -124,5 +127,7 @@ def _add_samples(into: dict[tuple[str, Labels], float], more: Mapping[tuple[str,
             into[key] = value
         elif key[0].endswith(_LEAST):
             into[key] = min(known, value)
+        elif key[0].endswith(_GREATEST):
+            into[key] = max(known, value)
         else:
             into[key] = known + value

@@ -40,6 +40,8 @@ class OpsPorts:
         config: Handler,
         tunnels: Handler,
         connections: Handler,
+        certificates: Handler,
+        tokens: Handler,
     ) -> None:
         self._ready = ready
         self._asked_at: float | None = None
@@ -56,6 +58,8 @@ class OpsPorts:
                 ("GET", "/config"): config,
                 ("GET", "/tunnels"): tunnels,
                 ("GET", "/connections"): connections,
+                ("GET", "/certs"): certificates,
+                ("GET", "/tokens"): tokens,
             },
             name="admin",
         )

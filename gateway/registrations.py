@@ -13,7 +13,7 @@ The rules:
 2. From here on we are the HTTP/2 client. A workload has its name from the moment in which it has answered our
    first request, so nobody is sent to a peer that does not serve.
 3. It loses the name, but none of its tunnels, with GOAWAY from either end, when rules that have been changed
-   refuse it, or when its certificate expires.
+   refuse it, or when its certificate expires. When its certificate is revoked it loses them all at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gateway.mesh_connections import MemberConnection
 from gateway.registry import Registration, Registry
 from gateway.reverse_rules import ReverseRules
 from gateway.reverse_settings import ReverseSettings
-from shared.errors import HboneError, LimitError, RefusedError, StreamResetError, UpstreamError
+from shared.errors import HboneError, LimitError, RefusedError, RevokedError, StreamResetError, UpstreamError
 from shared.net.address import check_host_name
 from shared.net.connection import Connection
 from shared.net.mesh_tls import ServerContext
@@ -66,6 +66,7 @@ class WorkloadConnection(MemberConnection, PingedConnection):
     name = ""
     expires = 0.0
     registration: Registration | None = None
+    revoked: RevokedError | None = None
     expiry_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -99,7 +100,7 @@ class Registrations:
         self._workers = workers
         self._refusals = refusals
         self._process = os.urandom(8).hex()
-        self._rules = ReverseRules(settings.rules)
+        self._rules = ReverseRules(settings.rules, settings.trust)
         self._members: set[WorkloadConnection] = set()
         self._leaving = False
 
@@ -172,6 +173,14 @@ class Registrations:
                 flags=error.flag,
                 error=str(error),
             )
+
+    def expel(self, connection: MemberConnection, error: RevokedError) -> None:
+        """Ends a connection whose workload is revoked by now, with its tunnels."""
+        member = cast("WorkloadConnection", connection)
+        member.revoked = error
+        if member.registration is not None:
+            self._registry.discard(member.registration)
+        member.expel(error)
 
     # One connection.
 
@@ -284,8 +293,8 @@ class Registrations:
         if it is None:
             return
         self._registry.discard(it)
-        error = None
-        if not member.ended_in_order:
+        error: HboneError | None = member.revoked
+        if error is None and not member.ended_in_order:
             cause = member.cause or "closed by the workload"
             error = StreamResetError(f"registration lost: {cause}", CANCEL)
         self._access_log.tunnel(

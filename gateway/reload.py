@@ -45,7 +45,7 @@ TURN_S = 0.0005
 """How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
 trip took 12 ms while 1,000 routes were read."""
 
-FIXED = ("admin", "metrics", "health")
+FIXED = ("admin", "metrics", "health", "tokens")
 """Fields whose change takes effect at the next start only."""
 
 Look = dict[Path, tuple[int, ...] | None]
@@ -216,7 +216,9 @@ def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
         changed.append("hbone, but for its rules and limits,")
     fixed["reverse"] = running.reverse
     if running.reverse is not None and wanted.reverse is not None:
-        fixed["reverse"] = dataclasses.replace(running.reverse, rules=wanted.reverse.rules)
+        fixed["reverse"] = dataclasses.replace(
+            running.reverse, rules=wanted.reverse.rules, trust=wanted.reverse.trust
+        )
     if fixed["reverse"] != wanted.reverse:
         changed.append("reverse, but for its rules,")
     if changed:

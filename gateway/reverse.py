@@ -24,6 +24,7 @@ from gateway.reverse_settings import ReverseSettings
 from shared.errors import StreamResetError
 from shared.net.address import Address
 from shared.net.answers import refusal
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -72,6 +73,7 @@ class ReverseListener:
             changed=lambda: None,
             admitted=self._registrations.admitted,
             prepare=self._registrations.prepare,
+            revoked=self._registrations.expel,
             purpose="reverse",
         )
         self._listeners = Listeners(self._connections.protocol, siblings=siblings, purpose="reverse")
@@ -101,6 +103,11 @@ class ReverseListener:
         )
 
     # What the owner asks.
+
+    @property
+    def revocations(self) -> RevocationWatch | None:
+        """The lists that workloads are held against."""
+        return self._connections.revocations
 
     @property
     def addresses(self) -> list[Address]:

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from gateway.routes import compile_glob
 from gateway.templates import shown
 from shared.errors import DeniedError
-from shared.identity.spiffe import AllowList, SpiffeId
-
-ANY = "*"
+from shared.identity.peer_patterns import PeerPatterns, TrustDomain
+from shared.identity.spiffe import SpiffeId
 
 PLACEHOLDERS = ("namespace", "service_account")
 """What a name pattern may take from the identity."""
@@ -34,7 +33,7 @@ class ReverseRule:
     """One rule as the file has it."""
 
     identities: tuple[str, ...]
-    """`from`: SPIFFE ID patterns (`spiffe.AllowList`), or `*` for everybody whom the roots vouch for."""
+    """`from`: patterns of SPIFFE IDs (`shared/identity/peer_patterns.py`), `*` for everybody among them."""
 
     names: tuple[str, ...]
     """`names`: globs on host names, with the identity's `{namespace}` and `{service_account}`."""
@@ -46,8 +45,9 @@ class ReverseRule:
 class ReverseRules:
     """The rules, compiled. Raises ValueError with the reason if a pattern is wrong."""
 
-    def __init__(self, rules: Iterable[ReverseRule]) -> None:
-        self._rules = tuple(_CompiledRule(rule) for rule in rules)
+    def __init__(self, rules: Iterable[ReverseRule], trust: TrustDomain | None = None) -> None:
+        """`trust` is our own domain, with its aliases."""
+        self._rules = tuple(_CompiledRule(rule, trust) for rule in rules)
 
     def may_be_had(self, name: str) -> bool:
         """Whether a rule may give `name`, in lower case, to somebody."""
@@ -74,19 +74,18 @@ def _denied(identity: SpiffeId, name: str, why: str) -> DeniedError:
 
 
 class _CompiledRule:
-    __slots__ = ("_anybody", "_identities", "_names", "deny")
+    __slots__ = ("_names", "_peers", "deny")
 
-    def __init__(self, rule: ReverseRule) -> None:
+    def __init__(self, rule: ReverseRule, trust: TrustDomain | None) -> None:
         self.deny = rule.deny
-        self._anybody = ANY in rule.identities
-        self._identities = AllowList(pattern for pattern in rule.identities if pattern != ANY)
+        self._peers = PeerPatterns(rule.identities, trust, anybody=True)
         self._names = tuple(_Name(text) for text in rule.names)
 
     def may_take(self, name: str) -> bool:
         return any(pattern.may_take(name) for pattern in self._names)
 
     def takes(self, identity: SpiffeId, name: str) -> bool:
-        if not (self._anybody or self._identities.allows(identity)):
+        if not self._peers.takes(identity):
             return False
         return any(pattern.takes(identity, name) for pattern in self._names)
 

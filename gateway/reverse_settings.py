@@ -13,6 +13,7 @@ from gateway.hbone_settings import MAX_LISTENERS, addresses, rules
 from gateway.reverse_rules import ReverseRule, check_name_pattern
 from gateway.yaml_nodes import Value
 from shared import ports
+from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.net.address import Address
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.REVERSE),)
@@ -40,6 +41,7 @@ _FIELDS = (
     "max_connections",
     "max_names",
     "max_connections_per_name",
+    "crl",
 )
 
 
@@ -48,7 +50,7 @@ class ReverseSettings:
     """All of `reverse:`."""
 
     certificates: Path
-    """`certificates`: a folder with certificates.pem, private_key.pem and ca_certificates.pem, which are read
+    """`certificates`: a folder with our certificate, key and roots by any customary names, which are read
     again when they change."""
 
     rules: tuple[ReverseRule, ...]
@@ -80,6 +82,12 @@ class ReverseSettings:
     """`max_connections_per_name`: registered for one name at once, so that one deployment that runs wild
     leaves room for the others."""
 
+    crl: Path | None = None
+    """`crl`: a file with certificate revocation lists, which is followed; None: nobody is revoked."""
+
+    trust: TrustDomain = UNTOLD
+    """Our trust domain and its aliases, from the top of the file."""
+
     @property
     def max_connections_per_source(self) -> int:
         """0, no bound: many workloads come from one NAT's address, and each has proved who it is."""
@@ -91,7 +99,7 @@ class ReverseSettings:
         return False
 
 
-def read(value: Value, folder: Path) -> ReverseSettings:
+def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> ReverseSettings:
     """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
     given = value.mapping(_FIELDS)
     default = ReverseSettings(Path(), ())
@@ -104,7 +112,7 @@ def read(value: Value, folder: Path) -> ReverseSettings:
         found = given.get(name)
         return found.duration(least_s, most_s) if found else default_s
 
-    listen = given.get("listen")
+    listen, crl = given.get("listen"), given.get("crl")
     return ReverseSettings(
         certificates=folder / given.need("certificates").text(),
         rules=rules(
@@ -112,6 +120,7 @@ def read(value: Value, folder: Path) -> ReverseSettings:
             "names",
             check_name_pattern,
             ReverseRule,
+            trust,
         ),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         handshake_timeout_s=seconds("handshake_timeout", default.handshake_timeout_s, MIN_TIMEOUT_S),
@@ -120,4 +129,6 @@ def read(value: Value, folder: Path) -> ReverseSettings:
         max_connections=count("max_connections", default.max_connections),
         max_names=count("max_names", default.max_names),
         max_connections_per_name=count("max_connections_per_name", default.max_connections_per_name),
+        crl=folder / crl.text() if crl else None,
+        trust=trust,
     )

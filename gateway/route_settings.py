@@ -15,21 +15,24 @@ from gateway.limit_settings import MAX_CONNECTIONS
 from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import Fields, Value
+from shared.identity.peer_patterns import UNTOLD, TrustDomain
+from shared.identity.token_sources.token_settings import file_path, service_account
 from shared.net.mesh_tls import MeshIdentity
 
 MAX_ROUTES = 1000
 """An unknown name is compared with every route, 0.1 to 0.4 µs each, before it is refused."""
 
-_IDENTITY_FIELDS = ("identity", "peer", "sni")
+_IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
 _ROUTE_LIMITS = ("max_connections", "max_tunnel_lifetime")
 _KINDS = ("tunnel", "forward", "reverse")
 FIELDS = ("host", *_KINDS, "alpn", *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
 
 
-def read(value: Value, folder: Path) -> tuple[Route, ...]:
-    """The routes of the list `value`; paths in it start from `folder`. Raises ConfigError."""
-    files = _NamedFiles(folder)
+def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> tuple[Route, ...]:
+    """The routes of the list `value`; paths in it start from `folder`, `trust` is our own trust domain.
+    Raises ConfigError."""
+    files = _NamedFiles(folder, trust)
     routes: list[Route] = []
     places: dict[str, int] = {}
     for index, item in enumerate(value.items(MAX_ROUTES)):
@@ -116,7 +119,8 @@ def _trust(given: Fields, url: TunnelUrl, files: _NamedFiles) -> Path | MeshIden
         return files.ca(ca) if ca else None
     if ca:
         raise ca.error("cannot stand beside identity, whose folder has the roots")
-    return mesh_identity(identity, given.get("peer"), given.get("sni"), files.folder)
+    peer, sni, crl = map(given.get, ("peer", "sni", "crl"))
+    return mesh_identity(identity, peer, sni, files.folder, crl=crl, trust=files.trust)
 
 
 def _default_token(url: TunnelUrl, trust: object) -> TokenRule:
@@ -132,23 +136,31 @@ def _token(value: Value, files: _NamedFiles) -> TokenRule:
         if value.word() != "none":
             raise value.error("must be none, {audience: TEMPLATE} or {file: PATH}")
         return TokenRule()
-    given = value.mapping(("audience", "file"))
-    if given.one_of(("audience", "file")) == "file":
-        return TokenRule(file=files.token(given.need("file")))
-    return TokenRule(audience=given.need("audience").parsed(Template.parse))
+    given = value.mapping(("audience", "file", "service_account"))
+    file, audience, account = (given.get(name) for name in ("file", "audience", "service_account"))
+    if file is None and audience is None:
+        raise value.error("needs audience or file")
+    if file and account:
+        raise account.error("has no meaning beside file, only beside audience")
+    return TokenRule(
+        audience.parsed(Template.parse) if audience else None,
+        files.token(file) if file else None,
+        account.parsed(service_account) if account else "",
+    )
 
 
 class _NamedFiles:
-    """The files that a file of settings names, relative to its own folder."""
+    """The files that a file of settings names, relative to its own folder, and the trust domain of it all."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trust: TrustDomain) -> None:
         self.folder = folder
+        self.trust = trust
         # Many routes share one CA file: reading a system's bundle takes 10 ms each time.
         self._good_cas: set[Path] = set()
 
     def token(self, value: Value) -> Path:
         """The path of a token file, which need not exist yet."""
-        return self.folder / value.text()
+        return self.folder / value.parsed(file_path)
 
     def ca(self, value: Value) -> Path:
         """The path of a CA file, once it is known to hold certificates."""

@@ -49,10 +49,14 @@ class TokenRule:
     """Which token goes with a tunnel request; none of the fields set: no token."""
 
     audience: Template | None = None
-    """An ID token for this audience is minted."""
+    """An ID token for this audience is minted; of the token in `file` it is demanded."""
 
     file: Path | None = None
     """The token is in this file, which may appear and change at any time."""
+
+    service_account: str = ""
+    """Beside `audience`: the token is this account's, by impersonation; empty: as `tokens` has it. A fixed
+    text: nothing that a client says chooses an account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,12 @@ class Token:
     kind: TokenKind
     value: str = ""
     """The audience or the file; empty for `none`."""
+
+    audience: str = ""
+    """Whom the token in the file has to be for; empty: not looked at."""
+
+    service_account: str = ""
+    """Whose token it is to be, where the route says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +325,12 @@ def _connect_target(template: Template, values: Mapping[str, str]) -> str:
 
 
 def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
+    audience = "" if rule.audience is None else rule.audience.expand(values)
     if rule.file is not None:
-        return Token("file", str(rule.file))
-    if rule.audience is not None:
-        return Token("audience", rule.audience.expand(values))
-    return Token("none")
+        return Token("file", str(rule.file), audience)
+    if rule.audience is None:
+        return Token("none")
+    return Token("audience", audience, service_account=rule.service_account)
 
 
 def _directions(target: Target) -> list[str]:
@@ -339,7 +350,11 @@ def _directions(target: Target) -> list[str]:
         lines += [f"proves     {target.identity.folder}", f"trusts     {', '.join(target.identity.peers)}"]
     elif target.scheme == "https":
         lines.append(f"trusts     {target.ca or 'the system certificates'}")
-    return [*lines, f"token      {target.token.kind} {target.token.value}".rstrip()]
+    token = target.token
+    more = f", which has to be for {token.audience}" if token.audience else ""
+    if token.service_account:
+        more = f", of {token.service_account}"
+    return [*lines, f"token      {token.kind} {token.value}{more}".rstrip()]
 
 
 def _described(destination: Destination) -> str:

@@ -1,45 +1,87 @@
-"""The gateway's token sources: one for each token rule, shared by all tunnels that the rule counts for.
+"""The gateway's token sources: which one a token rule means.
 
-Owned here: which source a rule means, and how many are kept. How a token is had and renewed is
-`shared/identity/tokens.py`'s matter, what it is asked for `upstream.py`'s.
+Owned here: that choice, and how many token files are kept. Minted tokens are
+`shared/identity/token_cache.py`'s, and who mints them `app.py`'s to say; what a token is asked for is
+`upstream.py`'s.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
 
 from gateway.routes import Token
-from shared.errors import UsageError
-from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
+from shared.errors import TokenError
+from shared.identity.minting import Minter
+from shared.identity.token_cache import TokenCache
+from shared.identity.token_counts import TokenCounts, TokenStatus
+from shared.identity.tokens import FileToken, NoToken, TokenSource
 
-MAX_TOKEN_SOURCES = 1000
-"""Audiences with a cached token. Beyond it the oldest is forgotten: it costs one more token request."""
+MAX_TOKEN_FILES = 1000
+"""Files whose content is kept, as many as there may be routes. An audience that is checked may be one of
+many, so there is a bound; beyond it the oldest is forgotten, which costs reading it again."""
+
+MAX_ACCOUNTS = 1000
+"""Service accounts that routes name, as many as there may be routes. Beyond it the oldest is forgotten: it
+may be one that a reload has removed."""
+
+_NO_TOKEN = NoToken()
 
 
 class TokenSources:
-    """One source per token rule, made when first asked for."""
+    """The sources for all token rules. All calls are made on the event loop's thread."""
 
-    def __init__(self, metadata_host: str) -> None:
-        """Raises UsageError if `metadata_host`, as in GCE_METADATA_HOST, is malformed."""
-        try:
-            MetadataToken("any", metadata_host)
-        except ValueError as error:
-            raise UsageError(f"invalid GCE_METADATA_HOST={metadata_host} ({error})") from error
-        self._metadata_host = metadata_host
-        self._sources: dict[Token, TokenSource] = {}
+    def __init__(
+        self,
+        minter: Minter,
+        counts: Callable[[str, str], TokenCounts] | None = None,
+        *,
+        of_account: Callable[[str], Minter] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`minter` mints the tokens of rules with an audience, `of_account` makes the minter for those that
+        name a service account, too; `counts` gives the counts of an identity and audience; `now` is the wall
+        clock in seconds since 1970."""
+        self.cache = TokenCache(counts, now=now)
+        self._minter = minter
+        self._counts = counts
+        self._now = now
+        self._files: dict[Token, FileToken] = {}
+        self._of_account = of_account
+        self._accounts: dict[str, Minter] = {}
 
     def of(self, rule: Token) -> TokenSource:
         """The source for `rule`."""
-        source = self._sources.get(rule)
-        if source is None:
-            if len(self._sources) >= MAX_TOKEN_SOURCES:
-                del self._sources[next(iter(self._sources))]
-            source = self._sources[rule] = self._make(rule)
-        return source
-
-    def _make(self, rule: Token) -> TokenSource:
-        if rule.kind == "file":
-            return FileToken(Path(rule.value))
         if rule.kind == "audience":
-            return MetadataToken(rule.value, self._metadata_host)
-        return NoToken()
+            account = rule.service_account
+            return self.cache.source(self._account(account) if account else self._minter, rule.value)
+        if rule.kind == "file":
+            return self._files.get(rule) or self._file(rule)
+        return _NO_TOKEN
+
+    def statuses(self) -> Iterator[TokenStatus]:
+        """What may be told of each token."""
+        yield from self.cache.statuses()
+        for file in self._files.values():
+            yield file.status()
+
+    def close(self) -> None:
+        """Lets go of all of them."""
+        self.cache.close()
+
+    def _account(self, account: str) -> Minter:
+        minter = self._accounts.get(account)
+        if minter is None:
+            if self._of_account is None:
+                raise TokenError(f"no tokens of {account}: nobody is there to impersonate it")
+            if len(self._accounts) >= MAX_ACCOUNTS:
+                del self._accounts[next(iter(self._accounts))]
+            minter = self._accounts[account] = self._of_account(account)
+        return minter
+
+    def _file(self, rule: Token) -> FileToken:
+        if len(self._files) >= MAX_TOKEN_FILES:
+            del self._files[next(iter(self._files))]
+        counts = self._counts(f"file {rule.value}", rule.audience) if self._counts else None
+        file = self._files[rule] = FileToken(rule.value, rule.audience, counts=counts, now=self._now)
+        return file

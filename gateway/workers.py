@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.app import Gateway, token_sources
+from gateway.app import Gateway
 from gateway.config import load
 from gateway.front import Front
 from gateway.listeners import Key, keys
@@ -43,6 +43,7 @@ from gateway.stopping import StopRequests
 from gateway.worker_link import Asker, Crew, pair
 from shared import loop
 from shared.errors import EXIT_INTERNAL, EXIT_OK, HboneError
+from shared.identity.token_sources.minters import minter_from_env
 from shared.net.address import Address
 from shared.net.listen import unavailable
 from shared.ops.access_log import AccessLog
@@ -96,8 +97,8 @@ class Workers:
         self._environ = environ
         self._log_format = log_format
         self._count = count
-        token_sources(environ)
         config = load(config_file)
+        minter_from_env(environ, config.tokens)
         self._reserved = _Reserved(config.listen)
         self._reserved_for_hbone = _Reserved(config.hbone.listen if config.hbone else ())
         self._questions = {number: pair() for number in range(1, count + 1)}

@@ -78,6 +78,16 @@ class Value:
 
     def mapping(self, known: tuple[str, ...]) -> Fields:
         """The fields of a mapping. Raises ConfigError if it is none, has a field twice or an unknown one."""
+        return Fields(self, self._fields(known))
+
+    def pairs(self, most: int) -> dict[str, Value]:
+        """The values of a mapping whose fields may have any names. Raises ConfigError if it is none, has a
+        field twice or more than `most`."""
+        if isinstance(self.node, yaml.MappingNode) and len(self.node.value) > most:
+            raise self.error(f"has {len(self.node.value)} entries, more than {most}")
+        return self._fields(None)
+
+    def _fields(self, known: tuple[str, ...] | None) -> dict[str, Value]:
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"must be a mapping of fields, not {_kind(self.node)}")
         self._refuse_tags("map")
@@ -88,13 +98,13 @@ class Value:
                 raise Value(key, self.file, self.path).error(f"a field's name cannot be {_kind(key)}")
             name = str(key.value)
             field = Value(key, self.file, f"{self.path}.{_shown(name)}".removeprefix("."))
-            if name not in known:
+            if known is not None and name not in known:
                 raise field.error(f"unknown field, {_suggestion(name, known)}")
             if name in fields:
                 raise field.error(f"given twice, the first time in line {lines[name]}")
             lines[name] = field.line
             fields[name] = Value(node, self.file, field.path)
-        return Fields(self, fields)
+        return fields
 
     def items(self, most: int) -> list[Value]:
         """The values of a list. Raises ConfigError if it is none, or longer than `most`."""

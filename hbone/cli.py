@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,13 @@ HELP_COLUMNS = 100
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
-    commands = {"demo": _demo, "cloudrun": _cloudrun}
+    commands: dict[str, Callable[[Sequence[str]], int]]
+    commands = {
+        "demo": _demo,
+        "cloudrun": _cloudrun,
+        "token": partial(_token, environ=environ),
+        "certs": _certs,
+    }
     _hold_standard_descriptors()
     try:
         if arguments and arguments[0] in commands:
@@ -54,9 +60,8 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("standard input or output is closed: both are the tunnel's, use /dev/null")
 
-    from hbone import proxy_command, target
+    from hbone import proxy_command, stdio, target, token_choice
     from shared import loop
-    from shared.identity.tokens import DEFAULT_METADATA_HOST
     from shared.net.address import Address
 
     where = target.parse(options.url)
@@ -64,14 +69,15 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         connect = Address.parse(options.connect) if options.connect else None
     except ValueError as error:
         raise UsageError(f"--connect {options.connect}: {error}") from error
-    token = proxy_command.token_source(
+    token = token_choice.for_tunnel(
         where,
+        environ,
         token_file=options.token_file,
         audience=options.audience,
         none=options.no_token,
-        metadata_host=environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST,
     )
-    return loop.run(proxy_command.run(proxy_command.ProxyOptions(where, token, options.ca, connect)))
+    carrying = proxy_command.ProxyOptions(where, token, options.ca, connect, stdio.take_input())
+    return loop.run(proxy_command.run(carrying))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="hbone",
         # Else it asks shutil for the terminal's width, which imports bz2 and lzma.
         formatter_class=partial(argparse.HelpFormatter, width=HELP_COLUMNS),
-        usage="hbone [flags] URL|HOST:PORT\n       hbone demo|cloudrun [--help]",
+        usage="hbone [flags] URL|HOST:PORT\n       hbone token|certs|demo|cloudrun [--help]",
         description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
         "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",
         epilog=_EXIT_CODES,
@@ -94,10 +100,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _token(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    from hbone import token_command
+
+    return token_command.run(arguments, environ)
+
+
 def _cloudrun(arguments: Sequence[str]) -> int:
     from hbone.cloudrun import cli
 
     return cli.run(arguments)
+
+
+def _certs(arguments: Sequence[str]) -> int:
+    from hbone import certs
+
+    return certs.run(arguments)
 
 
 def _demo(arguments: Sequence[str]) -> int:

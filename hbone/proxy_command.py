@@ -13,18 +13,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hbone.stdio import StdioLeg
+from hbone.stdio import STDIN, StdioLeg
 from hbone.target import TunnelTarget
 from shared.errors import (
     EXIT_OK,
     DialError,
     StatusError,
     StreamResetError,
-    TokenError,
     UpstreamError,
-    UsageError,
 )
-from shared.identity.tokens import FileToken, MetadataToken, NoToken, TokenSource
+from shared.identity.tokens import TokenSource
 from shared.net.address import Address
 from shared.net.answers import refusal
 from shared.net.connection import Connection
@@ -44,10 +42,6 @@ CLOSE_TIMEOUT_S = 20.0
 """How long a far side that has finished may take for our last bytes and its own close; less than the 30 s
 after which the event loop gives up on a TLS connection without a word."""
 
-_TOKEN_HINT = (
-    "on your own machine, gcloud auth print-identity-token >FILE and --token-file FILE, or --no-token"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
@@ -59,25 +53,8 @@ class ProxyOptions:
     """PEM file of certificates to trust; None: the system's."""
     connect: Address | None = None
     """Dial here instead of the URL's host."""
-
-
-def token_source(
-    target: TunnelTarget, *, token_file: Path | None, audience: str | None, none: bool, metadata_host: str
-) -> TokenSource:
-    """The token source that the flags say; by default a token for the URL's host from the metadata server,
-    and none where there is no TLS to keep it secret.
-
-    Raises:
-        UsageError: `metadata_host` is no HOST or HOST:PORT.
-    """
-    if none or (target.scheme == "http" and token_file is None and audience is None):
-        return NoToken()
-    if token_file is not None:
-        return FileToken(token_file)
-    try:
-        return MetadataToken(audience or target.audience, metadata_host)
-    except ValueError as error:
-        raise UsageError(f"invalid GCE_METADATA_HOST={metadata_host!a} ({error})") from error
+    input_fd: int = STDIN
+    """Where the tunnel's input is (`stdio.take_input`)."""
 
 
 async def run(options: ProxyOptions) -> int:
@@ -109,14 +86,14 @@ async def run(options: ProxyOptions) -> int:
 
 async def _carry(options: ProxyOptions) -> int:
     target = options.target
-    asking = _Asking(target, await _token(options.token))
+    asking = _Asking(target, await options.token.token())
     origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca)
     while True:
         connection, gone = await _connected(origin)
         try:
             stream = await asking.answered(connection)
             if stream is not None:
-                return await _carry_over(stream, connection, gone)
+                return await _carry_over(StdioLeg(options.input_fd), stream, connection, gone)
         finally:
             connection.close()
         await asyncio.sleep(asking.pause_s)
@@ -183,8 +160,7 @@ class _Asking:
         return True
 
 
-async def _carry_over(stream: Stream, connection: Connection, gone: asyncio.Event) -> int:
-    leg = StdioLeg()
+async def _carry_over(leg: StdioLeg, stream: Stream, connection: Connection, gone: asyncio.Event) -> int:
     try:
         await _relay(leg, stream)
         await _finish(leg, connection, gone)
@@ -195,15 +171,6 @@ async def _carry_over(stream: Stream, connection: Connection, gone: asyncio.Even
     finally:
         leg.abort()
     return EXIT_OK
-
-
-async def _token(source: TokenSource) -> str | None:
-    try:
-        return await source.token()
-    except TokenError as error:
-        if isinstance(source, FileToken):
-            raise
-        raise TokenError(f"{error}; {_TOKEN_HINT}") from error
 
 
 async def _relay(leg: StdioLeg, stream: Stream) -> None:

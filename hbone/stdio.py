@@ -4,6 +4,9 @@ ssh gives a ProxyCommand two pipes, or one socket; a shell gives files and termi
 cannot watch (files) is always ready. Nothing but the tunnel's bytes ever goes to standard output.
 
 The output is written for as long as its reader takes, also after the tunnel is over: `flushed` waits for it.
+
+The input is kept from children: google-auth runs the programs that a federation's file names with our
+standard input, and one that reads would take the tunnel's bytes. `take_input` makes it ours alone.
 """
 
 from __future__ import annotations
@@ -22,11 +25,23 @@ from shared.wire.frames import CANCEL
 FULL_BYTES = 256 << 10
 """Unwritten bytes beyond which the tunnel is told to wait: the same as for an HTTP/2 connection."""
 
+STDIN = 0
+
+
+def take_input() -> int:
+    """Standard input under a number that no child inherits (PEP 446); in its place is /dev/null from now on.
+    To be called before there is any thread or child."""
+    taken = os.dup(STDIN)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, STDIN)
+    os.close(null)
+    return taken
+
 
 class StdioLeg:
-    """File descriptors 0 and 1 as a leg. `error` is what broke one of them, None while nothing has."""
+    """Two file descriptors as a leg. `error` is what broke one of them, None while nothing has."""
 
-    def __init__(self, input_fd: int = 0, output_fd: int = 1) -> None:
+    def __init__(self, input_fd: int = STDIN, output_fd: int = 1) -> None:
         self.error: StreamResetError | None = None
         self._in = input_fd
         self._out = output_fd

@@ -8,14 +8,17 @@
     - ClientHelloError        the first bytes are no ClientHello that can be routed
     - NoRouteError            no route takes the name
     - DeniedError             the peer's identity is not allowed
+      - RevokedError          its certificate, or one above it, has been revoked
     - TlsFailureError         the peer's TLS handshake failed as TLS
     - LimitError              one too many: says which limit
   - TokenError                no token could be had, so nothing was sent
+  - SigningError              an authority has signed no certificate for us
   - UpstreamError             the far side cannot be reached or broke off
     - DialError               TCP or TLS to it failed, or took too long
     - StatusError             it answered with something else than 200
     - StreamResetError        it reset the stream or lost the connection
       - StreamDoneError       it let go of the stream after it had our end, which is no fault
+      - ExpelledError         we have ended the connection, for its certificate was revoked
   - TunnelLimitError          we ended an open tunnel: says which limit
     - IdleError               no byte for too long
     - HalfClosedError         one direction ended, the other was silent for too long
@@ -41,6 +44,7 @@ EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
 
 # TLS alert descriptions (RFC 8446 section 6.2) that a refusal can carry.
+ALERT_CERTIFICATE_REVOKED = 44
 ALERT_ACCESS_DENIED = 49
 ALERT_DECODE_ERROR = 50
 ALERT_INTERNAL_ERROR = 80
@@ -50,6 +54,22 @@ ALERT_NO_APPLICATION_PROTOCOL = 120
 DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
 """Response flag of a tunnel that the client broke: nobody's fault here, and in no way rare (a client that
 closes before it has read the last close_notify)."""
+
+
+TOKEN_REASONS = (
+    "unreachable",
+    "refused",
+    "garbled",
+    "expired",
+    "audience",
+    "file",
+    "limit",
+    "rejected",
+    "other",
+)
+"""Why there is no token: nobody there, or no complete answer in time; asked, and told no; an answer that is
+no token; one that has expired; one for somebody else; a file that cannot be used; too many are asked for at
+once; the far side did not take it; anything else."""
 
 
 class HboneError(Exception):
@@ -119,6 +139,12 @@ class DeniedError(RefusedError):
     """The peer proved an identity that is not allowed here."""
 
 
+class RevokedError(DeniedError):
+    """The peer's certificate, or one that vouches for it, is on its issuer's revocation list."""
+
+    alert = ALERT_CERTIFICATE_REVOKED
+
+
 class TlsFailureError(RefusedError):
     """The peer's TLS handshake failed as TLS: no certificate, an unknown authority, garbage, too slow."""
 
@@ -138,7 +164,19 @@ class LimitError(RefusedError):
 
 
 class TokenError(HboneError):
-    """No token could be had, so nothing was sent."""
+    """No token could be had, so nothing was sent: `reason` is one of TOKEN_REASONS, for it becomes a metric's
+    label."""
+
+    exit_code = EXIT_DENIED
+    flag = "IDENTITY_ERROR"
+
+    def __init__(self, text: str, reason: str = "other") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class SigningError(HboneError):
+    """An authority has signed no certificate for us: it cannot be reached, refuses, or answers garbage."""
 
     exit_code = EXIT_DENIED
     flag = "IDENTITY_ERROR"
@@ -180,6 +218,12 @@ class StreamResetError(UpstreamError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+
+
+class ExpelledError(StreamResetError):
+    """We have ended the connection to a peer whose certificate was revoked while it was open."""
+
+    flag = "DENY"
 
 
 class TunnelLimitError(HboneError):

@@ -20,6 +20,9 @@ HBONE = 15008
 HBONE_H2C = 15009
 """krun: tunnels as HTTP/2 without TLS, behind Cloud Run's front end."""
 
+ISTIOD = 15012
+"""istiod: the mesh's control plane and its certificate authority, TLS."""
+
 METRICS = 15020
 """Prometheus metrics of hgate."""
 
@@ -40,6 +43,9 @@ SNI = 15442
 
 SNI_ISTIO = 15443
 """hgate: the same, on Istio's customary gateway port."""
+
+STS = 15463
+"""krun: token exchange for Envoy and others in the container, loopback only (the original's port)."""
 
 APP = 8080
 """The app in the container."""

@@ -17,6 +17,8 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.secrets_search"]
+
 settings.register_profile("fast", max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import certificate_settings, kubernetes_settings, reverse_settings, sts_settings
 from agent.settings import ENVIRONMENT
 from shared import errors, ports
 from shared.ops.access_log import _KEYS
@@ -25,6 +26,8 @@ WITHOUT_TWIN = {
     "events.py",  # dataclasses that test_session.py reads
     "inbound_record.py",  # one dataclass
     "legs.py",  # protocols, no code
+    "minting.py",  # likewise
+    "signing.py",  # likewise
     "read_buffer.py",  # one constant
 }
 
@@ -52,8 +55,25 @@ def test_architecture_lists_every_port() -> None:
 
 
 def test_readme_lists_every_environment_variable_of_krun() -> None:
-    listed = set(re.findall(r"^\| `([A-Z_]+\*?)` \|", README, re.MULTILINE))
-    assert listed == set(ENVIRONMENT)
+    listed = re.findall(r"^\| `([A-Z0-9_]+\*?)` \|", README, re.MULTILINE)
+    assert sorted(listed) == sorted(ENVIRONMENT)
+
+
+def test_rows_of_the_documents_are_in_tables() -> None:
+    for name in ("README.md", "ARCHITECTURE.md", "deploy/README.md"):
+        lines = (ROOT / name).read_text().splitlines()
+        loose = [
+            after
+            for before, line, after in zip(lines, lines[1:], lines[2:], strict=False)
+            if line.startswith("| ") and not before.startswith("|") and not after.startswith("|---")
+        ]
+        assert loose == [], f"{name}: a table without a head before {loose[0]}"
+
+
+def test_a_variable_of_krun_has_one_meaning() -> None:
+    groups = (certificate_settings, kubernetes_settings, reverse_settings, sts_settings)
+    names = [name for group in groups for name in group.ENVIRONMENT]
+    assert sorted(set(names)) == sorted(names)
 
 
 def test_architecture_lists_every_metric() -> None:

@@ -17,8 +17,9 @@ from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
 from shared import loop
 from shared.errors import EXIT_OK, UnavailableError, UsageError
-from shared.identity.authority import Authority
-from shared.identity.jwt_check import Issuer, TokenChecker
+from shared.identity.certificates.authority import Authority
+from shared.identity.jwks import KeySet
+from shared.identity.jwt_check import GOOGLE_ISSUER, Issuer, TokenChecker
 from shared.net.address import Address, check_host_name
 from shared.ops import log as logs
 
@@ -49,10 +50,11 @@ def run(arguments: Sequence[str]) -> int:
 async def _serve(options: argparse.Namespace, folder: Path) -> int:
     issuer = Issuer()
     host = _host(options.audience)
+    keys = _keys(options.keys)
     checker = (
         None
         if options.allow_unauthenticated
-        else TokenChecker(issuer.public_keys, {options.audience}, issuer.name)
+        else TokenChecker(keys.keys if keys else issuer.public_keys, {options.audience}, options.issuer)
     )
     limits = FrontEndLimits(
         request_timeout_s=options.timeout,
@@ -61,7 +63,7 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
         concurrency=options.concurrency,
     )
     certificate, key, ca = _certificate(folder, host)
-    front_end = FrontEnd(_address("--container", options.container), checker, limits)
+    front_end = FrontEnd(_address("--container", options.container), checker, limits, keys)
     metadata = MetadataServer(issuer, CALLER)
     stop = asyncio.Event()
     running_loop = asyncio.get_running_loop()
@@ -113,6 +115,13 @@ def _host(audience: str) -> str:
     return host
 
 
+def _keys(source: str | None) -> KeySet | None:
+    try:
+        return KeySet(source) if source else None
+    except ValueError as error:
+        raise UsageError(f"--keys {source}: {error}") from error
+
+
 def _address(flag: str, text: str) -> Address:
     try:
         return Address.parse(text)
@@ -149,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--metadata", default="127.0.0.1:8444", metavar="ADDR", help="the metadata server")
     add("--audience", default="https://hello.a.run.app", metavar="URL", help="the service's URL")
     add("--allow-unauthenticated", action="store_true", help="ask for no token")
+    add("--keys", metavar="URL|FILE", help="take tokens of this key set (JWKS), not the metadata server's")
+    add("--issuer", default=GOOGLE_ISSUER, metavar="NAME", help="who has to have made them")
     timeout_s, seconds = default.request_timeout_s, _within(MAX_TIMEOUT_S)
     add("--timeout", type=seconds, default=timeout_s, metavar="S", help="request timeout")
     streams, size, count = default.streams_per_connection, default.header_bytes, _within(MAX_COUNT)

@@ -12,7 +12,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.errors import HboneError, UpstreamError
+from shared.errors import HboneError, UnavailableError, UpstreamError
+from shared.identity.jwks import KeySet, key_id_of
 from shared.identity.jwt_check import TokenChecker, TokenRejected
 from shared.identity.tokens import shown_claim
 from shared.net.address import Address
@@ -65,11 +66,19 @@ class _Caller:
 
 
 class FrontEnd:
-    """Serves one service. `checker` None lets everybody in, as "allow unauthenticated" does."""
+    """Serves one service. `checker` None lets everybody in, as "allow unauthenticated" does; `keys` are those
+    it looks into, where somebody else's have to be fetched."""
 
-    def __init__(self, container: Address, checker: TokenChecker | None, limits: FrontEndLimits) -> None:
+    def __init__(
+        self,
+        container: Address,
+        checker: TokenChecker | None,
+        limits: FrontEndLimits,
+        keys: KeySet | None = None,
+    ) -> None:
         self._origin = Origin("http", container.host, container)
         self._checker = checker
+        self._keys = keys
         self._limits = limits
         # Clients that do not read must not stop the others of their connection to the container.
         session = SessionLimits(
@@ -115,6 +124,27 @@ class FrontEnd:
         if size > self._limits.header_bytes:
             self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
             return
+        key_id = key_id_of(_authorization(stream.headers)) if self._keys is not None else None
+        if self._keys is None or self._keys.is_at_hand(key_id):
+            self._admit(stream)
+            return
+        fetching = spawn(self._admit_with(self._keys, key_id, stream), name=f"keys for stream {stream.id}")
+
+        def gone(_error: HboneError) -> None:
+            fetching.cancel()
+
+        stream.on_gone = gone
+
+    async def _admit_with(self, keys: KeySet, key_id: str | None, stream: Stream) -> None:
+        try:
+            await keys.prepare(key_id)
+        except UnavailableError as error:
+            self._refuse(stream, 503, str(error))
+            return
+        stream.on_gone = None
+        self._admit(stream)
+
+    def _admit(self, stream: Stream) -> None:
         try:
             caller = self._check(stream.headers)
         except TokenRejected as error:
@@ -136,9 +166,7 @@ class FrontEnd:
     def _check(self, headers: Headers) -> _Caller:
         if self._checker is None:
             return _Caller()
-        value = header_value(headers, b"x-serverless-authorization")
-        value = value or header_value(headers, b"authorization")
-        claims = self._checker.check(value.decode("latin-1") or None)
+        claims = self._checker.check(_authorization(headers))
         email = shown_claim(claims.get("email", ""))
         return _Caller(shown_claim(claims.get("aud")), int(claims.get("exp", 0)), email)
 
@@ -180,6 +208,13 @@ class FrontEnd:
             "refused", extra={"stream": stream.id, "path": _path(stream), "status": status, "reason": reason}
         )
         answer(stream, status, reason)
+
+
+def _authorization(headers: Headers) -> str | None:
+    """What the caller shows; of two the one that is meant for Cloud Run alone (FACTS section 1)."""
+    value = header_value(headers, b"x-serverless-authorization")
+    value = value or header_value(headers, b"authorization")
+    return value.decode("latin-1") or None
 
 
 class _Exchange(Relay):

@@ -6,12 +6,17 @@ nothing that would be a credential for anything real.
 
 from __future__ import annotations
 
+import json
+
 from shared.identity.jwt_check import Issuer
 from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Request, Response
 
 _ACCOUNT = "/computeMetadata/v1/instance/service-accounts/default"
 _FLAVOR = (("Metadata-Flavor", "Google"),)
+
+KEYS_PATH = "/oauth2/v3/certs"
+"""Where www.googleapis.com has the keys that Google's tokens are signed with; here they are our own."""
 
 
 class MetadataServer:
@@ -26,9 +31,11 @@ class MetadataServer:
             "/computeMetadata/v1/project/numeric-project-id": "1",
             "/computeMetadata/v1/instance/region": "projects/1/regions/local",
         }
+        keys = json.dumps(issuer.jwks()).encode()
         routes: dict[tuple[str, str], Handler] = {("GET", path): _fixed(text) for path, text in fixed.items()}
         routes["GET", "/"] = lambda _: Response(200, "text/html", b"", _FLAVOR)  # "are you one?"
         routes["GET", f"{_ACCOUNT}/identity"] = self._identity
+        routes["GET", KEYS_PATH] = lambda _: Response(200, "application/json", keys)
         self._server = HttpServer(routes, name="metadata")
 
     async def start(self, address: Address) -> Address:

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hbone.demo.processes import Process, Record
-from shared.identity.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-)
+from shared.identity.certificates.authority import Authority
+from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 

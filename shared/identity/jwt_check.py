@@ -1,7 +1,7 @@
-"""Checks and mints ID tokens the way Google's front end and token service do, for the stand-in for Cloud Run.
+"""Checks and mints ID tokens the way Google's front end and token service do.
 
 Owns signatures, audiences and the statuses that tell a caller what is wrong with its token. Does not fetch
-keys, and knows no IAM roles. Imported only by what runs a stand-in or a test: it brings in PyJWT and
+keys (`jwks` does), and knows no IAM roles. Imported only where tokens are checked: it brings in PyJWT and
 cryptography. Counterpart: `tokens`, which obtains and sends what is checked here.
 """
 
@@ -40,13 +40,22 @@ STATUS_FORBIDDEN = 403
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
 
-class TokenRejected(RefusedError):
-    """A caller's token does not open this service; `status` is the HTTP status that says so."""
+MISSING, MALFORMED, UNKNOWN_KEY, SIGNATURE = "missing", "malformed", "unknown_key", "signature"
+TIME, AUDIENCE, ISSUER = "time", "audience", "issuer"
 
-    def __init__(self, status: int, reason: str) -> None:
+KINDS = (MISSING, MALFORMED, UNKNOWN_KEY, SIGNATURE, TIME, AUDIENCE, ISSUER)
+"""Every kind of fault that a TokenRejected can have: the values of a metric's label."""
+
+
+class TokenRejected(RefusedError):
+    """A caller's token does not open this service; `status` is the HTTP status that says so, `kind` is one of
+    KINDS."""
+
+    def __init__(self, status: int, reason: str, kind: str) -> None:
         super().__init__(status, reason)
         self.status = status
         self.reason = reason
+        self.kind = kind
 
     def __str__(self) -> str:
         return f"token rejected: {self.reason}"
@@ -82,17 +91,17 @@ class TokenChecker:
         Run answers.
         """
         if authorization is None or not authorization.strip():
-            raise TokenRejected(STATUS_FORBIDDEN, "the request carries no token")
+            raise TokenRejected(STATUS_FORBIDDEN, "the request carries no token", MISSING)
         scheme, _, token = authorization.strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer":
-            raise _unauthorized("the authorization header is not of the form `Bearer TOKEN`")
+            raise _unauthorized("the authorization header is not of the form `Bearer TOKEN`", MALFORMED)
         if len(token) > MAX_TOKEN_BYTES:
-            raise _unauthorized(f"it is longer than {MAX_TOKEN_BYTES} bytes")
+            raise _unauthorized(f"it is longer than {MAX_TOKEN_BYTES} bytes", MALFORMED)
         try:
             claims = claims_of(token)
         except ValueError as error:
-            raise _unauthorized(str(error)) from error
+            raise _unauthorized(str(error), MALFORMED) from error
         self._check_signature(token)
         self._check_times(claims)
         self._check_names(claims)
@@ -101,52 +110,59 @@ class TokenChecker:
     def _check_signature(self, token: str) -> None:
         # PyJWT's own texts stay out of ours: some of them quote what the token holds.
         try:
-            key_id = jwt.get_unverified_header(token).get("kid")
+            header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, RecursionError):
-            raise _unauthorized("its header cannot be read") from None
+            raise _unauthorized("its header cannot be read", MALFORMED) from None
+        # Here, for not every PyJWT that we run with knows it (RFC 7515 section 4.1.11).
+        if "crit" in header:
+            raise _unauthorized("it demands extensions that are not known here", MALFORMED)
+        key_id = header.get("kid")
         key = self._keys.get(key_id) if isinstance(key_id, str) else None
         if key is None:
-            raise _unauthorized("it is signed with a key that is not known here")
+            raise _unauthorized("it is signed with a key that is not known here", UNKNOWN_KEY)
+        # Only the key's own algorithm: the token must not choose how it is checked (RFC 8725, 3.1).
+        own = algorithm(key)
+        if own is None:
+            raise _unauthorized("it is signed with a key that is too weak or of another kind", UNKNOWN_KEY)
         try:
-            # Only the key's own algorithm: the token must not choose how it is checked (RFC 8725, 3.1).
-            self._signatures.decode_complete(token, key, algorithms=[_algorithm(key)])
+            self._signatures.decode_complete(token, key, algorithms=[own])
         except jwt.PyJWTError:
-            raise _unauthorized("its signature is not valid") from None
+            raise _unauthorized("its signature is not valid", SIGNATURE) from None
 
     def _check_times(self, claims: dict[str, Any]) -> None:
         now = self._now()
         expires_at = _time(claims, "exp")
         if expires_at is None:
-            raise _unauthorized("it has no expiry")
+            raise _unauthorized("it has no expiry", TIME)
         if now >= expires_at + LEEWAY_S:
-            raise _unauthorized(f"it expired {now - expires_at:.0f} s ago")
+            raise _unauthorized(f"it expired {now - expires_at:.0f} s ago", TIME)
         for claim in ("iat", "nbf"):
             valid_from = _time(claims, claim)
             if valid_from is not None and now < valid_from - LEEWAY_S:
-                raise _unauthorized(f"it is valid only in {valid_from - now:.0f} s ({claim})")
+                raise _unauthorized(f"it is valid only in {valid_from - now:.0f} s ({claim})", TIME)
 
     def _check_names(self, claims: dict[str, Any]) -> None:
         audience = claims.get("aud")
         named = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(name, str) and name in self._audiences for name in named):
             expected = ", ".join(sorted(self._audiences))
-            raise _unauthorized(f"its audience is {shown_claim(audience)}, expected {expected}")
+            raise _unauthorized(f"its audience is {shown_claim(audience)}, expected {expected}", AUDIENCE)
         issuer = claims.get("iss")
         if self._issuer is not None and issuer != self._issuer:
-            raise _unauthorized(f"its issuer is {shown_claim(issuer)}, expected {self._issuer}")
+            raise _unauthorized(f"its issuer is {shown_claim(issuer)}, expected {self._issuer}", ISSUER)
 
 
-def _unauthorized(reason: str) -> TokenRejected:
-    return TokenRejected(STATUS_UNAUTHORIZED, reason)
+def _unauthorized(reason: str, kind: str) -> TokenRejected:
+    return TokenRejected(STATUS_UNAUTHORIZED, reason, kind)
 
 
-def _algorithm(key: PublicKey) -> str:
-    """The one algorithm a key is used with; TokenRejected when it is too weak for any."""
+def algorithm(key: object) -> str | None:
+    """The one algorithm (RFC 7518 section 3.1) that a key is used with; None: it is none, or too weak."""
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= RSA_BITS:
         return "RS256"
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return "ES256"
-    raise _unauthorized("it is signed with a key that is too weak or of another kind")
+    return None
 
 
 def _time(claims: dict[str, Any], name: str) -> float | None:
@@ -156,7 +172,7 @@ def _time(claims: dict[str, Any], name: str) -> float | None:
         return None
     # The range keeps infinities, NaN and integers without end out of the arithmetic.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
-        raise _unauthorized(f"its {name} is not a time")
+        raise _unauthorized(f"its {name} is not a time", TIME)
     return float(value)
 
 

@@ -1,14 +1,13 @@
-"""SPIFFE names: read, taken from certificates, and held against a list of allowed ones.
+"""SPIFFE names: read, and taken from certificates.
 
 Owns the text rules of the SPIFFE-ID standard and the leaf rules of X509-SVID. Does not verify certificate
-chains: that is the TLS library's work, and whatever calls `peer_id` has had it done. Counterpart:
-`authority`, which issues such certificates for the demo and the tests.
+chains: that is the TLS library's work, and whatever calls `peer_id` has had it done. Which names may come in
+is `peer_policy`'s. Counterpart: `authority`, which issues such certificates for the demo and the tests.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +28,10 @@ SHOWN_CHARS = 200
 """How much of a refused name goes into an error: enough to recognise it, too little to fill a log."""
 
 _TRUST_DOMAIN = re.compile(r"[a-z0-9._-]+")
-_SEGMENT_TEXT = r"[A-Za-z0-9._-]+"
-_SEGMENT = re.compile(_SEGMENT_TEXT)
+SEGMENT_TEXT = r"[A-Za-z0-9._-]+"
+"""A path segment, as a regular expression."""
+
+_SEGMENT = re.compile(SEGMENT_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class SpiffeId:
     def __post_init__(self) -> None:
         reason = _fault(self.trust_domain, self.path)
         if reason is not None:
-            raise ValueError(f"no SPIFFE ID: {_shown(str(self))}: {reason}")
+            raise ValueError(f"no SPIFFE ID: {shown(str(self))}: {reason}")
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.trust_domain}{self.path}"
@@ -63,9 +64,9 @@ class SpiffeId:
         segments, `.` and `..`, or more than 2048 bytes.
         """
         if not uri.startswith(SCHEME):
-            raise ValueError(f"no SPIFFE ID: {_shown(uri)}: it does not start with {SCHEME}")
+            raise ValueError(f"no SPIFFE ID: {shown(uri)}: it does not start with {SCHEME}")
         if len(uri) > MAX_URI_BYTES:
-            raise ValueError(f"no SPIFFE ID: {_shown(uri)}: it is longer than {MAX_URI_BYTES} bytes")
+            raise ValueError(f"no SPIFFE ID: {shown(uri)}: it is longer than {MAX_URI_BYTES} bytes")
         trust_domain, slash, rest = uri[len(SCHEME) :].partition("/")
         return cls(trust_domain, slash + rest)
 
@@ -121,7 +122,8 @@ def _segment_fault(segment: str) -> str | None:
     return None
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """`text` for an error: quoted, and cut short."""
     return repr(text) if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]!r}..."
 
 
@@ -194,78 +196,3 @@ def _may_sign(certificate: x509.Certificate) -> bool:
         if isinstance(value, x509.KeyUsage) and (value.key_cert_sign or value.crl_sign):
             return True
     return False
-
-
-# Rules.
-
-
-class AllowList:
-    """Which SPIFFE IDs may come in: patterns such as `spiffe://demo.local/ns/*/sa/*`.
-
-    The trust domain is literal. `*` stands for exactly one path segment, `/**` at the end for one or more
-    further segments. A list without patterns allows nobody. Raises ValueError for any other pattern.
-    """
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        self.patterns = tuple(patterns)
-        self._regexes = [_regex(pattern) for pattern in self.patterns]
-        # "(?!)" never matches: the meaning of an empty list.
-        self._allowed = re.compile("|".join(f"(?:{regex})" for regex in self._regexes) or "(?!)")
-
-    def __repr__(self) -> str:
-        return f"AllowList({', '.join(self.patterns)})"
-
-    @classmethod
-    def parse(cls, text: str) -> AllowList:
-        """Reads patterns separated by commas, blanks around them ignored.
-
-        Raises ValueError when one is malformed or there is none at all, which in a setting is a slip.
-        """
-        patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
-        if not patterns:
-            raise ValueError(
-                f"no SPIFFE ID pattern in {_shown(text)}, for example {SCHEME}demo.local/ns/*/sa/*"
-            )
-        return cls(patterns)
-
-    def allows(self, identity: SpiffeId) -> bool:
-        """Whether a pattern allows it."""
-        return self._allowed.fullmatch(str(identity)) is not None
-
-    def check(self, identity: SpiffeId) -> None:
-        """Raises DeniedError, which names the identity, when no pattern allows it."""
-        if not self.allows(identity):
-            raise DeniedError(f"peer {identity} denied: no rule allows it")
-
-    def regexes(self) -> list[str]:
-        """The patterns as regular expressions that have to match the whole URI, in the syntax that RE2 and
-        Python share; for Envoy's `match_typed_subject_alt_names`."""
-        return list(self._regexes)
-
-
-def _regex(pattern: str) -> str:
-    if not pattern.startswith(SCHEME):
-        raise ValueError(f"pattern {_shown(pattern)} does not start with {SCHEME}")
-    if len(pattern) > MAX_URI_BYTES:
-        raise ValueError(f"pattern {_shown(pattern)} is longer than {MAX_URI_BYTES} bytes")
-    trust_domain, *segments = pattern[len(SCHEME) :].split("/")
-    if "*" in trust_domain:
-        raise ValueError(f"pattern {_shown(pattern)}: the trust domain has to be written out, without *")
-    any_rest = bool(segments) and segments[-1] == "**"
-    if any_rest:
-        segments.pop()
-    for segment in segments:
-        if "*" in segment and segment != "*":
-            raise ValueError(f"pattern {_shown(pattern)}: * stands for a whole segment, ** only for the last")
-    # With the stars replaced what remains has to be a SPIFFE ID, so that no pattern is silently unmatchable.
-    try:
-        SpiffeId(trust_domain, "".join(f"/{segment.replace('*', 'x')}" for segment in segments))
-    except ValueError as error:
-        raise ValueError(f"pattern {_shown(pattern)}: {error}") from error
-    path = "".join("/" + (_SEGMENT_TEXT if segment == "*" else _literal(segment)) for segment in segments)
-    return f"{SCHEME}{_literal(trust_domain)}{path}" + (f"(?:/{_SEGMENT_TEXT})+" if any_rest else "")
-
-
-def _literal(text: str) -> str:
-    """Of the characters that a SPIFFE ID may have, only the dot means something to a regular expression."""
-    return text.replace(".", r"\.")

@@ -1,13 +1,13 @@
-"""Where the tokens come from that prove this process to the far side: a file, the metadata server, nowhere.
+"""The tokens that prove this process to the far side: what a source of them is, one in a file, one's claims.
 
-Owns reading, caching and renewing of bearer tokens, and what may be told about one in a log. Does not check
-signatures (`jwt_check` does, in the stand-in for Cloud Run) and sends nothing to the far side. A token itself
-goes into no error text, log line or repr here: whatever tells about one uses `describe`.
+Owned here: the contract `TokenSource`, sources that mint nothing (a file, none at all), what makes a token
+unfit to be sent, and what may be told about one. Tokens that are minted are `token_cache.py`'s. Does not
+check signatures (`jwt_check` does) and sends nothing. A token itself goes into no error text, log line or
+repr here: whatever tells about one uses `describe`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 import os
@@ -16,35 +16,15 @@ import stat
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote
 
-from shared.errors import DialError, TokenError, UpstreamError
-from shared.tasks import spawn
+from shared.errors import TokenError
 
-if TYPE_CHECKING:
-    from shared.net.http1_client import Response
+if TYPE_CHECKING:  # ssh users wait for what is imported
+    from shared.identity.minting import Minted
+    from shared.identity.token_counts import TokenCounts, TokenStatus
 
 MAX_TOKEN_BYTES = 16 * 1024
 """An ID token is about 1 KiB; more than 16 KiB would not fit into anybody's header list (FACTS section 1)."""
-
-DEFAULT_METADATA_HOST = "metadata.google.internal"
-
-METADATA_TIMEOUT_S = 3.0
-"""GCE_METADATA_TIMEOUT's default in Google's own libraries."""
-
-REFRESH_AHEAD_S = 300
-"""From here on a new token is fetched in the background, while the old one still serves."""
-
-UNUSABLE_AHEAD_S = 60
-"""A token this close to its end is not sent any more: clocks differ, and a request takes its time."""
-
-REFRESH_PACE_S = 10
-"""Least time between two fetches in the background: the metadata server has a cache of its own and may well
-answer with the token that we hold already, and one that fails is not helped by a request per tunnel."""
-
-FAILURE_MEMORY_S = 1.0
-"""How long a failure answers for a new attempt, so that a thousand waiting tunnels do not become a thousand
-requests in a row."""
 
 LOOK_AGAIN_S = 1.0
 """How long a look at a token's file counts: it costs 3.5 µs, and one that is replaced before its time is up
@@ -93,17 +73,30 @@ class FileToken:
     """The token in a file that somebody else keeps current, such as a projected service account token.
 
     A look at the file's metadata per call tells whether it has to be read again; `at_hand`, which is asked
-    for each tunnel, looks every `LOOK_AGAIN_S`. What is in it may be any text that fits into a header;
-    whether it is valid the far side knows.
+    for each tunnel, looks every `LOOK_AGAIN_S`. What is in it may be any text that fits into a header. Of a
+    JWT it is known when it ends, and whom it is for: it is not sent after its `exp`, nor to another audience
+    than `audience`, if there is one.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        path: str | os.PathLike[str],
+        audience: str = "",
+        *,
+        counts: TokenCounts | None = None,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`monotonic` is a clock in seconds."""
+        """`now` is the wall clock in seconds since 1970, as `exp` is, `monotonic` one that is never set."""
         self._path = os.fspath(path)
+        self._audience = audience
+        self._counts = counts
+        self._now = now
         self._token = ""
+        self._expires_at_s = math.inf
         self._version: tuple[int, int, int] | None = None
+        self._failure = ""
+        self._failed_at_s = 0.0
         self._monotonic = monotonic
         self._look_at = 0.0
 
@@ -113,14 +106,20 @@ class FileToken:
             # In place: both are local, and the kubelet's volume is memory.
             if self._version is None or _version(os.stat(self._path)) != self._version:
                 self._read()
+            self._demand_unexpired()
         except OSError as error:
-            raise TokenError(
+            text = (
                 f"cannot read token file {self._path}: {error.strerror}; check the path and its permissions"
-            ) from error
+            )
+            raise self._failed(TokenError(text, "file")) from error
+        except TokenError as error:
+            text = f"cannot use token file {self._path}: {error}"
+            raise self._failed(TokenError(text, error.reason)) from error
+        self._failure = ""
         return self._token
 
     def at_hand(self) -> str | None:
-        if self._version is None:
+        if self._version is None or self._now() >= self._expires_at_s:
             return None
         now = self._monotonic()
         if now < self._look_at:
@@ -130,38 +129,68 @@ class FileToken:
                 return None
         except OSError:
             return None
+        self._failure = ""
         self._look_at = now + LOOK_AGAIN_S
         return self._token
 
     def invalidate(self, rejected: str | None = None) -> None:
         if rejected is None or rejected == self._token:
+            if self._version is not None and self._counts is not None:
+                self._counts.failed("rejected")
             self._version = None
 
+    def status(self) -> TokenStatus:
+        """What may be told of it. It is as old as the file."""
+        from shared.identity.token_counts import TokenStatus
+
+        return TokenStatus(
+            identity=f"file {self._path}",
+            audience=self._audience,
+            minted_at_s=self._version[0] / 1e9 if self._version else None,
+            expires_at_s=self._expires_at_s if self._version and math.isfinite(self._expires_at_s) else None,
+            failure=self._failure,
+            failed_at_s=self._failed_at_s if self._failure else None,
+        )
+
+    def _failed(self, error: TokenError) -> TokenError:
+        if self._counts is not None:
+            self._counts.failed(error.reason)
+        self._failure, self._failed_at_s = str(error), self._now()
+        return error
+
     def _read(self) -> None:
-        with open(self._path, "rb", opener=_open_without_waiting) as file:
+        with open(self._path, "rb", opener=open_without_waiting) as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
-                raise TokenError(f"cannot use token file {self._path}: it is not a regular file")
+                raise TokenError("it is not a regular file", "file")
             content = file.read(MAX_TOKEN_BYTES + 1)
-        if len(content) > MAX_TOKEN_BYTES:
-            raise TokenError(
-                f"cannot use token file {self._path}: it is longer than {MAX_TOKEN_BYTES} bytes; "
-                "it has to hold one token and nothing else"
-            )
         text = content.strip().decode("latin-1")
         if not text:
-            raise TokenError(f"cannot use token file {self._path}: it is empty")
-        if _HEADER_SAFE.fullmatch(text) is None:
-            raise TokenError(
-                f"cannot use token file {self._path}: it has characters that no header can carry; "
-                "it has to hold one token and nothing else"
-            )
+            raise TokenError("it is empty", "file")
+        try:
+            demand_sendable(text)
+        except TokenError as error:
+            raise TokenError(f"{error}; it has to hold one token and nothing else", "file") from error
+        if self._audience:
+            try:
+                demand_audience(text, self._audience, opaque_ok=False)
+            except TokenError as error:
+                raise TokenError(f"its token cannot be sent: {error}", error.reason) from error
         self._token = text
+        self._expires_at_s = _expiry_if_told(text)
         self._version = _version(about)
+        if self._counts is not None:
+            self._counts.refreshed()
+
+    def _demand_unexpired(self) -> None:
+        late_s = self._now() - self._expires_at_s
+        if late_s >= 0:
+            ago = f"{late_s:.0f} s ago, at {at_utc(self._expires_at_s)}"
+            raise TokenError(f"its token expired {ago}; does anybody renew it?", "expired")
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Opening a named pipe would otherwise wait for its writer, and the event loop with it."""
+def open_without_waiting(path: str, flags: int) -> int:
+    """An `opener`: opening a named pipe would otherwise wait for its writer, and the event loop with it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -169,136 +198,52 @@ def _version(about: os.stat_result) -> tuple[int, int, int]:
     return about.st_mtime_ns, about.st_size, about.st_ino
 
 
-class MetadataToken:
-    """ID tokens for one audience from Google's metadata server, cached until shortly before they expire.
+# What makes a token unfit to be sent.
 
-    The life of a cached token, by its `exp`:
 
-    - until 300 s before: handed out at once;
-    - until 60 s before: handed out at once, while one request in the background fetches the next;
-    - after that: callers wait for one request that they share.
-
-    A failure answers everybody for a second. `now` is the wall clock in seconds since 1970, as `exp` is.
-    """
-
-    def __init__(
-        self,
-        audience: str,
-        host: str = DEFAULT_METADATA_HOST,
-        *,
-        timeout_s: float = METADATA_TIMEOUT_S,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        """`host` is a name or address with an optional port, as in GCE_METADATA_HOST; `timeout_s` bounds one
-        request in seconds. Raises ValueError when `audience` is empty or `host` malformed."""
-        from shared.net.http1_client import Target  # as with json, other sources start sooner without it
-
-        if not audience:
-            raise ValueError("empty audience")
-        # https://cloud.google.com/compute/docs/instances/verifying-instance-identity
-        self._url = (
-            f"http://{host}/computeMetadata/v1/instance/service-accounts/default/identity"
-            f"?audience={quote(audience, safe='')}&format=full"
-        )
-        target = Target.parse(self._url)
-        if target.authority != host:
-            raise ValueError(f"metadata host {host!r} is not HOST or HOST:PORT")
-        self._host = str(target)
-        self._audience = audience
-        self._timeout_s = timeout_s
-        self._now = now
-        self._token = ""
-        self._refresh_at = 0.0
-        self._usable_until = 0.0
-        self._failure: TokenError | None = None
-        self._failed_at = 0.0
-        self._flight: asyncio.Task[str | TokenError] | None = None
-
-    async def token(self) -> str:
-        """A token for the audience; TokenError when the metadata server has none for us."""
-        if self._now() < self._refresh_at:
-            return self._token
-        return await self._renewed()
-
-    def at_hand(self) -> str | None:
-        return self._token if self._now() < self._refresh_at else None
-
-    def invalidate(self, rejected: str | None = None) -> None:
-        if rejected is None or rejected == self._token:
-            self._token = ""
-            self._refresh_at = self._usable_until = 0.0
-
-    async def _renewed(self) -> str:
-        now = self._now()
-        if now < self._usable_until:
-            self._fly()
-            return self._token
-        if self._failure is not None and 0 <= now - self._failed_at < FAILURE_MEMORY_S:
-            raise TokenError(str(self._failure)) from self._failure
-        # Shielded: a caller that gives up must not take the answer from the others.
-        outcome = await asyncio.shield(self._fly())
-        if isinstance(outcome, TokenError):
-            raise TokenError(str(outcome)) from outcome
-        return outcome
-
-    def _fly(self) -> asyncio.Task[str | TokenError]:
-        """The one request under way, started when there is none."""
-        if self._flight is None or self._flight.done():
-            self._flight = spawn(self._fetch(), name=f"token for {self._audience}")
-        return self._flight
-
-    async def _fetch(self) -> str | TokenError:
-        """Fetches and stores a token. A failure is returned, not raised: several callers may be waiting for
-        it, each in need of a traceback of its own, or nobody at all."""
-        try:
-            token, expires_at = await self._ask()
-        except TokenError as error:
-            now = self._now()
-            self._failure, self._failed_at = error, now
-            self._refresh_at = min(now + REFRESH_PACE_S, self._usable_until)
-            return error
-        now = self._now()
-        self._failure = None
-        self._token = token
-        self._usable_until = expires_at - UNUSABLE_AHEAD_S
-        self._refresh_at = min(max(expires_at - REFRESH_AHEAD_S, now + REFRESH_PACE_S), self._usable_until)
-        return token
-
-    async def _ask(self) -> tuple[str, float]:
-        from shared.net.http1_client import get
-
-        try:
-            response = await get(
-                self._url,
-                headers={"metadata-flavor": "Google"},
-                timeout_s=self._timeout_s,
-                max_bytes=MAX_TOKEN_BYTES,
-            )
-        except DialError as error:
-            raise TokenError(
-                f"no metadata server: {error}; set GCE_METADATA_HOST or use a token file"
-            ) from error
-        except UpstreamError as error:
-            raise TokenError(f"no token from the metadata server: {error}") from error
-        return self._judge(response)
-
-    def _judge(self, response: Response) -> tuple[str, float]:
-        """Takes the token and its expiry out of an answer; the answer's body stays out of all error texts."""
-        server = f"metadata server at {self._host}"
-        if response.status != 200:
-            hint = "; has this machine or pod a service account?" if response.status in (403, 404) else ""
-            raise TokenError(f"no token from the {server}: it answered {response.status}{hint}")
-        token = response.body.strip().decode("latin-1")
-        try:
-            expires_at = _expiry(claims_of(token))
-        except ValueError as error:
-            raise TokenError(f"no token from the {server}: its answer is {error}") from error
-        late_s = self._now() - expires_at
+def demand_fit(minted: Minted, audience: str, place: str, now: float) -> None:
+    """Raises TokenError unless a new token that `place` gave can be sent to `audience` for some time from
+    `now` on, in seconds since 1970. What is no JWT says nothing of its audience and is taken as it is."""
+    try:
+        demand_sendable(minted.token)
+        demand_audience(minted.token, audience, opaque_ok=True)
+        late_s = now - minted.expires_at_s
         if late_s >= 0:
-            raise TokenError(
-                f"no token from the {server}: the one it gave expired {late_s:.0f} s ago; is the clock right?"
-            )
-        return token, expires_at
+            raise TokenError(f"it expired {late_s:.0f} s ago; is the clock right?", "expired")
+    except TokenError as error:
+        raise TokenError(f"cannot use the token from {place}: {error}", error.reason) from error
+
+
+def demand_sendable(token: str) -> None:
+    """Raises TokenError if no header can carry `token`, or if it is too long for one."""
+    if len(token) > MAX_TOKEN_BYTES:
+        raise TokenError(f"it is longer than {MAX_TOKEN_BYTES} bytes", "garbled")
+    if _HEADER_SAFE.fullmatch(token) is None:
+        raise TokenError("it is empty, or has characters that no header can carry", "garbled")
+
+
+def demand_audience(token: str, audience: str, *, opaque_ok: bool) -> None:
+    """Raises TokenError if `token` is a JWT for others than `audience` (RFC 7519 section 4.1.3: a string or a
+    list of them). A token that does not say whom it is for is good only if `opaque_ok`."""
+    try:
+        named = claims_of(token).get("aud")
+    except ValueError as error:
+        if opaque_ok:
+            return
+        raise TokenError(f"it is {error}, so nobody knows whether it is for {audience}", "garbled") from error
+    if named is None and opaque_ok:
+        return
+    if named != audience and not (isinstance(named, list) and audience in named):
+        told = "nobody" if named is None else shown_claim(named)
+        raise TokenError(f"it is for {told}, not for {audience}", "audience")
+
+
+def _expiry_if_told(token: str) -> float:
+    """`exp`, or infinity where there is none that can be read."""
+    try:
+        return expiry_of(claims_of(token))
+    except ValueError:
+        return math.inf
 
 
 # What a token says about itself.
@@ -331,18 +276,26 @@ def describe(token: str) -> str:
         claims = claims_of(token)
     except ValueError:
         return f"opaque token of {len(token)} characters"
-    from datetime import UTC, datetime
-
     told = [
         f"{name} {shown_claim(claims[claim])}"
         for claim, name in (("aud", "audience"), ("sub", "subject"), ("email", "email"))
         if claim in claims
     ]
     try:
-        told.append(f"expires {datetime.fromtimestamp(_expiry(claims), UTC):%Y-%m-%dT%H:%M:%SZ}")
-    except (ValueError, OverflowError, OSError):
+        told.append(f"expires {at_utc(expiry_of(claims))}")
+    except ValueError:
         told.append("without a readable expiry")
     return ", ".join(told)
+
+
+def at_utc(seconds: float) -> str:
+    """A time in seconds since 1970 as RFC 3339 has it, and in words if no calendar has it."""
+    from datetime import UTC, datetime
+
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return "a time that no calendar has"
 
 
 def shown_claim(claim: object) -> str:
@@ -357,7 +310,7 @@ def shown_claim(claim: object) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-def _expiry(claims: dict[str, Any]) -> float:
+def expiry_of(claims: dict[str, Any]) -> float:
     """`exp` in seconds since 1970 (RFC 7519 section 4.1.4); ValueError when there is none."""
     expires_at = claims.get("exp")
     if isinstance(expires_at, bool) or not isinstance(expires_at, (int, float)):

@@ -19,9 +19,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from shared.errors import StreamDoneError, StreamResetError
+from shared.errors import ExpelledError, RevokedError, StreamDoneError, StreamResetError
 from shared.net.answers import answer
 from shared.net.legs import Buffer
 from shared.net.read_buffer import (
@@ -51,6 +51,9 @@ from shared.wire.events import (
 )
 from shared.wire.header_rules import list_bytes
 from shared.wire.session import Session, SessionError, SessionLimits, StreamState
+
+if TYPE_CHECKING:
+    from shared.identity.revocations import Proof
 
 log = logging.getLogger("hbone.connection")
 
@@ -87,6 +90,9 @@ class Connection(asyncio.BufferedProtocol):
     the number of streams, the peer's limit or `usable` changes; `on_lost()` once, at the end. A server's
     connection that has had no stream for `idle_timeout_s` seconds says GOAWAY and closes; None: never.
     """
+
+    proof: Proof = ()
+    """What is remembered of the peer's certificate chain, where it may be revoked."""
 
     def __init__(
         self,
@@ -188,6 +194,14 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._flush()
         self._break_streams(f"connection to {self.peer_name} closed by us", frames.CANCEL)
+        self._end()
+
+    def expel(self, error: RevokedError) -> None:
+        """Closes for a peer whose certificate is revoked: GOAWAY says it, and what is open is broken off."""
+        self.session.goaway(frames.INADEQUATE_SECURITY)
+        self._closing = True
+        self._flush()
+        self._break_streams(str(error), frames.CANCEL, ExpelledError)
         self._end()
 
     async def wait_closed(self, timeout_s: float) -> bool:
@@ -555,7 +569,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.close()
 
-    def _break_streams(self, text: str, code: int) -> None:
+    def _break_streams(self, text: str, code: int, how: type[StreamResetError] = StreamResetError) -> None:
         was_lost, self.lost = self.lost, True
         self._waiting.clear()
         states = list(self.session.streams.values())
@@ -564,6 +578,6 @@ class Connection(asyncio.BufferedProtocol):
             state.over = True
             owner, state.owner = state.owner, None
             if owner is not None:
-                owner.on_broken(StreamResetError(text, code))
+                owner.on_broken(how(text, code))
         if not was_lost:
             self._changed()

@@ -22,6 +22,7 @@ from shared.net.tls import ALPN_H2, client_context
 
 if TYPE_CHECKING:
     from shared.net.mesh_tls import MeshIdentity
+    from shared.net.revocation_watch import RevocationWatch
 
 
 async def dial(address: Address, timeout_s: float) -> TcpLeg:
@@ -133,9 +134,10 @@ async def dial_http2(
     timeout_s: float,
     make: Callable[[], Connection],
     resolve: happy_eyeballs.Resolve = happy_eyeballs.resolve,
+    revocations: RevocationWatch | None = None,
 ) -> Connection:
     """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.
-    `resolve` looks its name up.
+    `resolve` looks its name up, a server with an identity must not be on `revocations`.
 
     Raises:
         DialError: TCP or TLS failed, the peer does not speak HTTP/2, or it all took over `timeout_s` seconds.
@@ -171,7 +173,9 @@ async def dial_http2(
             raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
         if identity is not None:
             try:
-                mesh_tls.check_server(identity, tls)
+                proof = mesh_tls.check_server(identity, tls, revocations)
+                if revocations is not None:
+                    connection.proof = proof
             except DeniedError as error:
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error

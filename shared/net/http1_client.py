@@ -1,4 +1,4 @@
-"""One GET over HTTP/1.1, with a deadline and a bound: for the metadata server and the like.
+"""One request over HTTP/1.1, with a deadline and a bound: for the metadata server and token services.
 
 Owns one exchange on a connection of its own, closed afterwards. Does not pool, retry, follow redirects or
 speak HTTP/2; tunnels go through `pool` and `stream`. h11 holds the protocol's rules, this file the socket.
@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shared.errors import DialError, UpstreamError
@@ -32,6 +32,16 @@ class Response:
     headers: Mapping[str, str]
     """Names in lower case; the values of a name that comes several times are joined by `, `."""
     body: bytes = field(repr=False)
+
+    def json_object(self) -> dict[str, Any] | None:
+        """The JSON object in the body, None if that is something else."""
+        import json
+
+        try:
+            parsed = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+        return parsed if isinstance(parsed, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +85,35 @@ async def get(
     max_bytes: int,
     tls: ssl.SSLContext | None = None,
 ) -> Response:
-    """Fetches `url` and returns the answer, whatever its status.
+    """`request` with GET and no body."""
+    return await request("GET", url, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes, tls=tls)
 
-    `timeout_s` bounds the whole exchange in seconds, name lookup included, `max_bytes` the body. `tls` is
-    for https only and None means the system's trust. Raises DialError when no connection comes about,
-    UpstreamError when the answer is broken, late or too long, both naming host and port; ValueError when
-    `url` or `headers` cannot be sent at all.
+
+async def request(
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    body: bytes = b"",
+    timeout_s: float,
+    max_bytes: int,
+    tls: ssl.SSLContext | None = None,
+) -> Response:
+    """Sends one request, with `body` if there is one, and returns the answer, whatever its status.
+
+    `timeout_s` bounds the whole exchange in seconds, name lookup included, `max_bytes` the answer's body.
+    `tls` is for https only and None means the system's trust. Raises DialError when no connection comes
+    about, UpstreamError when the answer is broken, late or too long, both naming host and port; ValueError
+    when `url` or `headers` cannot be sent at all.
     """
     import h11
 
     target = Target.parse(url)
     try:
         fields = [("host", target.authority), ("connection", "close"), *headers.items()]
-        request = h11.Request(method="GET", target=target.request_target, headers=fields)
+        if body:
+            fields.append(("content-length", str(len(body))))
+        head = h11.Request(method=method, target=target.request_target, headers=fields)
     except h11.LocalProtocolError:
         # Without the original: its text quotes the header's value, which may be a secret.
         raise ValueError(f"request to {target} cannot be sent: malformed header or path") from None
@@ -95,7 +121,7 @@ async def get(
     reader, writer = await _dial(target, tls, deadline, timeout_s)
     try:
         async with asyncio.timeout_at(deadline):
-            return await _exchange(request, target, reader, writer, max_bytes)
+            return await _exchange(head, body, target, reader, writer, max_bytes)
     except TimeoutError as error:
         raise UpstreamError(f"no complete answer from {target} within {timeout_s:g} s") from error
     finally:
@@ -119,7 +145,8 @@ async def _dial(
 
 
 async def _exchange(
-    request: h11.Request,
+    head: h11.Request,
+    body: bytes,
     target: Target,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -129,7 +156,9 @@ async def _exchange(
 
     connection = h11.Connection(h11.CLIENT)
     try:
-        writer.write(connection.send(request) or b"")
+        writer.write(connection.send(head) or b"")
+        if body:
+            writer.write(connection.send(h11.Data(body)) or b"")
         writer.write(connection.send(h11.EndOfMessage()) or b"")
         return await _receive(connection, target, reader, max_bytes)
     except OSError as error:

@@ -16,8 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import ConfigError, UnavailableError
-from shared.identity.spiffe import AllowList, peer_id
+from shared.identity.certificates import certificate_folder
+from shared.identity.certificates.trust_bundles import TrustBundles
+from shared.identity.peer_patterns import UNTOLD, TrustDomain
+from shared.identity.peer_policy import PeerPolicy
+from shared.identity.revocations import Proof
+from shared.identity.spiffe import SpiffeId
 from shared.net.certificate_files import CertificateFiles
+from shared.net.revocation_watch import RevocationWatch, proved_chain
 from shared.net.tls import ALPN_H2
 
 log = logging.getLogger("hbone.mesh_tls")
@@ -31,14 +37,20 @@ class MeshIdentity:
     """Who we are to an origin in the mesh, and who it has to be."""
 
     folder: Path
-    """Our certificate, key and roots, under the file names of `shared/identity/authority.py`."""
+    """Our certificate, key and roots, by any names that `certificates/certificate_folder.py` knows."""
 
     peers: tuple[str, ...]
-    """Patterns of `spiffe.AllowList`, one of which the server's SPIFFE ID has to match; its certificate needs
-    no host name."""
+    """Patterns (`shared/identity/peer_patterns.py`), one of which the server's SPIFFE ID has to match; its
+    certificate needs no host name."""
 
     server_name: str = ""
     """SNI to send. Empty: none, as ztunnel has it, which several identities share an address with."""
+
+    crl: Path | None = None
+    """File with certificate revocation lists, which is followed; None: no server is revoked."""
+
+    trust: TrustDomain = UNTOLD
+    """Our own trust domain, with its aliases."""
 
 
 def server_context(folder: Path, *, tls12: bool) -> ServerContext:
@@ -67,34 +79,59 @@ def client_context(identity: MeshIdentity, now: float) -> ssl.SSLContext:
     return _client_files(identity.folder).current(now)
 
 
-def check_server(identity: MeshIdentity, tls: ssl.SSLObject) -> None:
-    """Raises DeniedError unless the server at the other end is one of `identity.peers`."""
-    AllowList(identity.peers).check(peer_id(tls.getpeercert(binary_form=True) or b""))
+def check_server(
+    identity: MeshIdentity, tls: ssl.SSLObject, revocations: RevocationWatch | None = None
+) -> Proof:
+    """What to remember of the server's certificate chain, nothing without `revocations`. Raises DeniedError
+    unless the server at the other end is one of `identity.peers`, and not revoked."""
+    PeerPolicy(identity.peers, trust=identity.trust).check(proved_identity(tls))
+    return () if revocations is None else revocations.check(proved_chain(tls))
+
+
+def proved_identity(tls: ssl.SSLObject) -> SpiffeId:
+    """Who the peer of a complete handshake has proved to be, to a context made here. Raises DeniedError if
+    its certificate is no workload's, or leads to a root of another trust domain."""
+    context = tls.context
+    bundles = context.bundles if isinstance(context, MeshContext) else TrustBundles()
+    return bundles.proved(proved_chain(tls))
+
+
+def revocation_watch(identity: MeshIdentity, *, purpose: str) -> RevocationWatch | None:
+    """The lists that servers are held against, not read yet; None if `identity` names none."""
+    if identity.crl is None:
+        return None
+    return RevocationWatch(identity.crl, identity_files(identity.folder)[2], purpose=purpose)
 
 
 def identity_files(folder: Path) -> tuple[Path, Path, Path]:
     """Certificate chain, key and roots of `folder`."""
-    from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-
-    return folder / CERTIFICATES_FILE, folder / PRIVATE_KEY_FILE, folder / ROOTS_FILE
+    return certificate_folder.find(folder).all
 
 
 @functools.lru_cache(maxsize=MAX_FOLDERS)
-def _client_files(folder: Path) -> CertificateFiles[ssl.SSLContext]:
-    def make() -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def _client_files(folder: Path) -> CertificateFiles[MeshContext]:
+    def make() -> MeshContext:
+        context = MeshContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False  # the mesh's names are SPIFFE IDs
         _prepare(context, folder)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
 
-    files = CertificateFiles(identity_files(folder), make, log=log, purpose=f"identity {folder}")
+    paths = certificate_folder.find(folder)
+    files = CertificateFiles(paths.followed, make, log=log, purpose=f"identity {folder}")
     files.read()
     return files
 
 
-def _prepare(context: ssl.SSLContext, folder: Path) -> None:
-    chain, key, roots = identity_files(folder)
+class MeshContext(ssl.SSLContext):
+    """A context that knows whose names each root vouches for."""
+
+    bundles: TrustBundles
+
+
+def _prepare(context: MeshContext, folder: Path) -> None:
+    paths = certificate_folder.find(folder)
+    chain, key, roots = paths.all
     for file in (chain, key, roots):
         try:
             file.open("rb").close()  # ssl's own errors name neither the file nor, for some, the reason
@@ -111,6 +148,7 @@ def _prepare(context: ssl.SSLContext, folder: Path) -> None:
         context.load_verify_locations(roots)
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(str(roots), None, "", f"no usable root certificates: {_reason(error)}") from error
+    context.bundles = TrustBundles.of_file(paths.bundles)
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols([ALPN_H2])
 
@@ -137,7 +175,7 @@ class _ServerTls(ssl.SSLObject):
             raise
 
 
-class ServerContext(ssl.SSLContext):
+class ServerContext(MeshContext):
     """A context whose failed handshakes leave their alert on the error (`last_words`)."""
 
     sslobject_class = _ServerTls

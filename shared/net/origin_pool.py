@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shared.errors import DialError, HboneError, UpstreamError
 from shared.net import pool_counts
@@ -36,6 +37,9 @@ from shared.net.stream import Stream
 from shared.net.stream_queue import StreamQueue
 from shared.tasks import spawn
 from shared.wire.events import Headers
+
+if TYPE_CHECKING:
+    from shared.net.revocation_watch import RevocationWatch
 
 SPARE_PART = 5
 """A spare connection is dialled when less than 1/5 of a connection's streams is left: at 80 of 100. Below
@@ -59,8 +63,10 @@ class OriginPool:
         resolve: Resolve,
         chance: Callable[[], float],
         unused: Callable[[OriginPool], None],
+        revocations: Callable[[Origin], RevocationWatch | None] = lambda origin: None,
     ) -> None:
-        """`chance` gives numbers in 0..1; `unused(self)` is called whenever there is nothing to keep."""
+        """`chance` gives numbers in 0..1; `unused(self)` is called whenever there is nothing to keep.
+        `revocations` says which lists servers are held against; it may raise DialError."""
         self.origin = origin
         self.members: list[PooledConnection] = []
         """Those that take new streams, the oldest first."""
@@ -73,6 +79,7 @@ class OriginPool:
         self._resolve = resolve
         self._chance = chance
         self._unused = unused
+        self._revocations = revocations
         self._queue = StreamQueue(counts)
         self._name = NameWatch(origin.address, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
@@ -203,7 +210,10 @@ class OriginPool:
         )
         timeout_s = self._limits.connect_timeout_s
         try:
-            connection = await dial_http2(self.origin, timeout_s, member.make, self._resolve)
+            watch = self._revocations(self.origin)
+            connection = await dial_http2(self.origin, timeout_s, member.make, self._resolve, watch)
+            if watch is not None and (revoked := watch.verdict(connection.proof)):  # since the handshake
+                raise DialError(f"connect to {self.origin}: {revoked}")
         except BaseException:
             member.discard()  # its time may have been up in the turn in which it came
             raise
@@ -299,6 +309,17 @@ class OriginPool:
             # Draining ones are bounded: a name whose answers never repeat would drain one after the other.
             if member.absences >= ABSENCES and len(self.draining) < self._limits.connections_per_origin:
                 self._retire(member, pool_counts.ADDRESS)
+
+    def end_revoked(self, watch: RevocationWatch) -> int:
+        """Ends the connections to servers that are revoked by now; how many."""
+        count = 0
+        for member in (*self.members, *self.draining):
+            error = watch.verdict(member.connection.proof)
+            if error is not None and not member.connection.lost:
+                member.reason = member.reason or pool_counts.REVOKED
+                member.connection.expel(error)
+                count += 1
+        return count
 
     # Limits and the end.
 

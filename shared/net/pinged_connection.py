@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from shared.errors import RevokedError
 from shared.net.connection import Connection
 from shared.net.stream import Stream
 from shared.wire.session import SessionLimits
@@ -56,6 +57,10 @@ class PingedConnection(Connection):
     def abort(self, text: str) -> None:
         self.cause = self.cause or text
         super().abort(text)
+
+    def expel(self, error: RevokedError) -> None:
+        self.cause = self.cause or str(error)
+        super().expel(error)
 
     # asyncio.BufferedProtocol.
 

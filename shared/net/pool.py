@@ -10,7 +10,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from shared.errors import ConfigError, DialError, UnavailableError
 from shared.net import happy_eyeballs
 from shared.net.dial import Origin
 from shared.net.dial_backoff import DialBackoff
@@ -20,6 +23,13 @@ from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
 from shared.net.stream import Stream
 from shared.wire.events import Headers
+
+if TYPE_CHECKING:
+    from shared.net.revocation_watch import RevocationWatch
+
+MAX_WATCHES = 64
+"""Files of revocation lists that are followed, as many as folders of identities are kept; beyond it the one
+that has been followed longest is followed no longer, until somebody dials by it again."""
 
 MAX_FAILING = 4096
 """Origins whose failed dials are remembered, as many as the gateway's cached targets; the oldest is
@@ -48,6 +58,8 @@ class Pool:
         """Those with a connection, or with one on its way."""
         self.limits = limits or PoolLimits(connect_timeout_s, streams_per_connection)
         """To be changed by `set_limits`."""
+        self.watches: dict[tuple[Path, Path], RevocationWatch] = {}
+        """Revocation lists that are followed, by their file and the folder of the roots."""
         self._counts = counts
         self._resolve = resolve
         self._chance = chance
@@ -75,6 +87,7 @@ class Pool:
                 resolve=self._resolve,
                 chance=self._chance,
                 unused=self._forget,
+                revocations=self._revocations,
             )
             if self._is_closed:
                 pool.drain()
@@ -101,12 +114,47 @@ class Pool:
     async def close(self, timeout_s: float) -> None:
         """Drains, and returns when all connections are gone with what was written to them; what is left after
         `timeout_s` seconds is dropped."""
+        for watch in self.watches.values():
+            watch.close()
         self.drain()
         left = [member for pool in self.origins.values() for member in pool.draining]
         ends = [member.connection.wait_closed(timeout_s) for member in left]
         for member, is_gone in zip(left, await asyncio.gather(*ends), strict=True):
             if not is_gone:
                 member.connection.abort(f"connection to {member.connection.peer_name} closed by us")
+
+    def _revocations(self, origin: Origin) -> RevocationWatch | None:
+        """The lists that servers of `origin` are held against, if any. Raises DialError if they cannot be
+        used, and never could."""
+        identity = origin.identity
+        if identity is None or identity.crl is None:
+            return None
+        key = identity.crl, identity.folder
+        watch = self.watches.get(key)
+        if watch is None:
+            from shared.net.mesh_tls import revocation_watch
+
+            watch = revocation_watch(identity, purpose=f"identity {identity.folder}")
+            assert watch is not None
+            try:
+                watch.read()
+            except (ConfigError, UnavailableError) as error:
+                raise DialError(f"connect to {origin}: revocation lists: {error}") from error
+            if len(self.watches) >= MAX_WATCHES:
+                self.watches.pop(next(iter(self.watches))).close()
+            self.watches[key] = watch
+            watch.follow(self._end_revoked)
+            watch.start()
+        return watch
+
+    def _end_revoked(self) -> int:
+        count = 0
+        for pool in list(self.origins.values()):
+            identity = pool.origin.identity
+            if identity is not None and identity.crl is not None:
+                watch = self.watches.get((identity.crl, identity.folder))
+                count += 0 if watch is None else pool.end_revoked(watch)
+        return count
 
     def _forget(self, pool: OriginPool) -> None:
         origin = pool.origin

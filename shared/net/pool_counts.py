@@ -13,10 +13,11 @@ SILENT = "silent"
 GOAWAY = "goaway"
 LOST = "lost"
 STOPPED = "stopped"
+REVOKED = "revoked"
 
-REASONS = (IDLE, AGE, ADDRESS, SILENT, GOAWAY, LOST, STOPPED)
+REASONS = (IDLE, AGE, ADDRESS, SILENT, GOAWAY, LOST, STOPPED, REVOKED)
 """Why a connection took no new streams any more: no streams for too long, too old, its address no longer the
-name's, no answer to a PING, the peer said GOAWAY, it broke, we stop."""
+name's, no answer to a PING, the peer said GOAWAY, it broke, we stop, its certificate was revoked."""
 
 
 class OriginCounts:

@@ -43,7 +43,7 @@ def read_again(ca: Path | None) -> None:
 @functools.lru_cache(maxsize=MAX_FILES)
 def _trusted(ca: Path | None) -> CertificateFiles[ssl.SSLContext]:
     purpose = f"trusted certificates {ca}" if ca else "the system's trusted certificates"
-    files = CertificateFiles(_files(ca), lambda: _client_context(ca), log=log, purpose=purpose)
+    files = CertificateFiles(_files(ca), lambda: _client_context(ca), log=log, purpose=purpose, own=False)
     files.read()
     return files
 
@@ -75,7 +75,8 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols([ALPN_H2])
     try:
-        context.load_cert_chain(certificate, key)
+        # A password that no key has: without one OpenSSL would ask the terminal for an encrypted key's.
+        context.load_cert_chain(certificate, key, password="")
     except (OSError, ssl.SSLError) as error:
         raise UnavailableError(f"certificate {certificate}, key {key}: {error.strerror or error}") from error
     return context

@@ -62,13 +62,13 @@ _HANDSHAKE_RECORD = 22  # RFC 8446 section 5.1, ContentType
 
 
 def server_context(
-    certificates: Path, private_key: Path, roots: Path, verify: Callable[[bytes], None]
+    certificates: Path, private_key: Path, roots: Path, verify: Callable[[list[bytes]], None]
 ) -> SSL.Context:
     """The TLS context of a mesh server, from PEM files: chain with the leaf first, its key, and the roots
     that client certificates must lead to.
 
-    `verify` gets the client's leaf certificate in DER once the chain and the possession of its key are
-    proven and before anything is passed on; it raises DeniedError to refuse it.
+    `verify` gets the client's chain in DER, the leaf first and its root last, once it and the possession of
+    the leaf's key are proven and before anything is passed on; it raises DeniedError to refuse it.
 
     Raises:
         UnavailableError: a file is missing or cannot be read.
@@ -208,10 +208,15 @@ class ServerHandshake:
         certificate = self.tls.get_peer_certificate(as_cryptography=True)
         if certificate is None:  # the context requires one: a second lock on the same door
             raise TlsFailureError("tls handshake: no client certificate")
-        der = certificate.public_bytes(Encoding.DER)
-        verify: Callable[[bytes], None] = self.tls.get_context().get_app_data()
-        verify(der)
-        return der
+        verify: Callable[[list[bytes]], None] = self.tls.get_context().get_app_data()
+        verify(self.proved_chain())
+        return certificate.public_bytes(Encoding.DER)
+
+    def proved_chain(self) -> list[bytes]:
+        """The chain that the client of a complete handshake was verified by, in DER, the leaf first and its
+        root last."""
+        chain = self.tls.get_verified_chain(as_cryptography=True) or ()
+        return [certificate.public_bytes(Encoding.DER) for certificate in chain]
 
     def refusal(self, error: HboneError) -> bytes:
         """The alert that `error` calls for, to be sent in place of what OpenSSL wrote when the handshake

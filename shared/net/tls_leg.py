@@ -200,6 +200,10 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if state not in (_State.ACCEPTED, _State.GONE):
             reset(self._transport)
 
+    def proved_chain(self) -> list[bytes]:
+        """The chain that the client was verified by, in DER, the leaf first and its root last."""
+        return self._handshake.proved_chain()
+
     def refuse(self, error: HboneError) -> None:
         """Ends a held leg with the alert that `error` calls for, if any; any other leg is reset."""
         if self._state is _State.HELD:

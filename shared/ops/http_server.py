@@ -129,15 +129,16 @@ class HttpServer:
         self._servers.append(server)
         return bound_address(server)
 
-    async def close(self) -> None:
-        """Stops listening, lets running requests end within their deadline, and closes all connections."""
+    async def close(self, grace_s: float | None = None) -> None:
+        """Stops listening, lets running requests end within `grace_s` seconds (None: their deadline), and
+        closes all connections."""
         self.closing = True
         for server in self._servers:
             server.close()
         for connection in list(self._connections):
             connection.finish_soon()
         try:
-            async with asyncio.timeout(self.limits.request_s):
+            async with asyncio.timeout(self.limits.request_s if grace_s is None else grace_s):
                 await self._all_gone.wait()
         except TimeoutError:
             for connection in list(self._connections):

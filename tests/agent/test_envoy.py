@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,10 +25,16 @@ from OpenSSL import SSL
 from agent.envoy import EnvoyProcess, find_binary
 from agent.envoy_bootstrap import Json, bootstrap, secrets
 from agent.inbound_record import InboundRecord
-from shared.errors import UnavailableError
-from shared.identity.authority import Authority, KeyPair
-from shared.identity.spiffe import AllowList, SpiffeId
+from shared.errors import DeniedError, UnavailableError
+from shared.identity.certificates import certificate_writer
+from shared.identity.certificates.authority import Authority, KeyPair
+from shared.identity.certificates.certificate_writer import Contents
+from shared.identity.peer_patterns import TrustDomain
+from shared.identity.peer_policy import PeerPolicy
+from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
+from shared.tasks import spawn
+from tests.support.revocation import revocation_list, serial
 
 T = TypeVar("T")
 
@@ -43,15 +50,15 @@ ANY_PORT = Address("127.0.0.1", 0)
 NOBODY = Address("127.0.0.1", 9)
 WORKLOAD = SpiffeId.of_workload("demo.local", "demo", "hello")
 CALLER = SpiffeId.of_workload("demo.local", "demo", "client")
-ALLOWED = AllowList(["spiffe://demo.local/ns/demo/sa/*"])
+ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
 
 
-def configuration(folder: Path, *, app: Address = NOBODY, allow: AllowList = ALLOWED) -> Json:
+def configuration(folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = ALLOWED) -> Json:
     return bootstrap(
         listen=ANY_PORT,
         app=app,
         admin=ANY_PORT,
-        allow=allow,
+        policy=policy,
         secrets_folder=folder,
         connect_timeout_s=PATIENCE_S,
     )
@@ -386,6 +393,44 @@ async def test_a_rotated_certificate_is_taken_up(inbound: Inbound, caller: KeyPa
     assert await asyncio.to_thread(exchange, inbound, caller, b"again") == b"got again"
 
 
+@running
+async def test_rotations_by_a_turned_link_are_taken_up_and_disturb_no_tunnel(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    """As our keeper, and kubelet, replace the three files."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    def round_trip(connection: SSL.Connection) -> None:
+        sent = os.urandom(20_000)
+        connection.sendall(sent)
+        came = b""
+        while len(came) < len(sent):
+            came += connection.recv(65536)
+        assert came == sent
+
+    def serial_number(connection: SSL.Connection) -> int:
+        shown = connection.get_peer_certificate(as_cryptography=True)
+        assert shown is not None
+        return shown.serial_number
+
+    inbound.behave = echo
+    with connected(inbound, caller) as before:
+        for _ in range(5):
+            pair = inbound.authority.issue(WORKLOAD)
+            contents = Contents(pair.certificate_pem, pair.key_pem, inbound.authority.root_pem)
+            certificate_writer.write(inbound.certificates, contents)
+            expected = load_pem_x509_certificate(pair.certificate_pem).serial_number
+            async with asyncio.timeout(PATIENCE_S):
+                while await asyncio.to_thread(look, inbound, caller, serial_number) != expected:
+                    await asyncio.to_thread(round_trip, before)
+            await asyncio.to_thread(round_trip, before)
+        before.shutdown()
+        await asyncio.to_thread(read_to_the_end, before)
+
+
 # Its life as a process, on both loops: they start and collect children in different ways.
 
 
@@ -543,3 +588,156 @@ def test_it_is_out_of_the_terminals_reach(runner: asyncio.Runner, tmp_path: Path
         await envoy.stop(PATIENCE_S)
 
     runner.run(story())
+
+
+# Rules and revocation lists, of an Envoy each: the same verdicts as the built-in end's.
+
+
+@asynccontextmanager
+async def envoy_with(
+    folder: Path, policy: PeerPolicy, authority: Authority, lists: str = ""
+) -> AsyncIterator[Inbound]:
+    """An Envoy of its own, whose app speaks first."""
+    certificates = folder / "certificates"
+    authority.write(certificates, authority.issue(WORKLOAD))
+    inbound: Inbound
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inbound.connections += 1
+        writer.write(b"hello")
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    app = Address(*server.sockets[0].getsockname())
+    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    told = configuration(folder / "envoy", app=app, policy=policy)
+    envoy = await EnvoyProcess.start(
+        BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
+    )
+    inbound = Inbound(envoy, authority, certificates, records)
+    try:
+        await envoy.ready(PATIENCE_S)
+        yield inbound
+    finally:
+        await envoy.stop(PATIENCE_S)
+        server.close()
+
+
+def greeted(inbound: Inbound, pair: KeyPair) -> bool:
+    """Whether a peer that says nothing is let in: it hears the app, or an alert."""
+    try:
+        with connected(inbound, pair) as connection:
+            return connection.recv(5) == b"hello"
+    except SSL.Error:
+        return False
+
+
+MOVED = TrustDomain("demo.local", ("old.local",))
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny"),
+    [
+        (("spiffe://demo.local/ns/demo-*/sa/*",), ()),
+        (("spiffe://demo.local/**",), ("ns/demo-1/sa/*",)),
+        (("ns/demo-*/sa/*", "spiffe://other.local/**"), ("ns/*/sa/a*c*e", "spiffe://other.local/x")),
+    ],
+    ids=["glob", "deny", "both"],
+)
+async def test_envoy_s_verdicts_are_ours(
+    tmp_path: Path, allow: tuple[str, ...], deny: tuple[str, ...]
+) -> None:
+    policy = PeerPolicy(allow, deny, MOVED)
+    names = [
+        *("/ns/demo-1/sa/hello", "/ns/demo-/sa/a", "/ns/demo-2/sa/abcde", "/ns/demo-2/sa/ace"),
+        *("/ns/demo-2/sa/aecb", "/ns/x/sa/ace", "/ns/demo-1/sa/a/b", "/x", "/x/y"),
+    ]
+    async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
+        for domain in ("demo.local", "old.local", "other.local", "demoxlocal"):
+            for path in names:
+                identity = SpiffeId(domain, path)
+                heard = await asyncio.to_thread(greeted, inbound, inbound.authority.issue(identity))
+                try:
+                    policy.check(identity)
+                    expected = True
+                except DeniedError:
+                    expected = False
+                assert heard is expected, identity
+                if not expected:
+                    record = await record_of(inbound, lambda record: record.app == "")
+                    assert isinstance(record.error, DeniedError), record
+
+
+async def test_a_denied_peer_never_reaches_an_app_that_speaks_first(tmp_path: Path) -> None:
+    """As it would with Envoy's RBAC filter, which waits for the peer's first byte."""
+    policy = PeerPolicy(["spiffe://demo.local/**"], [str(CALLER)])
+    async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
+        assert not await asyncio.to_thread(greeted, inbound, inbound.authority.issue(CALLER))
+        assert inbound.connections == 0
+
+
+async def until_refused(inbound: Inbound, pair: KeyPair) -> None:
+    """Envoy tells nobody when it has taken up new secrets."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await asyncio.to_thread(greeted, inbound, pair):
+            pass
+
+
+async def test_envoy_takes_up_a_new_revocation_list(tmp_path: Path) -> None:
+    authority = Authority.create("demo.local")
+    leaving, staying = authority.issue(CALLER), authority.issue(CALLER)
+    nobody = revocation_list(authority).decode()
+    async with envoy_with(tmp_path, ALLOWED, authority, nobody) as inbound:
+        assert await asyncio.to_thread(greeted, inbound, leaving)
+        lists = revocation_list(authority, serial(leaving)).decode()
+        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
+        await until_refused(inbound, leaving)
+        assert await asyncio.to_thread(greeted, inbound, staying)
+        record = await record_of(inbound, lambda record: record.error is not None)
+        assert record.error is not None
+        assert record.error.flag == "DENY" and "certificate_revoked" in str(record.error)
+
+
+async def test_envoy_leaves_an_open_connection_of_a_revoked_peer(tmp_path: Path) -> None:
+    """What README says of it: only new ones are refused."""
+    authority = Authority.create("demo.local")
+    leaving = authority.issue(CALLER)
+    async with envoy_with(tmp_path, ALLOWED, authority, revocation_list(authority).decode()) as inbound:
+        entered, left = threading.Event(), threading.Event()
+        heard: list[bytes] = []
+
+        def stay() -> None:
+            with connected(inbound, leaving) as connection:
+                heard.append(connection.recv(5))
+                entered.set()
+                left.wait(PATIENCE_S)
+                connection.sendall(b"still here")
+                connection.shutdown()
+                heard.append(read_to_the_end(connection))
+
+        staying = spawn(asyncio.to_thread(stay), name="a peer that stays")
+        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        lists = revocation_list(authority, serial(leaving)).decode()
+        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
+        await until_refused(inbound, leaving)
+        left.set()
+        await staying
+        assert heard == [b"hello", b""]
+        await record_of(inbound, lambda record: record.sent_bytes == len(b"still here"))
+
+
+@pytest.mark.parametrize(
+    ("due_s", "reason"), [(-60, "CRL_has_expired"), (None, "unable_to_get_certificate_CRL")]
+)
+async def test_envoy_refuses_everybody_without_a_current_list(
+    tmp_path: Path, due_s: float | None, reason: str
+) -> None:
+    """Unlike the built-in end: an overdue list, or one of another root only."""
+    authority = Authority.create("demo.local")
+    of = authority if due_s is not None else Authority.create("other.local")
+    lists = revocation_list(of, due_s=due_s).decode()
+    async with envoy_with(tmp_path, ALLOWED, authority, lists) as inbound:
+        assert not await asyncio.to_thread(greeted, inbound, authority.issue(CALLER))
+        record = await record_of(inbound, lambda record: record.error is not None)
+        assert reason in str(record.error)

@@ -14,8 +14,9 @@ from agent.envoy import BOOTSTRAP_FILE, EnvoyProcess, find_binary
 from agent.envoy_bootstrap import ACCESS_LOG_KEY, ALPN, Json, access_record, bootstrap, secrets
 from agent.inbound_record import InboundRecord
 from shared.errors import DeniedError, RefusedError, TlsFailureError
-from shared.identity.authority import Authority, KeyPair
-from shared.identity.spiffe import AllowList, SpiffeId
+from shared.identity.certificates.authority import Authority, KeyPair
+from shared.identity.peer_policy import PeerPolicy
+from shared.identity.spiffe import SpiffeId
 from shared.net import tls_context
 from shared.net.address import Address
 from tests.support.tls_client import PATIENCE_S, TlsClient, client_context
@@ -26,7 +27,7 @@ TRUST_DOMAIN = "demo.local"
 WORKLOAD = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
 CALLER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
 STRANGER = SpiffeId(TRUST_DOMAIN, "/ns/other/sa/SAN_matcher")
-ALLOWED = AllowList(["spiffe://demo.local/ns/demo/sa/*"])
+ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
 
 # What Envoy 1.40 says of a handshake that failed.
 REASON = "TLS_error:|268435581:SSL_routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED:verify_cert_failed:_"
@@ -35,6 +36,11 @@ BAD_CHAIN = (
     f"{REASON}X509_verify_cert:_certificate_verification_error_at_depth_0:"
     "_unable_to_get_local_issuer_certificate:TLS_error_end"
 )
+CHECKED = (
+    f"{REASON}X509_verify_cert:_certificate_verification_error_at_depth_1:"
+    "_certificate_revocation_check_against_provided_CRLs_failed:"
+)
+REVOKED = f"{CHECKED}_certificate_revoked:TLS_error_end"
 NO_CERTIFICATE = (
     "TLS_error:|268435648:SSL_routines:OPENSSL_internal:PEER_DID_NOT_RETURN_A_CERTIFICATE:"
     "peer_did_not_provide_required_client_certificate:TLS_error_end"
@@ -53,9 +59,9 @@ LINE: Json = {
 }
 
 
-def configuration(folder: Path, app: Address, allow: AllowList = ALLOWED) -> Json:
+def configuration(folder: Path, app: Address, policy: PeerPolicy = ALLOWED) -> Json:
     return bootstrap(
-        listen=ANY_PORT, app=app, admin=ANY_PORT, allow=allow, secrets_folder=folder, connect_timeout_s=1
+        listen=ANY_PORT, app=app, admin=ANY_PORT, policy=policy, secrets_folder=folder, connect_timeout_s=1
     )
 
 
@@ -73,7 +79,7 @@ def binary() -> Path:
 
 def test_an_empty_allow_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty allow list"):
-        configuration(tmp_path, ANY_PORT, AllowList([]))
+        configuration(tmp_path, ANY_PORT, PeerPolicy([]))
 
 
 def test_alpn_is_that_of_the_built_in_end() -> None:
@@ -130,9 +136,11 @@ def test_a_handshake_that_was_not_finished_is_no_orderly_end() -> None:
         (BAD_CHAIN, "TLS_FAILURE"),
         (NO_CERTIFICATE, "TLS_FAILURE"),
         (NO_TLS, "TLS_FAILURE"),
+        (REVOKED, "DENY"),
+        (f"{CHECKED}_CRL_has_expired:TLS_error_end", "TLS_FAILURE"),
         (f"as_if_by_a_peer:{BAD_NAME}", "TLS_FAILURE"),
     ],
-    ids=["name", "chain", "no certificate", "no TLS", "forged"],
+    ids=["name", "chain", "no certificate", "no TLS", "revoked", "overdue", "forged"],
 )
 def test_a_name_that_is_not_allowed_is_told_from_a_handshake_that_failed(reason: str, flag: str) -> None:
     for peer in (str(LINE["peer"]), None):

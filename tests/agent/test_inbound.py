@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import shutil
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -29,11 +31,25 @@ from shared.errors import (
     TlsFailureError,
     UnavailableError,
 )
-from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
-from shared.identity.spiffe import AllowList, SpiffeId
+from shared.identity.certificates.authority import (
+    CERTIFICATES_FILE,
+    PRIVATE_KEY_FILE,
+    ROOTS_FILE,
+    Authority,
+    KeyPair,
+)
+from shared.identity.certificates.certificate_folder import BUNDLES_FILE
+from shared.identity.certificates.certificate_keeper import CertificateKeeper, KeeperSettings
+from shared.identity.certificates.roots import RootSources
+from shared.identity.peer_patterns import TrustDomain
+from shared.identity.peer_policy import PeerPolicy
+from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.tcp import reset
 from shared.tasks import spawn
+from tests.support.bundles import tell
+from tests.support.faulty_authority import FaultyAuthority
+from tests.support.revocation import Hierarchy, put, revocation_list, serial
 from tests.support.tcp_peer import TcpPeer
 from tests.support.tls_client import PATIENCE_S, VERSIONS, TlsClient, client_context, reason
 
@@ -42,7 +58,7 @@ TRUST_DOMAIN = "demo.local"
 SERVER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
 FRIEND = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/friend")
 STRANGER = SpiffeId(TRUST_DOMAIN, "/ns/other/sa/stranger")
-ALLOWED = AllowList(["spiffe://demo.local/ns/demo/sa/*"])
+ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -104,6 +120,7 @@ class House:
         self.authority = Authority.create(TRUST_DOMAIN)
         self.friend = self.authority.issue(FRIEND)
         self.folder = folder
+        self.policy = ALLOWED
         self.app = App()
         self._records: asyncio.Queue[InboundRecord] = asyncio.Queue()
         self._clients: list[TlsClient] = []
@@ -113,7 +130,7 @@ class House:
         """Starts the mTLS end; `changes` to its settings."""
         self.inbound = Inbound(
             replace(self.settings, **changes),  # type: ignore[arg-type]  # by name, as the tests give them
-            ALLOWED,
+            self.policy,
             self._records.put_nowait,
         )
         await self.inbound.start()
@@ -463,12 +480,92 @@ async def test_new_connections_get_the_new_certificate_and_open_ones_stay(house:
         assert await client.receive() == b"still here"
 
 
+async def test_a_hundred_rotations_under_load_disturb_no_tunnel(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = FaultyAuthority(TRUST_DOMAIN, time.time)
+    house.authority, house.friend = authority.authority, authority.authority.issue(FRIEND)
+    house.folder = house.folder / "kept"
+    settings = KeeperSettings(house.folder, SERVER, roots=RootSources(optional_files=()))
+    keeper = CertificateKeeper(settings, authority)
+    await keeper.start()
+    await house.start()
+    stop = asyncio.Event()
+    rounds = connects = 0
+
+    async def talk(client: TlsClient) -> None:
+        """One tunnel that is open all the time, and always busy."""
+        nonlocal rounds
+        while not stop.is_set():
+            sent = secrets.token_bytes(20_000)
+            client.send(sent)
+            came = b""
+            while len(came) < len(sent):
+                came += await client.receive()
+            assert came == sent
+            rounds += 1
+
+    async def come_and_go() -> None:
+        """New connections that heed no rotation; in the middle of one is where files would be torn."""
+        nonlocal connects
+        while not stop.is_set():
+            client = await house.client()
+            client.send(b"x")
+            assert await client.receive() == b"x"
+            connects += 1
+            client.writer.close()
+
+    before = [await house.client() for _ in range(5)]
+    load = [spawn(talk(client), name="tunnel") for client in before]
+    load += [spawn(come_and_go(), name="newcomers") for _ in range(2)]
+    shown = set()
+    for _ in range(100):
+        await keeper.renew()
+        chain = (house.folder / CERTIFICATES_FILE).read_bytes()
+        client = await house.client()
+        assert _shown(client) == chain, "new connections get the new one at once"
+        shown.add(chain)
+        client.writer.close()
+    stop.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*load)
+    assert len(shown) == 100
+    assert rounds > 100, "the tunnels were busy all the time"
+    assert connects > 50
+    assert "keeping the certificate in use" not in caplog.text
+    await keeper.close()
+
+
 async def test_new_roots_count_for_new_connections(house: House) -> None:
     await house.start()
     other = Authority.create(TRUST_DOMAIN)
     assert "unknown ca" in await house.alert(other.issue(FRIEND))
     (house.folder / ROOTS_FILE).write_bytes(house.authority.root_pem + other.root_pem)
     client = await house.client(other.issue(FRIEND))
+    client.send(b"in")
+    assert await client.receive() == b"in"
+
+
+async def test_a_root_vouches_for_its_own_trust_domain_only(house: House) -> None:
+    other = Authority.create("other.local")
+    await house.start()
+    (house.folder / ROOTS_FILE).write_bytes(house.authority.root_pem + other.root_pem)
+    assert "access denied" in await house.alert(other.issue(FRIEND))
+    record = await house.record()
+    assert str(record.error) == (f"peer certificate denied: a root of other.local may not vouch for {FRIEND}")
+    client = await house.client()
+    client.send(b"in")
+    assert await client.receive() == b"in"
+
+
+async def test_a_map_of_bundles_tells_whose_roots_are(house: House) -> None:
+    nameless = Hierarchy(TRUST_DOMAIN).root
+    (house.folder / ROOTS_FILE).write_bytes(house.authority.root_pem + nameless.root_pem)
+    tell(house.folder, {TRUST_DOMAIN: [house.authority], "other.local": [nameless]})
+    await house.start(bundles=house.folder / BUNDLES_FILE)
+    assert "access denied" in await house.alert(nameless.issue(FRIEND))
+    tell(house.folder, {TRUST_DOMAIN: [house.authority, nameless]})
+    client = await house.client(nameless.issue(FRIEND))
     client.send(b"in")
     assert await client.receive() == b"in"
 
@@ -624,3 +721,97 @@ async def test_a_slow_handshake_is_ended(house: House) -> None:
         record = await house.record()
     assert record.error is not None
     assert str(record.error) == "tls handshake: not complete within 0.05 s"
+
+
+# Certificates that are revoked.
+
+
+async def test_a_revoked_peer_is_told_so(house: House) -> None:
+    crl = house.folder / "crl.pem"
+    put(crl, revocation_list(house.authority, serial(house.friend)))
+    await house.start(crl=crl)
+    assert "certificate revoked" in await house.alert(house.friend)
+    record = await house.record()
+    assert record.error is not None
+    assert (record.error.flag, record.identity) == ("DENY", "")
+    assert "is revoked" in str(record.error)
+    assert house.app.connections == 0
+    client = await house.client(house.authority.issue(FRIEND))
+    client.send(b"hello")
+    assert await client.receive() == b"hello"
+
+
+@pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
+async def test_a_revoked_peer_is_told_so_in_every_version(house: House, version: int) -> None:
+    crl = house.folder / "crl.pem"
+    put(crl, revocation_list(house.authority, serial(house.friend)))
+    await house.start(crl=crl)
+    with pytest.raises(SSL.Error) as caught:
+        await (await house.client(version=version)).receive()
+    assert "certificate revoked" in reason(caught.value)
+
+
+async def test_a_peer_that_is_revoked_later_is_reset(house: House) -> None:
+    crl = house.folder / "crl.pem"
+    put(crl, revocation_list(house.authority))
+    inbound = await house.start(crl=crl, lists_every_s=0.02)
+    other = house.authority.issue(FRIEND)
+    staying, leaving = await house.client(other), await house.client()
+    for client in (staying, leaving):
+        client.send(b"hello")
+        assert await client.receive() == b"hello"
+    put(crl, revocation_list(house.authority, serial(house.friend)))
+    with pytest.raises(ConnectionResetError):
+        await leaving.receive()
+    record = await house.record()
+    assert record.error is not None
+    assert (record.error.flag, record.identity) == ("DENY", str(FRIEND))
+    assert "is revoked" in str(record.error)
+    staying.send(b"again")
+    assert await staying.receive() == b"again"
+    assert inbound.connections == 1
+
+
+async def test_a_revocation_list_that_is_none_stops_the_start(house: House) -> None:
+    crl = house.folder / "crl.pem"
+    with pytest.raises(UnavailableError, match=r"crl\.pem"):
+        await house.start(crl=crl)
+    put(crl, b"garbage")
+    with pytest.raises(ConfigError, match="no usable revocation lists"):
+        await house.start(crl=crl)
+
+
+async def test_openssl_s_own_client_is_told(house: House) -> None:
+    """OpenSSL's `s_client` in our client's place."""
+    crl = house.folder / "crl.pem"
+    put(crl, revocation_list(house.authority, serial(house.friend)))
+    inbound = await house.start(crl=crl)
+    folder = house.folder / "friend"
+    house.authority.write(folder, house.friend)
+    process = await asyncio.create_subprocess_exec(
+        *("openssl", "s_client", "-connect", str(inbound.address), "-quiet"),
+        *("-cert", folder / CERTIFICATES_FILE, "-key", folder / PRIVATE_KEY_FILE),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        output, _ = await process.communicate()
+    assert b"certificate revoked" in output and b"alert number 44" in output
+
+
+async def test_a_denied_peer_is_told_the_rule(house: House) -> None:
+    house.policy = PeerPolicy(["spiffe://demo.local/**"], ["ns/demo/sa/fr*"], TrustDomain(TRUST_DOMAIN))
+    await house.start()
+    assert "access denied" in await house.alert(house.friend)
+    assert str((await house.record()).error) == f"peer {FRIEND} denied: ns/demo/sa/fr* is denied"
+
+
+async def test_a_peer_of_an_alias_is_one_of_ours(house: House) -> None:
+    house.policy = PeerPolicy(["ns/demo/sa/*"], (), TrustDomain(TRUST_DOMAIN, ("old.local",)))
+    house.authority = Hierarchy().root  # names no trust domain, as Istio's
+    house.authority.write(house.folder, house.authority.issue(SERVER))
+    await house.start()
+    client = await house.client(house.authority.issue(SpiffeId("old.local", FRIEND.path)))
+    client.send(b"hello")
+    assert await client.receive() == b"hello"

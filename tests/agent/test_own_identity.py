@@ -8,7 +8,7 @@ import pytest
 
 from agent.own_identity import own_identity, own_trust_domain
 from shared.errors import DeniedError, UnavailableError
-from shared.identity.authority import CERTIFICATES_FILE, Authority
+from shared.identity.certificates.authority import CERTIFICATES_FILE, Authority
 from shared.identity.spiffe import SpiffeId
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")

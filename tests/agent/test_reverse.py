@@ -15,6 +15,7 @@ from agent.reverse import FIRST_PAUSE_S, MAX_PAUSE_S, ReverseTunnels
 from agent.reverse_settings import ReverseSettings
 from agent.settings import Settings
 from shared.errors import UnavailableError
+from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.connection import Connection
@@ -24,6 +25,7 @@ from shared.wire.registration import ALREADY_REGISTERED, REGISTERED, Verdict
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 from tests.support.running_gateway import Records
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
@@ -123,6 +125,8 @@ async def dialling(
     keepalive_s: float = PATIENCE_S,
     streams: int = 1000,
     names: tuple[str, ...] = (NAME,),
+    crl: Path | None = None,
+    trust: TrustDomain = UNTOLD,
 ) -> AsyncIterator[Krun]:
     """krun's end, dialling these ports until the block ends; its mTLS end is at the port `target`."""
     connections: set[Connection] = set()
@@ -134,6 +138,8 @@ async def dialling(
         settings,
         mesh.member(WORKLOAD),
         PATIENCE_S,
+        trust=trust,
+        crl=crl,
         request=requests.take,
         opened=connections.add,
         lost=connections.discard,
@@ -142,7 +148,7 @@ async def dialling(
     try:
         yield Krun(tunnels, connections)
     finally:
-        tunnels.stop()
+        tunnels.close()
         for connection in list(connections):
             connection.abort("the test is over")
 
@@ -368,3 +374,52 @@ async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
     nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
     with pytest.raises(UnavailableError, match="certificate"):
         ReverseTunnels(settings, tmp_path, 1.0, **nothing)
+
+
+async def test_a_revoked_gateway_is_not_served(
+    mesh: Mesh, gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    crl = tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(GATEWAY))))
+    async with dialling(mesh, gateway.port, crl=crl):
+        stream = (await gateway.accept()).request(b"POST", b"/_hbone/15003")
+        await stream.broken()
+        assert not stream.fields
+        await gateway.accept()  # it tries again
+    assert "peer certificate denied: it is revoked" in caplog.text
+
+
+async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gateway, tmp_path: Path) -> None:
+    crl = tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority))
+    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port, crl=crl) as krun:
+        peer = await gateway.registered()
+        stream = peer.request(b"POST", b"/_hbone/15003")
+        there = await app.accept()
+        assert await stream.status() == 200
+        put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(GATEWAY))))
+        assert krun.tunnels._revocations is not None
+        with Records() as records:
+            await krun.tunnels._revocations.look()
+            await records.match("lost: peer certificate denied: it is revoked")
+        await stream.broken()
+        await peer.until(lambda: peer.lost)
+        assert peer.goaway
+        with pytest.raises(ConnectionResetError):
+            await there.read(1)
+        assert (krun.tunnels.registered, krun.tunnels._revocations.ended) == (0, 1)
+
+
+async def test_lists_that_are_none_are_said_at_once(mesh: Mesh, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="crl"):
+        async with dialling(mesh, 1, crl=tmp_path / "crl.pem"):
+            pass
+
+
+async def test_a_gateway_of_an_alias_is_one_of_ours(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path, authority=Hierarchy().root)  # which names no trust domain, as Istio's
+    trust = TrustDomain(TRUST_DOMAIN, ("old.local",))
+    folder = mesh.member(SpiffeId("old.local", GATEWAY.path))
+    peers = ("ns/istio-system/sa/hgate*",)
+    async with Gateway.listening(folder) as gateway, dialling(mesh, gateway.port, peers=peers, trust=trust):
+        await gateway.registered()

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import settings
 from agent.settings import ENVIRONMENT, Settings, from_env
 from shared.errors import EXIT_USAGE, UnavailableError, UsageError
-from shared.identity import authority
+from shared.identity.certificates import authority
+from shared.identity.certificates.certificate_folder import ROOTS_FILE
+from shared.identity.peer_patterns import TrustDomain
+from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 
 
@@ -118,8 +120,8 @@ def test_set_but_empty_counts_as_not_set(name: str) -> None:
         ("HBONE_DRAIN_TIMEOUT", "-1", "has to be 0 or more seconds"),
         ("HBONE_HANDSHAKE_TIMEOUT", "0", "has to be more than 0 seconds"),
         ("HBONE_IDLE_TIMEOUT", "1h", "not a number of seconds"),
-        ("HBONE_MAX_CONNECTIONS", "0", "has to be a whole number from 1 on"),
-        ("HBONE_MAX_TUNNELS", "1e3", "has to be a whole number from 1 on"),
+        ("HBONE_MAX_CONNECTIONS", "0", "has to be a whole number in 1..9999999"),
+        ("HBONE_MAX_TUNNELS", "1e3", "has to be a whole number in 1..9999999"),
         ("HBONE_LOG_LEVEL", "loud", "choose one of debug, info, warning, error"),
         ("HBONE_LOG_FORMAT", "xml", "choose one of json, text"),
         ("PORT_DB", "db.internal", "no port: write HOST:PORT"),
@@ -220,15 +222,42 @@ def test_certificates_are_there_when_all_three_files_are(tmp_path: Path) -> None
     ours = authority.Authority.create("demo.local")
     ours.write(tmp_path, ours.issue(dns_names=["hello"]))
     assert told.certificates_found()
-    (tmp_path / settings.ROOTS_FILE).unlink()
+    (tmp_path / ROOTS_FILE).unlink()
     assert not told.certificates_found()
-
-
-def test_the_throw_away_authority_writes_the_files_that_are_looked_for() -> None:
-    for name in ("CERTIFICATES_FILE", "PRIVATE_KEY_FILE", "ROOTS_FILE"):
-        assert getattr(settings, name) == getattr(authority, name)
 
 
 def test_settings_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().log_level = "debug"  # type: ignore[misc]  # what the test is about
+
+
+def test_who_may_not_come_in() -> None:
+    found = from_env(
+        {
+            "TRUST_DOMAIN": "new.local",
+            "TRUST_DOMAIN_ALIASES": "old.local, older.local",
+            "HBONE_ALLOW": "ns/demo-*/sa/*",
+            "HBONE_DENY": "ns/demo-1/sa/*, spiffe://x/**",
+            "HBONE_CRL": "/etc/crl.pem",
+        }
+    )
+    assert (found.allow, found.deny) == (("ns/demo-*/sa/*",), ("ns/demo-1/sa/*", "spiffe://x/**"))
+    assert found.crl == Path("/etc/crl.pem")
+    assert found.trust(found.allow) == TrustDomain("new.local", ("old.local", "older.local"))
+
+
+def test_our_trust_domain_is_the_certificate_s_where_it_is_needed(tmp_path: Path) -> None:
+    found = dataclasses.replace(Settings(), certificates=tmp_path)
+    assert found.trust(("spiffe://a/**",)) == TrustDomain()
+    for wanting in (found, dataclasses.replace(found, trust_domain_aliases=("old.local",))):
+        with pytest.raises(UnavailableError):
+            wanting.trust(("ns/a/sa/b",))
+    issued = authority.Authority.create("demo.local")
+    issued.write(tmp_path, issued.issue(SpiffeId("demo.local", "/x")))
+    assert found.trust(("ns/a/sa/b",)) == TrustDomain("demo.local")
+
+
+@pytest.mark.parametrize("value", [",", "Old.Local", "a/b", ",".join("abcdefghijklmnopq")])
+def test_aliases_that_are_none(value: str) -> None:
+    with pytest.raises(UsageError, match="invalid TRUST_DOMAIN_ALIASES"):
+        from_env({"TRUST_DOMAIN_ALIASES": value})

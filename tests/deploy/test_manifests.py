@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import CERTIFICATES_FILE, ENVIRONMENT, PRIVATE_KEY_FILE, ROOTS_FILE, from_env
+from agent.settings import ENVIRONMENT, from_env
 from gateway.app import NOTICE_S
 from gateway.config import GatewayConfig, parse
 from gateway.limit_settings import Limits
 from gateway.routes import RouteTable
 from shared import ports
+from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.wire import istio_sni
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import fnmatch
 import json
 import re
 import struct
@@ -39,13 +40,19 @@ from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
 from hbone import target
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
-from shared.identity import spiffe, tokens
-from shared.identity.jwt_check import TokenChecker, TokenRejected
+from shared.identity import revocation_lists, revocations, spiffe, tokens
+from shared.identity.certificates.roots import bundle_map
+from shared.identity.certificates.trust_bundles import TrustBundles
+from shared.identity.jwks import MAX_KEYS, read_keys
+from shared.identity.jwt_check import TokenChecker, TokenRejected, algorithm
+from shared.identity.peer_patterns import TrustDomain, split_patterns
+from shared.identity.peer_policy import PeerPolicy
 from shared.net.address import Address
 from shared.net.stream import Stream
-from shared.wire import client_hello, events, frames, istio_sni, tunnel_request
+from shared.wire import client_hello, events, frames, grpc_message, istio_sni, tunnel_request
 from shared.wire.flood_guard import FloodLimits
 from shared.wire.peer_settings import FIRST_WINDOW
+from shared.wire.protobuf_fields import bytes_field, fields, integer_field
 from shared.wire.session import Session, SessionError, SessionLimits, StreamState
 from shared.wire.stream_state import REMEMBERED_STREAMS
 
@@ -1019,8 +1026,9 @@ def fuzz_spiffe(data: bytes) -> None:
     else:
         assert str(identity) == uri and spiffe.SpiffeId.parse(uri) == identity
         assert re.fullmatch(r"spiffe://[a-z0-9._-]{1,255}(/[A-Za-z0-9._-]+)*", uri) and len(uri) <= 2048
+    trust = TrustDomain("demo.local", ("old.local",))
     try:
-        rules = spiffe.AllowList.parse(patterns)
+        rules = PeerPolicy(split_patterns(patterns), trust=trust)
     except ValueError as error:
         told(error)
         return
@@ -1031,19 +1039,41 @@ def fuzz_spiffe(data: bytes) -> None:
         allowed = False
     else:
         allowed = True
-    parts = str(identity).split("/")
-    assert allowed == any(_spiffe_takes(pattern.split("/"), parts) for pattern in rules.patterns)
-    assert allowed == any(re.fullmatch(regex, str(identity)) for regex in rules.regexes())
+    assert allowed == any(_spiffe_takes(pattern, identity, trust) for pattern in rules.allow.patterns)
+    assert allowed == any(re.fullmatch(regex, str(identity)) for regex in rules.allow.regexes())
 
 
-def _spiffe_takes(pattern: list[str], parts: list[str]) -> bool:
-    if pattern[-1] == "**":
-        if len(parts) < len(pattern):
+def _spiffe_takes(pattern: str, identity: spiffe.SpiffeId, trust: TrustDomain) -> bool:
+    if pattern.startswith("ns/"):
+        pattern = f"spiffe://{trust.name}/{pattern}"
+    _, _, domain, *wanted = pattern.split("/")
+    parts = identity.path.split("/")[1:]
+    if identity.trust_domain not in trust.names(domain):
+        return False
+    if wanted and wanted[-1] == "**":
+        if len(parts) < len(wanted):
             return False
-        pattern, parts = pattern[:-1], parts[: len(pattern) - 1]
-    return len(pattern) == len(parts) and all(
-        sign in ("*", part) for sign, part in zip(pattern, parts, strict=True)
+        wanted, parts = wanted[:-1], parts[: len(wanted) - 1]
+    # What a pattern may have beside the star means nothing to fnmatch.
+    return len(wanted) == len(parts) and all(
+        fnmatch.fnmatchcase(part, glob) for glob, part in zip(wanted, parts, strict=True)
     )
+
+
+def fuzz_revocations(data: bytes) -> None:
+    """A file of revocation lists is read or refused with ValueError; what is read can be used without a root,
+    and revokes nobody then."""
+    try:
+        lists = revocation_lists.parse(data)
+    except ValueError as error:
+        told(error)
+        return
+    assert lists
+    asked = revocations.Revocations()
+    asked.use(lists, ())
+    assert asked.lists == lists and asked.uncovered == []
+    for one in lists:
+        assert one.issuer and one.this_update and len(one.serials) <= len(data)
 
 
 def fuzz_certificate(data: bytes) -> None:
@@ -1102,6 +1132,69 @@ CLAIMS = json.dumps(
 ).encode()
 
 
+# Answers of authorities and issuers.
+
+
+def fuzz_grpc(data: bytes) -> None:
+    """A message is fields, which are the same when they are written again, or ValueError; a body one message
+    that is framed so, or ValueError; headers a status with a bounded text.
+
+    The first byte: 0 the rest is a message, 1 a body, 2 lines of headers, after an empty one trailers."""
+    mode, content = data[0] % 3 if data else 0, data[1:]
+    try:
+        if mode == 0:
+            found = list(fields(content))
+            again = b"".join(
+                integer_field(number, value) if isinstance(value, int) else bytes_field(number, value)
+                for number, value in found
+            )
+            assert list(fields(again)) == found
+        elif mode == 1:
+            assert grpc_message.framed(grpc_message.unframed(content)) == content
+        else:
+            headers, _, trailers = content.partition(b"\n\n")
+            code, text = grpc_message.status(_header_lines(headers), _header_lines(trailers) or None)
+            assert code in grpc_message.CODES and len(text) <= grpc_message.MAX_STATUS_CHARS
+    except ValueError as error:
+        assert mode < 2
+        told(error)
+
+
+def _header_lines(lines: bytes) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, _, value in (line.partition(b"=") for line in lines.splitlines())]
+
+
+def fuzz_jwks(data: bytes) -> None:
+    """A key set is keys that check one of two kinds of signatures, or ValueError, which tells none of it."""
+    try:
+        keys = read_keys(data)
+    except ValueError as error:
+        told(error, SECRET)
+        return
+    assert 1 <= len(keys) <= MAX_KEYS
+    assert {algorithm(key) for key in keys.values()} <= {"RS256", "ES256"}
+
+
+def fuzz_bundles(data: bytes) -> None:
+    """SPIFFE's map of bundles is roots by trust domain, or ConfigError; a root of it vouches for the domains
+    that list it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CryptographyDeprecationWarning)
+        try:
+            found = bundle_map(data, "bundles.json")
+        except ConfigError as error:
+            told(error, SECRET)
+            return
+        try:
+            bundles = TrustBundles(found)
+        except ValueError as error:
+            told(error)
+            return
+        for roots in found.values():
+            for root in roots:
+                assert bundles.domains_of(root) == {name for name in found if root in found[name]}
+
+
 def _part(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
 
@@ -1145,6 +1238,17 @@ def fuzz_token(data: bytes) -> None:
         assert "https://a.run.app" in ([audience] if isinstance(audience, str) else audience)
 
 
+def _key_set() -> bytes:
+    member = jwt.algorithms.ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
+    return json.dumps({"keys": [{**member, "kid": "1", "use": "sig", "x5c": SECRET}]}).encode()
+
+
+def _bundle_map() -> bytes:
+    der = (CORPUS / "certificate" / "authority").read_bytes()
+    key = {"use": "x509-svid", "x5c": [base64.b64encode(der).decode()], "kid": SECRET}
+    return json.dumps({"trust_domains": {"demo.local": {"keys": [key]}}}).encode()
+
+
 TARGETS = {
     made.name: made
     for made in (
@@ -1158,6 +1262,7 @@ TARGETS = {
             fuzz_spiffe, 3000, {"workload": b"spiffe://demo.local/ns/a/sa/b\nspiffe://demo.local/ns/*/sa/*"}
         ),
         FuzzTarget(fuzz_certificate, 2048, {"empty-sequence": b"\x30\0"}),
+        FuzzTarget(fuzz_revocations, 4096, {"empty-sequence": b"\x30\0", "pem": b"-----BEGIN X509 CRL-----"}),
         FuzzTarget(
             fuzz_address, 600, {"host-port": b"example.com.:443", "url": b"https://a.run.app/_hbone/22"}
         ),
@@ -1166,6 +1271,18 @@ TARGETS = {
             6000,
             {"no-token": b"\0", "badly-signed": b"\1" + CLAIMS, "well-signed": b"\2" + CLAIMS},
         ),
+        FuzzTarget(
+            fuzz_grpc,
+            2048,
+            {
+                "message": b"\0" + bytes_field(1, b"one") + integer_field(4, 1 << 40) + b"\x15\1\2\3\4",
+                "body": b"\1" + grpc_message.framed(b"message"),
+                "refused": b"\2:status=200\ncontent-type=application/grpc\n\ngrpc-status=7\ngrpc-message=a",
+                "proxy": b"\2:status=503",
+            },
+        ),
+        FuzzTarget(fuzz_jwks, 4096, {"ec": _key_set(), "none": b'{"keys": []}'}),
+        FuzzTarget(fuzz_bundles, 4096, {"one": _bundle_map(), "none": b'{"trust_domains": {}}'}),
     )
 }
 """Every target by name."""

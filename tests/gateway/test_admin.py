@@ -8,8 +8,10 @@ from typing import Any
 
 from gateway import admin
 from gateway.config import GatewayConfig, parse
+from shared.identity.token_counts import TokenStatus
 from shared.net.pool import Pool
 from shared.ops.http_server import Response
+from tests.support.wall_clock import START
 
 
 def shown(response: Response) -> Any:
@@ -28,7 +30,7 @@ routes:
     assert (config["listen"], config["admin"], config["health"]) == (["[::1]:0"], None, "0.0.0.0:15021")
     (route,) = config["routes"]
     assert route["tunnel"]["host"] == "{service}.example"
-    assert route["token"] == {"audience": None, "file": str(tmp_path / "token.jwt")}
+    assert route["token"] == {"audience": None, "file": str(tmp_path / "token.jwt"), "service_account": ""}
     assert (route["connect"], route["method"]) == ("10.0.0.5:1", "POST")
     assert config["limits"]["drain_delay_s"] is None
 
@@ -46,3 +48,30 @@ def test_workloads_that_have_registered() -> None:
 def test_a_dump_is_for_people_too() -> None:
     assert admin.as_json({"a": [1]}).body == b'{\n  "a": [\n    1\n  ]\n}\n'
     assert b'"routes": []' in admin.config(GatewayConfig(routes=())).body
+
+
+def test_tokens_are_told_of_and_not_told() -> None:
+    tokens = [
+        TokenStatus("me", "a", START - 60, START + 3540, "", None),
+        TokenStatus("me", "b", None, None, "no token from there: no", START - 2),
+    ]
+    assert json.loads(admin.tokens(tokens, START).body) == [
+        {
+            "identity": "me",
+            "audience": "a",
+            "age_s": 60,
+            "expires": "2026-09-21T15:12:20Z",
+            "expires_in_s": 3540,
+            "last_failure": None,
+            "failed_s_ago": None,
+        },
+        {
+            "identity": "me",
+            "audience": "b",
+            "age_s": None,
+            "expires": None,
+            "expires_in_s": None,
+            "last_failure": "no token from there: no",
+            "failed_s_ago": 2,
+        },
+    ]

@@ -16,7 +16,7 @@ import pytest
 from gateway import app, reload
 from gateway.app import Gateway
 from shared.errors import ConfigError, UnavailableError, UsageError
-from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
+from shared.identity.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
@@ -601,7 +601,7 @@ async def test_the_configuration_is_shown(world: World) -> None:
     assert shown["limits"]["hello_timeout_s"] == 10
     first, second = shown["routes"]
     assert (first["host"], first["method"]) == (GLOB, "POST")
-    assert first["token"] == {"audience": "https://{service}.a.run.app", "file": None}
+    assert first["token"] == {"audience": "https://{service}.a.run.app", "file": None, "service_account": ""}
     assert first["tunnel"]["host"] == "{service}.example"
     assert second["forward"] == "istiod.istio-system.svc:15012"
 

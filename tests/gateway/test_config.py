@@ -291,12 +291,8 @@ def tunnel_to(url: str) -> str:
         (route_with("token:"), "F:4: routes[0].token: has no value"),
         (route_with("token: {}"), "F:4: routes[0].token: needs audience or file"),
         (
-            route_with("token:", "  audience: a", "  file: b"),
-            "F:6: routes[0].token.file: cannot stand beside audience, take one of them",
-        ),
-        (
             route_with("token: {aud: a}"),
-            "F:4: routes[0].token.aud: unknown field, known here: audience, file",
+            "F:4: routes[0].token.aud: unknown field, known here: audience, file, service_account",
         ),
         (route_with("token: {audience: ''}"), "F:4: routes[0].token.audience: must not be empty"),
         (
@@ -304,6 +300,10 @@ def tunnel_to(url: str) -> str:
             "F:4: routes[0].token.audience: unknown placeholder {pot}, did you mean {port}?",
         ),
         (route_with("token: {file: }"), "F:4: routes[0].token.file: has no value"),
+        (
+            route_with("token: {file: eyJhbGciOi.x.x}"),
+            "F:4: routes[0].token.file: has to be a file's path; this looks like what should be in the file",
+        ),
         # Certificates.
         (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem is no file"),
         (route_with("ca: folder.pem"), "F:4: routes[0].ca: D/folder.pem is no file"),

@@ -45,6 +45,7 @@ class Worker:
             "/reload": self._reload,
             "/tunnels": lambda _: Response(200, "application/json", json.dumps([{"sni": number}]).encode()),
             "/connections": lambda _: Response(200, "application/json", b"[]"),
+            "/tokens": lambda _: Response(200, "application/json", b'[{"audience": "a"}]'),
         }
         self.answerer = Answerer(self._is_asked, answers)
         self.answerer.start()
@@ -146,6 +147,7 @@ async def test_a_silent_worker(started: RunningFront, monkeypatch: pytest.Monkey
 async def test_lists_and_numbers_of_all(started: RunningFront) -> None:
     assert await started.rows("/tunnels") == [{"worker": 1, "sni": 1}, {"worker": 2, "sni": 2}]
     assert await started.rows("/connections") == []
+    assert [row["worker"] for row in await started.rows("/tokens")] == [1, 2]
     assert (await started.rows("/config"))["listen"] == ["127.0.0.1:0"]
     for worker in started.workers:
         worker.metrics.refused("NO_ROUTE")

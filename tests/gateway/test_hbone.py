@@ -15,6 +15,7 @@ import pytest
 
 from gateway.hbone_rules import Rule, Rules
 from shared.errors import StreamResetError, UnavailableError
+from shared.identity.peer_patterns import TrustDomain
 from shared.identity.spiffe import SpiffeId
 from shared.net import tunnel_clock
 from shared.net.address import Address
@@ -24,9 +25,10 @@ from shared.net.relay import Relay
 from shared.tasks import running
 from shared.wire.frames import CANCEL
 from tests.support import hbone_port
-from tests.support.hbone_port import CALLER, TO_LOOPBACK, TRUST_DOMAIN, HbonePort
+from tests.support.hbone_port import CALLER, GATEWAY, TO_LOOPBACK, TRUST_DOMAIN, HbonePort, Mesh
 from tests.support.http2_peer import LOST, Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "other", "stranger")
@@ -432,3 +434,58 @@ async def test_limits_can_be_changed(tmp_path: Path, target: TcpServer) -> None:
         assert await ask(peer, f"127.0.0.1:{target.port}").status() == 503
         assert port.value("hbone_listener_tunnels_limit") == 1
         assert port.value("hbone_listener_connections_limit") == 1
+
+
+# Certificates that are revoked.
+
+
+async def test_a_member_that_is_revoked_later_loses_all(tmp_path: Path, target: TcpServer) -> None:
+    crl = tmp_path / "crl.pem"
+    mesh = Mesh(tmp_path)
+    mesh.member(GATEWAY)
+    rules = (Rule(("*",), ("127.0.0.0/8:*",)),)
+    async with hbone_port.serving(tmp_path, *rules, mesh=mesh, crl=crl, lists=()) as port:
+        watch = port.listener.revocations
+        assert watch is not None
+        async with port.caller() as peer, port.caller(STRANGER) as other:
+            stream, there = await opened(peer, target)
+            untouched, _ = await opened(other, target)
+            put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(CALLER))))
+            await watch.look()
+            await stream.broken()
+            await peer.until(lambda: peer.lost)
+            assert peer.goaway
+            with pytest.raises(ConnectionResetError):
+                await there.read(1)
+            line = await port.line()
+            assert (line["flags"], line["identity"]) == ("DENY", str(CALLER))
+            assert "it is revoked: serial number" in line["error"]
+            await untouched.send(b"still there")
+            assert watch.ended == 1 and port.listener.open_tunnels == 1
+
+
+async def test_a_revoked_member_is_refused(tmp_path: Path) -> None:
+    crl = tmp_path / "crl.pem"
+    mesh = Mesh(tmp_path)
+    revoked = serial_in(mesh.member(CALLER))
+    async with hbone_port.serving(tmp_path, mesh=mesh, crl=crl, lists=(revoked,)) as port:
+        async with Http2Peer.connected(port.port, mesh.tls(mesh.folder_of(CALLER))) as peer:
+            await peer.until(lambda: peer.lost)
+            assert peer.goaway
+        line = await port.line()
+        assert (line["message"], line["flags"]) == ("connection refused", "DENY")
+        assert "it is revoked: serial number" in line["error"]
+        assert port.listener.revocations is not None and port.listener.revocations.rejected == 1
+        async with port.caller() as peer:  # with a new certificate
+            await peer.answered()
+        await port.until(connections=0)
+
+
+async def test_a_member_of_an_alias_is_one_of_ours(tmp_path: Path, target: TcpServer) -> None:
+    mesh = Mesh(tmp_path, authority=Hierarchy().root)  # which names no trust domain, as Istio's
+    rule = Rule((f"spiffe://{TRUST_DOMAIN}/ns/de*/sa/*",), ("127.0.0.0/8:*",))
+    trust = TrustDomain(TRUST_DOMAIN, ("old.local",))
+    async with hbone_port.serving(tmp_path, rule, mesh=mesh, trust=trust) as port:
+        async with port.caller(SpiffeId("old.local", CALLER.path)) as peer:
+            await opened(peer, target)
+        assert (await port.line())["identity"] == "spiffe://old.local/ns/demo/sa/client"

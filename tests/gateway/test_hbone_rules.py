@@ -14,12 +14,13 @@ from gateway.hbone_rules import (
     BadRequestError,
     Rule,
     Rules,
+    TokenNeededError,
     address_of,
-    check_identity,
     check_target,
     read_authority,
 )
 from shared.errors import DeniedError
+from shared.identity.peer_patterns import TrustDomain
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import MAX_PORT, Address
 
@@ -333,6 +334,120 @@ def test_what_is_no_target_pattern(text: str, reason: str) -> None:
 
 
 def test_identity_patterns() -> None:
-    assert [check_identity(text) for text in ("*", DEMO)] == ["*", DEMO]
+    rules = Rules(
+        [Rule((DEMO.replace("/demo/", "/de*/"),), ("*:80",))], TrustDomain("demo.local", ("old.local",))
+    )
+    rules.check_request(SpiffeId.parse("spiffe://old.local/ns/demo/sa/alice"), Address("a", 80))
+    with pytest.raises(DeniedError):
+        rules.check_request(BOB, Address("a", 80))
     with pytest.raises(ValueError, match="does not start with spiffe://"):
-        check_identity("demo")
+        Rules([Rule(("demo",), ("*:80",))])
+
+
+# Rules about tokens.
+
+
+class Shown:
+    """A token that says this, or is none that is good; counts who looks at it."""
+
+    is_awaited = False
+
+    def __init__(self, said: dict[str, object] | None) -> None:
+        self.said = said
+        self.looks = 0
+        self.fault = "" if said is not None else "it is bad"
+        self.challenge = b"Bearer of shame"
+
+    def claims(self) -> dict[str, object] | None:
+        self.looks += 1
+        return self.said
+
+    async def prepare(self) -> None:
+        raise AssertionError("nothing is to be waited for")
+
+
+ME = (("sub", ("me", "also-*")),)
+ANYBODY = SpiffeId("demo.local", "/ns/demo/sa/anybody")
+
+
+def verdict_on(rules: list[Rule], said: dict[str, object] | None, target: str = "10.0.0.1:80") -> str:
+    """`ok`, or why not."""
+    try:
+        Rules(rules).check_request(ANYBODY, Address.parse(target), Shown(said))
+    except DeniedError as error:
+        challenged = isinstance(error, TokenNeededError)
+        assert not challenged or error.challenge == b"Bearer of shame"  # type: ignore[attr-defined]
+        return ("token: " if challenged else "") + str(error).partition(f" {target}: ")[2]
+    return "ok"
+
+
+ALL = (("*",), ("*:*",))
+NONE_GOOD, OTHERS = "asks for a token: it is bad", "asks for other claims than its token has"
+
+
+@pytest.mark.parametrize(
+    ("rules", "said", "verdict"),
+    [
+        ([Rule(*ALL, claims=ME)], {"sub": "me"}, "ok"),
+        ([Rule(*ALL, claims=ME)], {"sub": "also-i"}, "ok"),
+        ([Rule(*ALL, claims=ME)], {"sub": "you"}, f"token: rules[0] {OTHERS}"),
+        ([Rule(*ALL, claims=ME)], {}, f"token: rules[0] {OTHERS}"),
+        ([Rule(*ALL, claims=ME)], None, f"token: rules[0] {NONE_GOOD}"),
+        ([Rule(*ALL, claims=())], {}, "ok"),
+        ([Rule(*ALL, claims=())], None, f"token: rules[0] {NONE_GOOD}"),
+        # The next rule may take who the first does not.
+        ([Rule(*ALL, claims=ME), Rule(*ALL)], None, "ok"),
+        ([Rule(*ALL, claims=ME), Rule(("*",), ("*:81",))], None, f"token: rules[0] {NONE_GOOD}"),
+        ([Rule(("*",), ("*:81",), claims=ME)], None, "no rule allows it"),
+        ([Rule(("spiffe://demo.local/ns/x",), ("*:*",), claims=ME)], None, "no rule allows it"),
+        ([Rule(*ALL, claims=ME), Rule(*ALL, deny=True)], None, "rules[1] denies it"),
+        # Nobody gets past a rule that denies without a token that says something else.
+        (
+            [Rule(*ALL, True, ME), Rule(*ALL)],
+            {"sub": "me"},
+            "token: rules[0] denies it for what its token says",
+        ),
+        ([Rule(*ALL, True, ME), Rule(*ALL)], {}, "token: rules[0] denies it for what its token says"),
+        ([Rule(*ALL, True, ME), Rule(*ALL)], None, f"token: rules[0] {NONE_GOOD}"),
+        ([Rule(*ALL, True, ME), Rule(*ALL)], {"sub": "you"}, "ok"),
+        ([Rule(*ALL, True, ME)], {"sub": "you"}, "no rule allows it"),
+        ([Rule(("*",), ("*:81",), True, ME), Rule(*ALL)], None, "ok"),
+    ],
+)
+@pytest.mark.parametrize("target", ["10.0.0.1:80", "hello:80"])
+def test_rules_about_tokens(
+    rules: list[Rule], said: dict[str, object] | None, verdict: str, target: str
+) -> None:
+    assert verdict_on(rules, said, target) == verdict
+
+
+def test_claims_and_what_a_name_stands_for() -> None:
+    network = Rules([Rule(("*",), ("10.0.0.0/8:*",), claims=ME)])
+    named, address = Address("hello", 80), ipaddress.ip_address("10.0.0.1")
+    network.check_request(ANYBODY, named, Shown({"sub": "me"}))
+    network.check(ANYBODY, named, address, Shown({"sub": "me"}))
+    with pytest.raises(TokenNeededError):  # it is not even looked up
+        network.check_request(ANYBODY, named, Shown(None))
+    with pytest.raises(DeniedError, match=r"no rule allows it at 11\.0\.0\.1"):
+        network.check(ANYBODY, named, ipaddress.ip_address("11.0.0.1"), Shown({"sub": "me"}))
+    shut = Rules([Rule(("*",), ("10.0.0.0/8:*",), True, ME), Rule(*ALL)])
+    shut.check_request(ANYBODY, named, Shown(None))
+    shut.check(ANYBODY, named, ipaddress.ip_address("11.0.0.1"), Shown(None))
+    for said in ({"sub": "me"}, None):
+        with pytest.raises(TokenNeededError):
+            shut.check(ANYBODY, named, address, Shown(said))
+
+
+def test_a_token_is_looked_at_by_rules_with_claims_that_take_the_rest_only() -> None:
+    rules = Rules(
+        [
+            Rule(("*",), ("*:81",), claims=ME),
+            Rule(("spiffe://demo.local/ns/x",), ("*:*",), True, ME),
+            Rule(("*",), ("*:80",)),
+            Rule(*ALL, claims=ME),
+        ]
+    )
+    for target, looks in (("10.0.0.1:80", 0), ("hello:80", 0), ("10.0.0.1:82", 1), ("10.0.0.1:81", 1)):
+        shown = Shown({"sub": "me"})
+        rules.check_request(ANYBODY, Address.parse(target), shown)
+        assert shown.looks == looks, target

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from gateway.config import GatewayConfig, parse
-from gateway.hbone_rules import Rule
+from gateway.hbone_rules import Rule, Rules
 from gateway.hbone_settings import MAX_PATTERNS, MAX_RULES, HboneSettings
 from gateway.reload import keep_fixed
 from gateway.routes import Route, TokenRule
 from gateway.templates import Template
 from shared.errors import ConfigError
+from shared.identity.peer_patterns import TrustDomain
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity
 
@@ -137,7 +138,7 @@ MANY_PATTERNS = ", ".join(["'*'"] * (MAX_PATTERNS + 1))
         (rule("{from: '*', to: ['*:*']}"), "5: hbone.rules[0].from: must be a list, not a text"),
         (
             rule("{from: [demo], to: ['*:*']}"),
-            "5: hbone.rules[0].from[0]: pattern 'demo' does not start with spiffe://",
+            "5: hbone.rules[0].from[0]: pattern 'demo' does not start with spiffe:// or ns/",
         ),
         (
             rule("{from: ['*', 'spiffe://*/ns/a'], to: ['*:*']}"),
@@ -155,7 +156,7 @@ MANY_PATTERNS = ", ".join(["'*'"] * (MAX_PATTERNS + 1))
         ),
         (
             rule("{from: ['*'], to: ['*:*'], allow: true}"),
-            "5: hbone.rules[0].allow: unknown field, known here: from, to, deny",
+            "5: hbone.rules[0].allow: unknown field, known here: from, to, deny, claims",
         ),
         (
             rule(f"{{from: [{MANY_PATTERNS}], to: ['*:*']}}"),
@@ -182,6 +183,10 @@ def test_a_reload_changes_rules_and_limits_and_nothing_else(caplog: pytest.LogCa
     assert caplog.messages == []
     limits = parse(LEAST + "  max_tunnels: 7\n  idle_timeout: 5s\n  max_tunnels_per_identity: 3\n", "f.yaml")
     assert keep_fixed(running, limits) == limits
+    assert caplog.messages == []
+    jwt = "  jwt: {issuer: i, audiences: [a], keys: k.json}\n"
+    claims = parse(LEAST.replace("['*:*']", "['*:*'], claims: {}") + jwt, "f.yaml")
+    assert keep_fixed(running, claims) == claims
     assert caplog.messages == []
     more = parse(LEAST.replace("*:*", "a:80") + "  min_tls: '1.2'\n", "f.yaml")
     assert keep_fixed(running, more).hbone == rules.hbone
@@ -244,7 +249,7 @@ def test_post_with_an_identity() -> None:
         (route("identity: c", "peer: []"), "6: routes[0].peer: needs at least one pattern"),
         (
             route("identity: c", "peer: ['*']"),
-            "6: routes[0].peer[0]: pattern '*' does not start with spiffe://",
+            "6: routes[0].peer[0]: pattern '*' does not start with spiffe:// or ns/",
         ),
         (
             route("identity: c", "peer: ['spiffe://a/b']", "sni: '10.0.0.1'"),
@@ -282,3 +287,74 @@ def test_a_route_s_mistake_is_told_with_its_place(text: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         parse(text, "F")
     assert str(caught.value) == f"F:{message}"
+
+
+# Whose peers they are.
+
+
+MESH = """trust_domain: new.local
+trust_domain_aliases: [old.local]
+routes:
+- {host: a, tunnel: "https://a", method: CONNECT, identity: c, peer: [ns/a/sa/b], crl: lists/crl.pem}
+hbone:
+  certificates: certs
+  crl: crl.pem
+  rules:
+  - {from: [{namespace: "demo-*"}, {service_account: hello}, "ns/x/sa/*", "*"], to: ["*:*"]}
+reverse:
+  certificates: certs
+  crl: /etc/crl.pem
+  listen: ["0.0.0.0:15441"]
+  rules:
+  - {from: [{namespace: demo, service_account: "h*o"}], names: ["*.demo"]}
+"""
+
+
+def test_peers_of_our_own_trust_domain() -> None:
+    found = parse(MESH, "/etc/hgate/hgate.yaml")
+    trust = TrustDomain("new.local", ("old.local",))
+    assert (found.trust_domain, found.trust_domain_aliases) == ("new.local", ("old.local",))
+    assert found.hbone is not None and found.reverse is not None
+    assert found.hbone.trust == found.reverse.trust == trust
+    assert (found.hbone.crl, found.reverse.crl) == (Path("/etc/hgate/crl.pem"), Path("/etc/crl.pem"))
+    assert found.hbone.rules[0].identities == ("ns/demo-*/sa/*", "ns/*/sa/hello", "ns/x/sa/*", "*")
+    assert found.reverse.rules[0].identities == ("ns/demo/sa/h*o",)
+    identity = found.routes[0].identity
+    assert identity is not None
+    assert (identity.peers, identity.trust) == (("ns/a/sa/b",), trust)
+    assert identity.crl == Path("/etc/hgate/lists/crl.pem")
+    Rules(found.hbone.rules, trust)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("trust_domain: new.local\n", "", "1: trust_domain_aliases: needs trust_domain beside it"),
+        ("new.local", "New", "1: trust_domain: no SPIFFE ID: 'spiffe://New'"),
+        ("[old.local]", "[a/b]", "2: trust_domain_aliases[0]: no SPIFFE ID"),
+        ('"demo-*"', '"a/b"', "9: hbone.rules[0].from[0].namespace: 'a/b' is no single segment"),
+        ('{namespace: "demo-*"}', "{name: x}", "9: hbone.rules[0].from[0].name: unknown field"),
+    ],
+)
+def test_a_mistake_about_peers(old: str, new: str, message: str) -> None:
+    assert old in MESH
+    with pytest.raises(ConfigError) as caught:
+        parse(MESH.replace(old, new, 1), "F")
+    assert str(caught.value).startswith(f"F:{message}")
+
+
+def test_our_own_trust_domain_has_to_be_told() -> None:
+    text = "routes: []\nhbone:\n  certificates: c\n  rules:\n  - {from: [ns/a/sa/b], to: ['*:*']}\n"
+    with pytest.raises(ConfigError, match=r"our own trust domain, which is not told"):
+        parse(text, "F")
+    with pytest.raises(ConfigError, match=r"crl: has a meaning only beside identity"):
+        parse(route("crl: crl.pem"), "F")
+
+
+def test_a_reload_takes_up_aliases(caplog: pytest.LogCaptureFixture) -> None:
+    running = parse(MESH, "F")
+    wanted = parse(MESH.replace("[old.local]", "[old.local, older.local]"), "F")
+    kept = keep_fixed(running, wanted)
+    assert kept == wanted and not caplog.text
+    keep_fixed(running, parse(MESH.replace("crl: crl.pem", "crl: other.pem"), "F"))
+    assert "a change of hbone, but for its rules and limits, takes effect at the next start" in caplog.text

@@ -13,16 +13,22 @@ from typing import Any
 
 import pytest
 
-from gateway.mesh_connections import proved_identity
-from shared.errors import DeniedError
-from shared.identity.authority import LEAF_LIFETIME_S, Authority
+from gateway.mesh_connections import member_identity
+from shared.errors import DeniedError, RevokedError
+from shared.identity.certificates import certificate_writer
+from shared.identity.certificates.authority import LEAF_LIFETIME_S, Authority
+from shared.identity.certificates.certificate_writer import Contents
 from shared.identity.spiffe import SpiffeId
+from shared.net.certificate_files import CertificateFiles
 from shared.net.mesh_tls import identity_files, server_context
-from shared.tasks import running
-from tests.support import hbone_port
+from shared.net.revocation_watch import RevocationWatch, proved_chain
+from shared.tasks import running, spawn
+from tests.support import hbone_port, reverse_port
+from tests.support.bundles import tell
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort, Mesh
-from tests.support.http2_peer import Http2Peer
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer, turned_away
+from tests.support.http2_peer import Http2Peer, PeerStream
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in, trust
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
 
 Ends = tuple[ssl.SSLObject, ssl.SSLObject]
 
@@ -317,9 +323,43 @@ def test_an_expired_certificate_resumes_nothing(tmp_path: Path) -> None:
     second, _ = handshake(server, client, theirs.session)
     assert (first.session_reused, second.session_reused) == (False, True)
     today, some_day = time.time(), time.time() + 10 * LEAF_LIFETIME_S
-    assert proved_identity(first, today) == proved_identity(second, today) == CALLER
+    assert member_identity(first, today) == member_identity(second, today) == CALLER
     with pytest.raises(DeniedError, match=f"that of {CALLER} has expired"):
-        proved_identity(second, some_day)
+        member_identity(second, some_day)
+
+
+async def test_a_revoked_certificate_resumes_nothing(tmp_path: Path) -> None:
+    """In a resumed handshake there is no chain."""
+    mesh, crl = Mesh(tmp_path), tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority))
+    server = server_context(mesh.member(GATEWAY), tls12=True)
+    watch = RevocationWatch(crl, identity_files(mesh.folder_of(GATEWAY))[2], purpose="test")
+    watch.read()
+    client = mesh.tls(mesh.member(CALLER), version=TLS12)
+    first, theirs = handshake(server, client, None)
+    second, _ = handshake(server, client, theirs.session)
+    assert (first.session_reused, second.session_reused) == (False, True)
+    assert [len(proved_chain(one)) for one in (first, second)] == [2, 1]
+    assert watch.check(proved_chain(first)) == watch.check(proved_chain(second))
+    put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(CALLER))))
+    await watch.look()
+    third, _ = handshake(server, client, theirs.session)
+    assert third.session_reused
+    with pytest.raises(RevokedError):
+        watch.check(proved_chain(third))
+
+
+def test_a_session_of_one_that_was_refused_resumes_nothing(tmp_path: Path) -> None:
+    """OpenSSL keeps it: TLS was content."""
+    mesh = Mesh(tmp_path)
+    server = server_context(mesh.member(GATEWAY), tls12=True)
+    client = mesh.tls(mesh.member(SpiffeId("other.local", "/x")), version=TLS12)
+    first, theirs = handshake(server, client, None)
+    second, _ = handshake(server, client, theirs.session)
+    assert (first.session_reused, second.session_reused) == (False, True)
+    for ours in (first, second):
+        with pytest.raises(DeniedError, match=r"vouch(es)? for spiffe://other\.local/x"):
+            member_identity(ours, time.time())
 
 
 async def resumed(port: HbonePort, tls: ssl.SSLContext, session: ssl.SSLSession) -> str:
@@ -342,6 +382,110 @@ async def resumed(port: HbonePort, tls: ssl.SSLContext, session: ssl.SSLSession)
                 return str(error).lower().replace("_", " ")
     finally:
         writer.transport.abort()
+
+
+# Several trust domains, and certificates that change.
+
+
+async def test_a_root_vouches_for_its_own_trust_domain_only(tmp_path: Path) -> None:
+    """TLS is content with either root, whatever the certificate says."""
+    mesh, other = Mesh(tmp_path), Mesh(tmp_path / "other", "other.local")
+    async with hbone_port.serving(tmp_path, mesh=mesh) as port:
+        trust(mesh.folder_of(GATEWAY), mesh.authority.root_pem, other.authority.root_pem)
+        await is_served(port, mesh.tls(other.member(SpiffeId("other.local", CALLER.path))))
+        await is_served(port, mesh.tls(mesh.member(CALLER)))
+        async with Http2Peer.connected(port.port, mesh.tls(other.member(CALLER))) as peer:
+            await peer.until(lambda: peer.lost)
+            assert peer.goaway
+        line = await port.line()
+        assert (line["flags"], line["error"]) == (
+            "DENY",
+            f"peer certificate denied: a root of other.local may not vouch for {CALLER}",
+        )
+
+
+async def test_a_map_of_bundles_tells_whose_roots_are(tmp_path: Path) -> None:
+    mesh, nameless = Mesh(tmp_path), Hierarchy(TRUST_DOMAIN)
+    member = tmp_path / "member"
+    nameless.write(member, nameless.issue(CALLER))
+    async with hbone_port.serving(tmp_path, mesh=mesh) as port:
+        own = mesh.folder_of(GATEWAY)
+        trust(own, mesh.authority.root_pem, nameless.root_pem)
+        tell(own, {TRUST_DOMAIN: [mesh.authority], "other.local": [nameless.root]})
+        async with Http2Peer.connected(port.port, mesh.tls(member)) as peer:
+            await peer.until(lambda: peer.lost)
+        assert "a root of other.local may not vouch for" in (await port.line())["error"]
+    async with hbone_port.serving(tmp_path, mesh=mesh) as port:
+        tell(own, {TRUST_DOMAIN: [mesh.authority, nameless.root]})
+        trust(own, mesh.authority.root_pem, nameless.root_pem)
+        await is_served(port, mesh.tls(member))
+
+
+def rotate(mesh: Mesh) -> bytes:
+    """Gives the gateway a new certificate, which is returned in DER."""
+    pair = mesh.authority.issue(GATEWAY)
+    contents = Contents(pair.certificate_pem, pair.key_pem, mesh.authority.root_pem)
+    certificate_writer.write(mesh.folder_of(GATEWAY), contents)
+    return ssl.PEM_cert_to_DER_cert(pair.certificate_pem.decode())
+
+
+@pytest.fixture
+def at_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificate files are looked at each time, instead of once a second."""
+    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__, "look_every_s", 0.0)
+
+
+@pytest.mark.usefixtures("at_every_connection")
+async def test_a_hundred_rotations_of_the_hbone_port_disturb_no_tunnel(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop, rounds = asyncio.Event(), 0
+
+    async def talk(stream: PeerStream, there: TcpPeer) -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            await stream.send(bytes(5000))
+            await there.send(await there.read(5000))
+            await stream.read(5000)
+            rounds += 1
+
+    async with hbone_port.serving(tmp_path) as port, TcpServer.listening() as target, port.caller() as peer:
+        tls = port.mesh.tls(port.mesh.member(CALLER))
+        load = []
+        for _ in range(3):
+            stream = peer.request(b"CONNECT", b"", authority=f"127.0.0.1:{target.port}".encode())
+            load.append(spawn(talk(stream, await target.accept()), name="tunnel"))
+        for _ in range(100):
+            new = rotate(port.mesh)
+            async with Http2Peer.connected(port.port, tls) as newcomer:
+                assert newcomer.tls.getpeercert(binary_form=True) == new, "the new one at once"
+                await newcomer.answered()
+                assert not newcomer.lost
+        stop.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*load)
+        assert rounds > 100, "the tunnels were busy all the time"
+        assert "keeping the certificate in use" not in caplog.text
+
+
+@pytest.mark.usefixtures("at_every_connection")
+async def test_a_hundred_rotations_of_the_reverse_port_disturb_no_tunnel(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)
+    async with reverse_port.serving(tmp_path, mesh=mesh) as port, port.workload() as workload:
+        opening = port.open()
+        far = await workload.request()
+        far.respond(200)
+        stream = await opening
+        for number in range(100):
+            new = rotate(mesh)
+            name = f"w{number}.demo.svc.cluster.local"
+            identity = SpiffeId.of_workload(TRUST_DOMAIN, "demo", f"w{number}")
+            async with port.dialled(name, identity) as newcomer:
+                await newcomer.registered()
+                assert newcomer.peer.tls.getpeercert(binary_form=True) == new, "the new one at once"
+            stream.write(b"x")
+            assert await far.read(1) == b"x"
+        assert not workload.peer.goaway
 
 
 # The end.

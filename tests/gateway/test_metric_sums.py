@@ -7,7 +7,10 @@ import json
 import pytest
 
 from gateway.metric_sums import Family, Sums, decode, encode
+from shared.identity.token_counts import TokenStatus
 from shared.ops.metrics import TunnelMetrics, render
+from shared.ops.token_metrics import TokenMetrics
+from tests.support.wall_clock import START, Clock
 
 
 def told(*, opened: int, closed: int, setup_s: float = 0.002) -> list[Family]:
@@ -93,3 +96,24 @@ def test_an_answer_that_is_none(answer: str) -> None:
 
 def test_an_answer_is_text() -> None:
     assert json.loads(encode(TunnelMetrics("gateway").collect()))
+
+
+def test_of_tokens_the_oldest_and_the_first_to_end_count() -> None:
+    def worker(minted_at_s: float) -> list[Family]:
+        metrics = TokenMetrics(Clock())
+        metrics.of("me", "a").refreshed()
+        token = TokenStatus("me", "a", minted_at_s, minted_at_s + 3600, "", None)
+        return decode(encode(metrics.families([token], kept=1, most=1000)))
+
+    sums = Sums()
+    sums.heard(1, 100, worker(START - 300))
+    sums.heard(2, 200, worker(START - 100))
+    samples = {
+        sample.name.removeprefix("hbone_token_"): sample.value
+        for metric in sums.collect()
+        for sample in metric.samples
+    }
+    assert samples["age_seconds"] == 300
+    assert samples["expiry_timestamp_seconds"] == START + 3300
+    assert samples["entries"] == 2
+    assert samples["entries_limit"] == 2000

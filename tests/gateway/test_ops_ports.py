@@ -29,7 +29,16 @@ def named(name: str) -> OpsPorts:
     return OpsPorts(
         **{
             what: says(f"{what} of {name}")
-            for what in ("ready", "live", "scrape", "config", "tunnels", "connections")
+            for what in (
+                "ready",
+                "live",
+                "scrape",
+                "config",
+                "tunnels",
+                "connections",
+                "certificates",
+                "tokens",
+            )
         }
     )
 
@@ -71,7 +80,7 @@ async def test_each_port_has_its_own_paths() -> None:
         assert await ask(where.health, "/healthz/live") == "live of a"
         assert await ask(where.metrics, "/metrics") == "scrape of a"
         assert await ask(where.metrics, "/stats/prometheus") == "scrape of a"
-        for path in ("config", "tunnels", "connections"):
+        for path in ("config", "tunnels", "connections", "tokens"):
             assert await ask(where.admin, f"/{path}") == f"{path} of a"
             assert await ask(where.health, f"/{path}") == await ask(where.metrics, f"/{path}") == "404"
 

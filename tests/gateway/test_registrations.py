@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from gateway.reverse_rules import ReverseRule, ReverseRules
-from shared.identity.authority import Authority
+from shared.errors import ExpelledError, StreamResetError
+from shared.identity.certificates.authority import Authority
+from shared.identity.peer_patterns import TrustDomain
 from shared.identity.spiffe import SpiffeId
 from shared.wire.registration import ALREADY_REGISTERED
 from tests.support import reverse_port
-from tests.support.hbone_port import TRUST_DOMAIN
+from tests.support.hbone_port import TRUST_DOMAIN, Mesh
 from tests.support.reverse_port import NAME, WORKLOAD, ReversePort
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 
 OTHER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "other")
 ANYBODY = ReverseRule(("*",), ("*.demo.svc.cluster.local",))
@@ -200,3 +203,49 @@ async def test_a_certificate_that_expires(port: ReversePort) -> None:
         assert (await port.line())["message"] == "workload registered"
         await workload.peer.until(lambda: workload.peer.lost)
         assert workload.peer.goaway
+
+
+# Certificates that are revoked.
+
+
+async def test_a_workload_that_is_revoked_later_loses_its_name_and_its_tunnels(tmp_path: Path) -> None:
+    mesh, crl = Mesh(tmp_path), tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority))
+    async with reverse_port.serving(tmp_path, mesh=mesh, crl=crl, wait_s=0.0) as port:
+        watch = port.listener.revocations
+        assert watch is not None
+        async with port.workload("other.demo.svc.cluster.local", OTHER), port.workload() as workload:
+            opening = port.open()
+            (await workload.request()).respond(200)
+            stream = await opening
+            gone: list[StreamResetError] = []
+            stream.on_gone = gone.append
+            put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(WORKLOAD))))
+            await watch.look()
+            line = await port.line()
+            assert (line["sni"], line["flags"]) == (NAME, "DENY")
+            assert "it is revoked: serial number" in line["error"]
+            assert [(type(error), error.flag) for error in gone] == [(ExpelledError, "DENY")]
+            await workload.peer.until(lambda: workload.peer.lost)
+            assert workload.peer.goaway
+            assert port.value("hbone_reverse_workloads") == 1, "the other one"
+
+
+async def test_a_revoked_workload_is_refused(tmp_path: Path) -> None:
+    mesh, crl = Mesh(tmp_path), tmp_path / "crl.pem"
+    put(crl, revocation_list(mesh.authority, serial_in(mesh.member(WORKLOAD))))
+    async with reverse_port.serving(tmp_path, mesh=mesh, crl=crl) as port:
+        async with port.dialled(tls=mesh.tls(mesh.folder_of(WORKLOAD))) as workload:
+            await workload.peer.until(lambda: workload.peer.lost)
+            assert workload.peer.goaway
+        line = await port.line()
+        assert (line["message"], line["flags"]) == ("connection refused", "DENY")
+        assert "is revoked" in line["error"]
+
+
+async def test_a_workload_of_an_alias_has_the_name_of_ours(tmp_path: Path) -> None:
+    trust = TrustDomain(TRUST_DOMAIN, ("old.local",))
+    old = SpiffeId("old.local", WORKLOAD.path)
+    mesh = Mesh(tmp_path, authority=Hierarchy().root)  # which names no trust domain, as Istio's
+    async with reverse_port.serving(tmp_path, mesh=mesh, trust=trust) as port, port.workload(identity=old):
+        assert port.value("hbone_reverse_workloads") == 1

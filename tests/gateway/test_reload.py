@@ -22,7 +22,8 @@ from gateway.reverse_rules import ReverseRule
 from gateway.reverse_settings import ReverseSettings
 from gateway.route_settings import MAX_ROUTES
 from shared.errors import EXIT_OK, ConfigError, UnavailableError
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
+from shared.identity.token_sources.token_settings import TokenSettings
 from shared.net.address import Address
 from shared.tasks import spawn
 from tests.support.gateway_load import EchoService, flowing, staying
@@ -286,6 +287,10 @@ def test_what_cannot_change_while_we_run(caplog: pytest.LogCaptureFixture) -> No
     kept = keep_fixed(running, changed)
     assert kept == dataclasses.replace(running, limits=limits)
     assert "reload: a change of admin, health takes effect at the next start" in caplog.text
+    caplog.clear()
+    tokens = dataclasses.replace(running, tokens=TokenSettings(source="google"))
+    assert keep_fixed(running, tokens) == running
+    assert "reload: a change of tokens takes effect at the next start" in caplog.text
     caplog.clear()
     assert keep_fixed(running, dataclasses.replace(running, listen=(Address("::", 1),))).listen[0].port == 1
     assert caplog.text == ""

@@ -67,6 +67,14 @@ def test_files_are_relative_to_the_file_that_names_them(folder: Path) -> None:
     assert (route.ca, route.token.file) == (folder / "ca.pem", Path("/run/token.jwt"))
 
 
+def test_a_token_file_for_an_audience(folder: Path) -> None:
+    text = f"routes:\n- host: '*.a'\n{TUNNEL}\n  token: {{file: run/token.jwt, audience: 'https://{{host}}'}}"
+    route = one_route(parse(text, str(folder / "hgate.yaml")))
+    assert route.token == TokenRule(Template.parse("https://{host}"), folder / "run" / "token.jwt")
+    explained = RouteTable([route]).explain("x.a").splitlines()[-1]
+    assert explained == f"token      file {folder}/run/token.jwt, which has to be for https://x.a"
+
+
 def test_paths_do_not_depend_on_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     route = one_route(parse(f"routes:\n- host: a\n{TUNNEL}\n  ca: ca.pem", "hgate.yaml"))

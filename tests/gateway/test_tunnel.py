@@ -22,6 +22,7 @@ from gateway.token_sources import TokenSources
 from gateway.tunnel import Tunnels
 from gateway.upstream import Upstreams
 from shared.errors import HboneError
+from shared.identity.token_sources.metadata import MetadataMinter
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
 from shared.net.pool import Pool
@@ -418,7 +419,11 @@ def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> T
     """Tunnels by themselves, without a gateway around them."""
     pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1)
     upstreams = Upstreams(
-        pool, TokenSources("127.0.0.1:1"), metrics, response_timeout_s=PATIENCE_S, rules=RetryRules()
+        pool,
+        TokenSources(MetadataMinter("127.0.0.1:1")),
+        metrics,
+        response_timeout_s=PATIENCE_S,
+        rules=RetryRules(),
     )
     return Tunnels(
         routes,

@@ -6,6 +6,7 @@ The client is a socket that says hello, the port is ours, and at its other end i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.gateway_world import GLOB, World
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort
 from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, hello
 from tests.support.metadata_server import closed_port
+from tests.support.revocation import put, revocation_list, serial_in
 from tests.support.tcp_peer import TcpServer
 
 STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "other", "stranger")
@@ -133,3 +135,29 @@ async def test_a_target_that_is_not_there(world: World, port: HbonePort) -> None
     client = await world.client()
     assert await client.rest() == INTERNAL_ERROR
     assert "answered 503: connect to 127.0.0.1:" in (await gateway.line())["error"]
+
+
+async def test_a_server_that_is_revoked(
+    world: World, port: HbonePort, target: TcpServer, tmp_path: Path
+) -> None:
+    """First while its tunnel is open, by the gateway's own look at the file; then it is not had again."""
+    crl = tmp_path / "crl.pem"
+    put(crl, revocation_list(port.mesh.authority))
+    gateway = await world.start(route(port, target.port, crl=str(crl)))
+    client = await world.client()
+    there = await target.accept()
+    assert await gateway.metric("hbone_crl_next_update_timestamp_seconds", place="routes") > time.time()
+    put(crl, revocation_list(port.mesh.authority, serial_in(port.mesh.folder_of(GATEWAY))))
+    with pytest.raises(ConnectionResetError):
+        await client.rest()
+    line = await gateway.line()
+    assert (line["flags"], line["status"]) == ("DENY", 200)
+    assert "it is revoked: serial number" in line["error"]
+    with pytest.raises(ConnectionResetError):
+        await there.rest()
+    assert await gateway.metric("hbone_crl_connections_ended_total", place="routes") == 1
+    again = await world.client()
+    assert await again.rest() == INTERNAL_ERROR
+    line = await gateway.line()
+    assert line["flags"] == "CONNECT" and "it is revoked: serial number" in line["error"]
+    assert await gateway.metric("istio_crl_policy_rejections_total", reporter="source") >= 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.net.tls import server_context
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, hello

@@ -253,6 +253,21 @@ def test_durations_that_are_refused(written: str, reason: str) -> None:
     assert refusal(lambda: read(written).duration(0.001, 3600)) == f"f.yaml:1: name: {reason}"
 
 
+def test_mappings_of_any_names() -> None:
+    pairs = read("{email: [a], 'a b': c, 1: d}").pairs(3)
+    assert list(pairs) == ["email", "a b", "1"]
+    assert (pairs["a b"].text(), pairs["a b"].path) == ("c", "name.a b")
+    assert read("{}").pairs(0) == {}
+    for written, reason in (
+        ("[a]", "name: must be a mapping of fields, not a list"),
+        ("{a: b, a: c}", "name.a: given twice, the first time in line 1"),
+        ("{[a]: b}", "name: a field's name cannot be a list"),
+        ("{a: b, c: d}", "name: has 2 entries, more than 1"),
+    ):
+        most = 1 if "entries" in reason else 9
+        assert refusal(lambda: read(written).pairs(most)) == f"f.yaml:1: {reason}"  # noqa: B023
+
+
 def test_addresses() -> None:
     assert read('"0.0.0.0:0"').address(least_port=0) == Address("0.0.0.0", 0)
     assert read("127.0.0.1:80").address(least_port=1) == Address("127.0.0.1", 80)

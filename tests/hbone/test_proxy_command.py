@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import signal
@@ -20,8 +21,6 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived
 from h2.settings import SettingCodes, Settings
 
-from hbone import target
-from hbone.proxy_command import token_source
 from shared.errors import (
     EXIT_DENIED,
     EXIT_OK,
@@ -29,15 +28,15 @@ from shared.errors import (
     EXIT_SIGTERM,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
-    UsageError,
 )
-from shared.identity.authority import Authority
-from shared.identity.tokens import FileToken, MetadataToken, NoToken
+from shared.identity.certificates.authority import Authority
 from shared.net.tls import server_context
 from shared.tasks import spawn
 from shared.wire import frames
 from tests.hbone.commands import Command, Ended, output_of, running
 from tests.hbone.descriptors import Descriptors, read
+from tests.support.google import Google
+from tests.support.google_services import JWT_TYPE, POOL, WORKLOAD
 from tests.support.http2_peer import PeerStream, Service
 from tests.support.metadata_server import Answer, MetadataServer, closed_port, unsigned_token
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
@@ -45,6 +44,7 @@ from tests.support.tcp_peer import PATIENCE_S, TcpServer
 HOST = "hello.a.run.app"
 MIB = 1 << 20
 FAR_FUTURE = 4102444800  # 2100-01-01
+ACCOUNT = "other@proj.iam.gserviceaccount.com"
 
 
 @asynccontextmanager
@@ -223,7 +223,7 @@ def tls(tmp_path: Path) -> ssl.SSLContext:
 async def test_a_token_from_the_metadata_server(
     tls: ssl.SSLContext, tmp_path: Path, flags: tuple[str, ...], audience: str
 ) -> None:
-    token = unsigned_token(aud="whatever", exp=FAR_FUTURE)
+    token = unsigned_token(aud=audience, exp=FAR_FUTURE)
     async with (
         MetadataServer(lambda _: Answer(token.encode())) as metadata,
         Service.listening(tls) as service,
@@ -259,28 +259,37 @@ async def test_a_token_from_a_file_and_none_at_all(tls: ssl.SSLContext, tmp_path
             assert b"authorization" not in dict((await service.request()).fields)
 
 
-def test_which_token_the_flags_mean(tmp_path: Path) -> None:
-    def chosen(
-        url: str, *, token_file: Path | None = None, audience: str | None = None, none: bool = False
-    ) -> type:
-        where = target.parse(url)
-        return type(
-            token_source(where, token_file=token_file, audience=audience, none=none, metadata_host="m")
-        )
-
-    assert chosen("https://h/x") is MetadataToken
-    assert chosen("https://h/x", none=True) is NoToken
-    assert chosen("https://h/x", token_file=tmp_path) is FileToken
-    assert chosen("http://h/x") is NoToken, "nothing would keep it secret"
-    assert chosen("http://h/x", token_file=tmp_path) is FileToken, "asked for, as behind a TLS proxy"
-    assert chosen("http://h/x", audience="a") is MetadataToken
-
-
-def test_a_metadata_host_that_is_none() -> None:
-    with pytest.raises(UsageError, match=r"invalid GCE_METADATA_HOST='http://x' \("):
-        token_source(
-            target.parse("h:22"), token_file=None, audience=None, none=False, metadata_host="http://x"
-        )
+async def test_a_program_that_gives_the_token_gets_nothing_of_the_input(
+    tls: ssl.SSLContext, tmp_path: Path
+) -> None:
+    """google-auth runs it with the command's standard input."""
+    async with Google() as google, Service.listening(tls) as service:
+        google.grants.add((WORKLOAD, ACCOUNT))
+        answer = {
+            "version": 1,
+            "success": True,
+            "token_type": JWT_TYPE,
+            "id_token": google.kubernetes_token(f"https:{POOL}"),
+        }
+        (tmp_path / "answer").write_text(json.dumps(answer))
+        (tmp_path / "program").write_text(f"cat >{tmp_path}/taken; cat {tmp_path}/answer")
+        source = {"executable": {"command": f"sh {tmp_path}/program", "timeout_millis": 5000}}
+        google.url = google.plain_url  # google-auth trusts no authority of ours
+        (tmp_path / "adc.json").write_text(json.dumps(google.federation_file(source, ACCOUNT)))
+        async with running(
+            *(f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}"),
+            environ={
+                "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "adc.json"),
+                "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES": "1",
+            },
+        ) as command:
+            await command.send(b"SSH-2.0-here\r\n")
+            stream = await service.request()
+            token = stream[b"authorization"].decode().removeprefix("Bearer ")
+            assert google.claims(token, f"https://{HOST}")["email"] == ACCOUNT
+            stream.respond(200)
+            assert await stream.read(14) == b"SSH-2.0-here\r\n"
+        assert (tmp_path / "taken").read_bytes() == b""
 
 
 # Refusals.

@@ -110,6 +110,19 @@ def give_back(size: int) -> Behaviour:
     return behave
 
 
+def lasting(greeting: bytes) -> Behaviour:
+    """Says who it is, then echoes; does not mind how its client ends."""
+
+    def behave(sock: socket.socket) -> None:
+        try:
+            sock.sendall(greeting)
+            echo(sock)
+        except ConnectionResetError:
+            pass
+
+    return behave
+
+
 def answer_late(sock: socket.socket) -> None:
     """Takes everything, is silent for LATE_S, then says what it got."""
     received = read(sock)

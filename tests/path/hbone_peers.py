@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hbone.demo.processes import Process
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.mesh_tls import identity_files
@@ -87,12 +87,17 @@ def configure(file: Path, routes: list[Json], hbone: Mapping[str, Any] | None) -
 
 @contextmanager
 def hgate(
-    folder: Path, *, routes: list[Json] | None = None, hbone: Mapping[str, Any] | None = None
+    folder: Path,
+    *,
+    routes: list[Json] | None = None,
+    hbone: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Hgate]:
     """hgate with these routes and this `hbone:`, which has to stop in order."""
     file = folder / "hgate.yaml"
     configure(file, routes or [], hbone)
-    process = Process("hgate", ["-m", "gateway", "--config", str(file), "--log-format", "json"], {}, folder)
+    arguments = ["-m", "gateway", "--config", str(file), "--log-format", "json"]
+    process = Process("hgate", arguments, dict(environ or {}), folder)
     try:
         yield Hgate(
             process,

@@ -20,7 +20,7 @@ from typing import Any
 from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
 from hbone.demo.processes import Process
 from shared.errors import EXIT_OK
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from tests.support.world import (
@@ -162,6 +162,11 @@ def count(process: Process, beginning: str, times: int) -> None:
         return len(seen) >= times
 
     process.wait_for(wanted, PATIENCE_S)
+
+
+def times(process: Process, beginning: str) -> int:
+    """How many times a process has said something so far."""
+    return sum(said(record).startswith(beginning) for record in list(process._records))
 
 
 def terminate(process: Process) -> None:

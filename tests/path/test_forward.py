@@ -16,7 +16,7 @@ import pytest
 from OpenSSL import SSL
 
 from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.net.address import Address
 from tests.path.app import READ_BYTES, App, read
 from tests.path.hbone_peers import Hgate, hgate

@@ -5,7 +5,6 @@ openssl s_client, or another TLS client → hgate ← krun (which listens nowher
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +14,9 @@ import pytest
 from OpenSSL import SSL
 
 from hbone.demo.mesh import HOST, SNI
-from tests.path.app import App, Behaviour, echo, give_back
+from shared.identity.certificates.authority import KeyPair
+from shared.identity.certificates.certificate_writer import Contents, write
+from tests.path.app import App, give_back, lasting
 from tests.path.programs import MUCH_BYTES, random_file, sha256
 from tests.path.reverse_world import (
     OTHER,
@@ -27,10 +28,12 @@ from tests.path.reverse_world import (
     kill,
     registered,
     terminate,
+    times,
     world,
 )
-from tests.path.tls_client import connected, read_to_the_end
-from tests.support.world import INBOUNDS, PATIENCE_S, find_program
+from tests.path.tls_client import connected, read_to_the_end, says_back, serial_of
+from tests.support.revocation import put, revocation_list, serial
+from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, find_program
 
 
 @pytest.fixture
@@ -45,19 +48,6 @@ def app() -> Iterator[App]:
         yield app
 
 
-def lasting(greeting: bytes) -> Behaviour:
-    """Says who it is, then echoes; does not mind how its client ends."""
-
-    def behave(sock: socket.socket) -> None:
-        try:
-            sock.sendall(greeting)
-            echo(sock)
-        except ConnectionResetError:
-            pass
-
-    return behave
-
-
 def greeting(mesh: ReverseWorld) -> bytes:
     """The app's, over a connection that is ended in order."""
     with connected(mesh) as connection:
@@ -65,12 +55,6 @@ def greeting(mesh: ReverseWorld) -> bytes:
         connection.shutdown()
         assert read_to_the_end(connection) == b""
     return words
-
-
-def says_back(connection: SSL.Connection, words: bytes) -> None:
-    """Holds that a connection carries bytes both ways."""
-    connection.sendall(words)
-    assert connection.recv(100) == words
 
 
 @pytest.mark.parametrize("inbound", INBOUNDS)
@@ -193,9 +177,9 @@ def test_a_path_that_was_forgotten_is_noticed_at_both_ends(mesh: ReverseWorld, a
 
 def test_hgate_restarts_and_workloads_come_back(mesh: ReverseWorld, app: App) -> None:
     krun = mesh.krun(app.address)
-    for times in (1, 2, 3):
+    for number in (1, 2, 3):
         hgate = mesh.hgate()
-        registered(krun, times)
+        registered(krun, number)
         assert greeting(mesh) == b"only one\n"
         terminate(hgate)
         ends(hgate)
@@ -244,6 +228,43 @@ def test_a_tunnel_outlives_the_drain_of_its_workload(mesh: ReverseWorld) -> None
             connection.shutdown()
             assert read_to_the_end(connection) == b""
         ends(first)
+
+
+# Certificates.
+
+
+def test_a_new_certificate_is_shown_at_the_next_dial(mesh: ReverseWorld, app: App) -> None:
+    folder, crl = mesh.folder / "turned", mesh.folder / "crl.pem"
+    old, new = (mesh.mesh.issue(WORKLOAD, dns_names=(SNI, HOST)) for _ in range(2))
+    put(crl, revocation_list(mesh.mesh))
+    turn(mesh, folder, old)
+    mesh.hgate(crl=str(crl))
+    krun = mesh.krun(app.address, environ={"HBONE_CERTS": str(folder)})
+    registered(krun)
+    with connected(mesh) as connection:
+        assert connection.recv(100) == b"only one\n"
+        assert serial_of(connection) == serial(old)
+        turn(mesh, folder, new)
+        served = serial(old)
+        while served == serial(old):  # until krun's mTLS end has looked at its files
+            with connected(mesh) as another:
+                served = serial_of(another)
+                another.shutdown()
+                read_to_the_end(another)
+        assert served == serial(new)
+        says_back(connection, b"as before\n")
+        assert times(krun, f"registered {HOST} with ") == 1, "an open registration stays"
+        connection.shutdown()
+        assert read_to_the_end(connection) == b""
+    # Only with the new certificate it gets in again.
+    put(crl, revocation_list(mesh.mesh, serial(old)))
+    registered(krun, 2)
+    assert greeting(mesh) == b"only one\n"
+
+
+def turn(mesh: ReverseWorld, folder: Path, pair: KeyPair) -> None:
+    """Replaces the files in `folder` as krun does it itself."""
+    write(folder, Contents(pair.certificate_pem, pair.key_pem, mesh.mesh.root_pem))
 
 
 # Workers.

@@ -45,6 +45,19 @@ def read_to_the_end(connection: SSL.Connection) -> bytes:
             return bytes(received)
 
 
+def says_back(connection: SSL.Connection, words: bytes) -> None:
+    """Holds that a connection carries bytes both ways."""
+    connection.sendall(words)
+    assert connection.recv(100) == words
+
+
+def serial_of(connection: SSL.Connection) -> int:
+    """The serial number of the server's certificate."""
+    certificate = connection.get_peer_certificate()
+    assert certificate is not None
+    return certificate.get_serial_number()
+
+
 def reset_on_close(sock: socket.socket | SSL.Connection) -> None:
     """Makes the end of a connection an RST (socket(7), SO_LINGER)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

@@ -21,6 +21,7 @@ TABLE = {
     "TlsFailureError": (77, "TLS_FAILURE", None),
     "LimitError": (77, "LIMIT", 80),
     "TokenError": (77, "IDENTITY_ERROR", 80),
+    "SigningError": (77, "IDENTITY_ERROR", 80),
     "UpstreamError": (69, "UPSTREAM", 80),
     "DialError": (69, "CONNECT", 80),
     "StatusError": (69, "STATUS", 80),
@@ -32,6 +33,8 @@ TABLE = {
     "OverloadError": (70, "OVERLOAD", 80),
     "StreamDoneError": (69, "UPSTREAM_RESET", 80),
     "HalfClosedError": (70, "HALF_CLOSED", 80),
+    "RevokedError": (77, "DENY", 44),
+    "ExpelledError": (69, "DENY", 80),
 }
 """Exit code, response flag, alert."""
 

@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Self
 
 from shared.errors import HboneError
 from shared.net.address import Address
@@ -55,15 +55,19 @@ class EchoService:
     def _accept(self) -> Connection:
         connection = Connection(
             client=False,
-            on_request=lambda stream: cast("None", Echo(stream)),
+            on_request=self.serve,
             on_lost=self.connections.discard,
         )
         self.connections.add(connection)
         return connection
 
+    def serve(self, stream: Stream) -> None:
+        """A tunnel is asked for."""
+        Echo(stream)
+
     @classmethod
     @asynccontextmanager
-    async def listening(cls) -> AsyncIterator[EchoService]:
+    async def listening(cls) -> AsyncIterator[Self]:
         """On a free loopback port, until the block ends."""
         self = cls()
         listener = await listen(Address("127.0.0.1", 0), self._accept, purpose="echo")

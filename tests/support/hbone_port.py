@@ -14,7 +14,7 @@ from typing import Any
 from gateway.hbone import HboneListener
 from gateway.hbone_rules import Rule
 from gateway.hbone_settings import HboneSettings
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.mesh_tls import MeshIdentity, identity_files
@@ -22,6 +22,7 @@ from shared.net.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from tests.support.http2_peer import Http2Peer
+from tests.support.revocation import put, revocation_list
 from tests.support.tcp_peer import PATIENCE_S
 
 TRUST_DOMAIN = "demo.local"
@@ -37,15 +38,22 @@ CONNECT_TIMEOUT_S = 5.0
 class Mesh:
     """An authority and the folders of those to whom it gave certificates."""
 
-    def __init__(self, folder: Path, trust_domain: str = TRUST_DOMAIN) -> None:
-        self.authority = Authority.create(trust_domain)
+    def __init__(
+        self, folder: Path, trust_domain: str = TRUST_DOMAIN, authority: Authority | None = None
+    ) -> None:
+        """`authority` None: one whose root names the trust domain, so it vouches for no other."""
+        self.authority = authority or Authority.create(trust_domain)
         self._folder = folder
 
     def member(self, identity: SpiffeId = CALLER, **how: Any) -> Path:
         """A folder with a certificate for `identity`, issued as `how` says, and the roots."""
-        folder = self._folder / f"{identity.trust_domain}{identity.path.replace('/', '_')}"
+        folder = self.folder_of(identity)
         self.authority.write(folder, self.authority.issue(identity, **how))
         return folder
+
+    def folder_of(self, identity: SpiffeId) -> Path:
+        """Where `member` puts it."""
+        return self._folder / f"{identity.trust_domain}{identity.path.replace('/', '_')}"
 
     def client(self, identity: SpiffeId = CALLER) -> MeshIdentity:
         """Who a client of ours is, if it wants the gateway."""
@@ -117,10 +125,18 @@ class HbonePort:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *rules: Rule, connect_timeout_s: float = CONNECT_TIMEOUT_S, **settings: Any
+    folder: Path,
+    *rules: Rule,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    mesh: Mesh | None = None,
+    lists: tuple[int, ...] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[HbonePort]:
-    """An HBONE port on loopback with `rules`, else TO_LOOPBACK, and `settings`, until the block ends."""
-    mesh = Mesh(folder)
+    """An HBONE port on loopback with `rules`, else TO_LOOPBACK, and `settings`, until the block ends. `lists`
+    are the serial numbers in the file `crl`."""
+    mesh = mesh or Mesh(folder)
+    if lists is not None:
+        put(settings["crl"], revocation_list(mesh.authority, *lists))
     own = mesh.member(GATEWAY)
     wanted = HboneSettings(
         **{

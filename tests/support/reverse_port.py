@@ -130,10 +130,10 @@ class ReversePort:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *rules: ReverseRule, siblings: int = 1, **settings: Any
+    folder: Path, *rules: ReverseRule, siblings: int = 1, mesh: Mesh | None = None, **settings: Any
 ) -> AsyncIterator[ReversePort]:
     """A reverse port on loopback with `rules`, else OWN_NAME, and `settings`, until the block ends."""
-    mesh = Mesh(folder)
+    mesh = mesh or Mesh(folder)
     wanted = ReverseSettings(
         **{
             "certificates": mesh.member(GATEWAY),

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shared.net import http1_client
 from shared.net.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from tests.support.secrets_search import said
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 MAX_BODY_BYTES = 1 << 20
@@ -105,12 +107,14 @@ class RunningGateway:
 
     async def get(self, server: str, path: str) -> http1_client.Response:
         """An answer of `health`, `metrics` or `admin`."""
-        return await http1_client.get(
+        response = await http1_client.get(
             f"http://127.0.0.1:{self._ports[server]}{path}",
             headers={},
             timeout_s=PATIENCE_S,
             max_bytes=MAX_BODY_BYTES,
         )
+        said(f"{server}{path}", response.body)
+        return response
 
     async def dump(self, path: str) -> Any:
         """A dump of the admin port."""
@@ -208,9 +212,11 @@ async def running(
     routes: Iterable[Mapping[str, Any]],
     *,
     environ: Mapping[str, str] | None = None,
+    wall_clock: Callable[[], float] = time.time,
     **limits: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """A gateway with these routes and limits until the block ends; then it is stopped without a drain."""
+    """A gateway with these routes and limits until the block ends; then it is stopped without a drain. Its
+    tokens live by `wall_clock`."""
     write_config(file, routes, **limits)
     loop = asyncio.get_running_loop()
     read_end, write_end = os.pipe()
@@ -223,7 +229,7 @@ async def running(
         os.close(write_end)
         gateway = RunningGateway(file, records, reader)
         try:
-            await gateway._start(Gateway(file, environ or {}, access_log))
+            await gateway._start(Gateway(file, environ or {}, access_log, wall_clock=wall_clock))
             yield gateway
         finally:
             await gateway._close()

@@ -149,11 +149,15 @@ async def turned_away(port: int) -> str:
     """Connects to a loopback port, whose owner sends RST at once; our address as HOST:PORT, once it has.
 
     The kernel connects before the owner knows; an event loop would look later, and may find the RST already.
+    On a busy machine `connect` itself does, which is why our address is ours before.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
+    with socket.socket() as sock:
+        sock.settimeout(PATIENCE_S)
+        sock.bind(("127.0.0.1", 0))
         host, number = sock.getsockname()
-        sock.setblocking(False)
         try:
+            sock.connect(("127.0.0.1", port))
+            sock.setblocking(False)
             async with asyncio.timeout(PATIENCE_S):
                 data = await asyncio.get_running_loop().sock_recv(sock, 1)
         except ConnectionResetError:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
-from shared.identity.authority import Authority, KeyPair
+from shared.identity.certificates.authority import Authority, KeyPair
 from shared.net.read_buffer import READ_BYTES
 from shared.net.tcp import reset
 

@@ -28,7 +28,7 @@ from agent.envoy import find_binary
 from hbone.demo.mesh import CLIENT_FILES, HOST, SERVICE_URL, SNI, TRUST_DOMAIN
 from hbone.demo.processes import Process, Record
 from shared.errors import EXIT_OK, EXIT_SIGTERM
-from shared.identity.authority import Authority, KeyPair
+from shared.identity.certificates.authority import Authority, KeyPair
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
@@ -135,16 +135,18 @@ def running(
     inbound: str,
     app: Address | Sequence[str],
     environ: Mapping[str, str] | None = None,
+    mesh: Authority | None = None,
 ) -> Iterator[World]:
     """Runs a mesh in `folder` until the block ends.
 
     `app` is where an app listens already, or the command with which krun is to start one. `environ` is for
-    krun, beside or instead of what it is told here. In the end each process has to stop in order, and none
+    krun, beside or instead of what it is told here. `mesh` is who issues certificates, a new authority if it
+    is not given. In the end each process has to stop in order, and none
     may have logged an error; AssertionError says what was wrong.
     """
     if inbound == "envoy":
         find_envoy()
-    mesh = Authority.create(TRUST_DOMAIN)
+    mesh = mesh or Authority.create(TRUST_DOMAIN)
     # curl and browsers want the name that they connect to; a sidecar looks at the SPIFFE ID only.
     mesh.write(folder / "workload", mesh.issue(WORKLOAD, dns_names=(SNI, HOST)))
     mesh.write(folder / "caller", mesh.issue(CALLER))

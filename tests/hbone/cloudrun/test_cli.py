@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from hbone.cloudrun.metadata import KEYS_PATH
+from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from shared.net import http1_client
 from tests.hbone.commands import Command, Ended, output_of, running
 from tests.support.http2_peer import Service
-from tests.support.tcp_peer import TcpServer
+from tests.support.metadata_server import closed_port
+from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
 ANYWHERE = ("--listen", "127.0.0.1:0", "--metadata", "127.0.0.1:0")
 
@@ -120,6 +123,7 @@ async def test_without_a_token() -> None:
         (["--listen", "here"], "hbone: --listen here: no port"),
         (["--container", "127.0.0.1:99999"], "hbone: --container 127.0.0.1:99999: port '99999'"),
         (["--metadata", "::1:80"], "hbone: --metadata ::1:80: an IPv6 address needs brackets"),
+        (["--keys", "http://issuer.example/"], "--keys http://issuer.example/: keys are fetched with https"),
         (["--audience", "hello"], "hbone: --audience hello: "),
         (["--audience", "http://h.example"], "write the service's URL, https://HOST"),
         (["--audience", "https://"], "write the service's URL, https://HOST"),
@@ -146,3 +150,50 @@ async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     ended = await output_of("cloudrun", *ANYWHERE, "--dir", tmp_path / "file")
     assert (ended.code, ended.stdout) == (EXIT_UNAVAILABLE, b"")
     assert f"hbone: --dir {tmp_path}/file: File exists" in ended.stderr
+
+
+# Tokens of another issuer.
+
+
+@asynccontextmanager
+async def visitor(front_end: dict[str, str], tokens: dict[str, str]) -> AsyncIterator[Command]:
+    """A client of one stand-in with a token of another one."""
+    async with running(
+        *(f"{front_end['CLOUDRUN_URL']}/_hbone/22", "--connect", front_end["CLOUDRUN_ADDRESS"]),
+        *("--ca", front_end["CLOUDRUN_CA"]),
+        environ={"GCE_METADATA_HOST": tokens["GCE_METADATA_HOST"]},
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize("by", ["url", "file"])
+async def test_keys_of_another_issuer(by: str, tmp_path: Path) -> None:
+    async with Service.listening() as service, serving() as (_, theirs):
+        source = f"http://{theirs['GCE_METADATA_HOST']}{KEYS_PATH}"
+        if by == "file":
+            answer = await http1_client.get(source, headers={}, timeout_s=PATIENCE_S, max_bytes=10_000)
+            (tmp_path / "keys.json").write_bytes(answer.body)
+            source = str(tmp_path / "keys.json")
+        async with serving("--container", f"127.0.0.1:{service.port}", "--keys", source) as (_, ours):
+            for _ in range(2):  # with keys that are fetched first, and with keys at hand
+                async with visitor(ours, tokens=theirs):
+                    assert (await service.request())[b":path"] == b"/_hbone/22"
+            async with visitor(ours, tokens=ours) as client:
+                ended = await client.ended()
+                assert ended.code == EXIT_DENIED
+                assert "it is signed with a key that is not known here" in ended.stderr
+
+
+async def test_keys_that_cannot_be_had() -> None:
+    source = f"http://127.0.0.1:{closed_port()}/"
+    async with serving("--keys", source) as (_, said), visitor(said, tokens=said) as client:
+        ended = await client.ended()
+        assert ended.code == EXIT_UNAVAILABLE
+        assert f"no keys from {source}: cannot connect" in ended.stderr
+
+
+async def test_another_issuer_than_the_one_that_is_wanted() -> None:
+    async with serving("--issuer", "https://issuer.example") as (_, said), visitor(said, said) as client:
+        ended = await client.ended()
+        assert ended.code == EXIT_DENIED
+        assert "its issuer is https://accounts.google.com, expected https://issuer.example" in ended.stderr

@@ -660,6 +660,7 @@ async def test_curl_without_a_token(credentials: Credentials) -> None:
 
 
 @needs_nghttp
+@pytest.mark.shows_secret  # nghttp --verbose does
 async def test_nghttp_with_trailers(credentials: Credentials, tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(os.urandom(100_000))
     async with Service.listening() as service, credentials.front_end(service.port) as port:

@@ -14,7 +14,7 @@ import pytest
 from hbone.cloudrun.metadata import MetadataServer
 from shared.errors import UnavailableError
 from shared.identity.jwt_check import TokenChecker
-from shared.identity.tokens import MetadataToken
+from shared.identity.token_sources.metadata import MetadataMinter
 from shared.net.address import Address
 from shared.net.http1_client import Response, get
 from tests.hbone.cloudrun.world import URL, Credentials
@@ -41,7 +41,7 @@ async def ask(address: Address, path: str, headers: dict[str, str]) -> Response:
 
 async def test_our_token_source_gets_a_token_that_the_front_end_takes(credentials: Credentials) -> None:
     async with metadata(credentials) as address:
-        token = await MetadataToken(URL, str(address)).token()
+        token = (await MetadataMinter(str(address)).mint(URL)).token
     issuer = credentials.issuer
     claims = TokenChecker(issuer.public_keys, {URL}, issuer.name).check(f"Bearer {token}")
     assert claims["aud"] == URL
@@ -102,6 +102,7 @@ async def test_the_port_is_taken(credentials: Credentials) -> None:
             await MetadataServer(credentials.issuer, EMAIL).start(address)
 
 
+@pytest.mark.shows_secret  # curl prints what it was given
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl command")
 @pytest.mark.parametrize(
     "query",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.jwt_check import Issuer, TokenChecker
 from shared.net.address import Address
 from tests.support.http2_peer import Http2Peer

@@ -15,7 +15,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from shared.errors import EXIT_DENIED, RefusedError
-from shared.identity.jwt_check import GOOGLE_ISSUER, Issuer, PublicKey, TokenChecker, TokenRejected
+from shared.identity.jwt_check import (
+    GOOGLE_ISSUER,
+    KINDS,
+    MALFORMED,
+    UNKNOWN_KEY,
+    Issuer,
+    PublicKey,
+    TokenChecker,
+    TokenRejected,
+)
 from shared.identity.tokens import claims_of, describe
 
 AUDIENCE = "https://hello.a.run.app"
@@ -48,6 +57,7 @@ def checker(issuer: Issuer, **keys: PublicKey) -> TokenChecker:
 def rejected(checker: TokenChecker, authorization: str | None) -> TokenRejected:
     with pytest.raises(TokenRejected) as caught:
         checker.check(authorization)
+    assert caught.value.kind in KINDS
     return caught.value
 
 
@@ -191,6 +201,10 @@ def test_well_signed_claims_that_do_not_hold_are_401(
         (f"Bearer {part(b'[' * 8000)}.{part({})}.eQ", "its header cannot be read"),
         (f"Bearer {part([1])}.{part({})}.eQ", "its header cannot be read"),
         (f"Bearer {part({'alg': 'RS256', 'kid': 5})}.{part({})}.eQ", "its header cannot be read"),
+        (
+            f"Bearer {part({'alg': 'RS256', 'crit': ['b64'], 'b64': True})}.{part({})}.eQ",
+            "demands extensions",
+        ),
         (f"Bearer {part({'alg': 'RS256'})}.{part({})}.eQ", "key that is not known here"),
         (f"Bearer {part({'alg': 'RS256', 'kid': 'nobody'})}.{part({})}.eQ", "key that is not known here"),
     ],
@@ -199,6 +213,7 @@ def test_what_is_no_token_is_401(issuer: Issuer, authorization: str, reason: str
     refusal = rejected(checker(issuer), authorization)
     assert refusal.status == 401
     assert reason in refusal.reason
+    assert refusal.kind == (UNKNOWN_KEY if "not known here" in reason else MALFORMED)
 
 
 def test_signatures_that_do_not_hold(

@@ -1,4 +1,4 @@
-"""SPIFFE IDs and allow lists: the standard's rules, certificates made to break them, and random names."""
+"""SPIFFE IDs: the standard's rules, certificates made to break them, and random names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.errors import DeniedError
-from shared.identity.authority import Authority
-from shared.identity.spiffe import MAX_URI_BYTES, AllowList, SpiffeId, ids_of, peer_id
+from shared.identity.certificates.authority import Authority
+from shared.identity.spiffe import MAX_URI_BYTES, SpiffeId, ids_of, peer_id
 
 HELLO = "spiffe://demo.local/ns/demo/sa/hello"
 
@@ -188,116 +188,3 @@ def test_every_prefix_of_a_certificate_is_denied() -> None:
     for length in range(len(der)):
         with pytest.raises(DeniedError):
             peer_id(der[:length])
-
-
-# Rules.
-
-
-@pytest.mark.parametrize(
-    ("pattern", "allowed", "denied"),
-    [
-        (HELLO, [HELLO], [HELLO + "/x", HELLO[:-1], "spiffe://demoxlocal/ns/demo/sa/hello"]),
-        (
-            "spiffe://demo.local/ns/*/sa/*",
-            [HELLO, "spiffe://demo.local/ns/a.b-c_d/sa/X"],
-            ["spiffe://other.local/ns/demo/sa/hello", "spiffe://demo.local/ns/a/b/sa/c", HELLO + "/x"],
-        ),
-        (
-            "spiffe://demo.local/ns/demo/**",
-            [HELLO, "spiffe://demo.local/ns/demo/x", HELLO + "/a/b/c"],
-            ["spiffe://demo.local/ns/demo", "spiffe://demo.local/ns/demo2/x"],
-        ),
-        ("spiffe://demo.local/**", [HELLO, "spiffe://demo.local/x"], ["spiffe://demo.local", "spiffe://x/a"]),
-        ("spiffe://demo.local", ["spiffe://demo.local"], [HELLO]),
-    ],
-)
-def test_patterns(pattern: str, allowed: list[str], denied: list[str]) -> None:
-    rules = AllowList([pattern])
-    for text in allowed:
-        rules.check(SpiffeId.parse(text))
-    for text in denied:
-        with pytest.raises(DeniedError):
-            rules.check(SpiffeId.parse(text))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "reason"),
-    [
-        ("demo.local/ns/*", "does not start with spiffe://"),
-        ("*", "does not start with spiffe://"),
-        ("spiffe://*/ns/a", "the trust domain has to be written out"),
-        ("spiffe://demo.local/ns/demo-*", "* stands for a whole segment"),
-        ("spiffe://demo.local/**/sa/x", "* stands for a whole segment"),
-        ("spiffe://demo.local/a//b", "segment is empty"),
-        ("spiffe://demo.local/a/", "segment is empty"),
-        ("spiffe://demo.local/[ab]", "segment may have only"),
-        ("spiffe://", "trust domain is empty"),
-        ("spiffe://demo.local/" + "a" * MAX_URI_BYTES, "longer than 2048 bytes"),
-    ],
-)
-def test_patterns_that_are_none(pattern: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        AllowList([pattern])
-
-
-def test_the_refusal_names_the_peer_and_says_why() -> None:
-    with pytest.raises(DeniedError) as caught:
-        AllowList(["spiffe://demo.local/ns/other/sa/*"]).check(SpiffeId.parse(HELLO))
-    assert str(caught.value) == f"peer {HELLO} denied: no rule allows it"
-
-
-def test_no_rules_allow_nobody() -> None:
-    with pytest.raises(DeniedError):
-        AllowList([]).check(SpiffeId.parse(HELLO))
-
-
-def test_a_list_from_one_line() -> None:
-    rules = AllowList.parse(" spiffe://a/ns/*/sa/x ,spiffe://b/** ,")
-    assert rules.patterns == ("spiffe://a/ns/*/sa/x", "spiffe://b/**")
-    assert repr(rules) == "AllowList(spiffe://a/ns/*/sa/x, spiffe://b/**)"
-    for empty in ("", " , "):
-        with pytest.raises(ValueError, match="no SPIFFE ID pattern"):
-            AllowList.parse(empty)
-
-
-def test_regexes_that_envoy_can_take() -> None:
-    rules = AllowList([HELLO, "spiffe://demo.local/ns/*/**"])
-    assert rules.regexes() == [
-        r"spiffe://demo\.local/ns/demo/sa/hello",
-        r"spiffe://demo\.local/ns/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)+",
-    ]
-
-
-def allows(pattern: str, text: str) -> bool:
-    """The rule in other words: segment by segment, without a regular expression."""
-    wanted, found = pattern.split("/"), text.split("/")
-    if wanted[-1] == "**":
-        wanted.pop()
-        if len(found) <= len(wanted):
-            return False
-        found = found[: len(wanted)]
-    return len(wanted) == len(found) and all(w in ("*", f) for w, f in zip(wanted, found, strict=True))
-
-
-@st.composite
-def patterns_near(draw: st.DrawFn, identity: SpiffeId) -> str:
-    """Patterns that often match: the identity with some segments starred, changed or cut off."""
-    segments = identity.path.split("/")[1:]
-    kept = [draw(st.sampled_from([segment, "*", "x"])) for segment in segments]
-    cut = kept[: draw(st.integers(0, len(kept)))] if draw(st.booleans()) else kept
-    tail = ["**"] if draw(st.booleans()) else []
-    return "/".join([f"spiffe://{identity.trust_domain}", *cut, *tail])
-
-
-@given(st.data(), identities, identities)
-def test_check_and_regexes_and_the_rule_agree(data: st.DataObject, one: SpiffeId, other: SpiffeId) -> None:
-    patterns = data.draw(st.lists(patterns_near(one) | patterns_near(other), min_size=1, max_size=3))
-    rules = AllowList(patterns)
-    expected = any(allows(pattern, str(one)) for pattern in patterns)
-    assert any(re.fullmatch(regex, str(one)) for regex in rules.regexes()) is expected
-    try:
-        rules.check(one)
-    except DeniedError:
-        assert not expected
-    else:
-        assert expected

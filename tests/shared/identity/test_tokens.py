@@ -1,89 +1,30 @@
-"""Tokens from files and from a metadata server: caching, renewal, failure, and nothing told about them."""
+"""Tokens in files, what makes one unfit to be sent, and nothing told about them."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shared import tasks
 from shared.errors import HboneError, TokenError
+from shared.identity.minting import Minted
+from shared.identity.token_counts import TokenCounts, TokenStatus
 from shared.identity.tokens import (
     LOOK_AGAIN_S,
     FileToken,
-    MetadataToken,
     NoToken,
     TokenSource,
+    at_utc,
     claims_of,
+    demand_fit,
     describe,
 )
-from tests.support.metadata_server import (
-    PATIENCE_S,
-    Answer,
-    MetadataServer,
-    Request,
-    closed_port,
-    unsigned_token,
-)
+from tests.support.metadata_server import unsigned_token
+from tests.support.wall_clock import START, Clock
 
 AUDIENCE = "https://hello.a.run.app"
-START = 1_790_000_000.0
-
-
-class Clock:
-    """Stands still until turned."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-    def turn(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Mint:
-    """Answers each request with a new token of `lifetime_s`, numbered in its claims."""
-
-    def __init__(self, clock: Clock, lifetime_s: float = 3600) -> None:
-        self.clock, self.lifetime_s = clock, lifetime_s
-        self.minted: list[str] = []
-
-    def __call__(self, request: Request) -> Answer:
-        serial = len(self.minted)
-        self.minted.append(
-            unsigned_token(aud=request.audience, exp=self.clock() + self.lifetime_s, serial=serial)
-        )
-        return Answer(self.minted[-1].encode() + b"\n")
-
-
-def always(answer: Answer) -> Callable[[Request], Answer]:
-    return lambda _: answer
-
-
-def failing() -> Callable[[Request], Answer]:
-    return always(Answer(status=500))
-
-
-def source(
-    server: MetadataServer, clock: Callable[[], float], timeout_s: float = PATIENCE_S
-) -> MetadataToken:
-    return MetadataToken(AUDIENCE, server.host, timeout_s=timeout_s, now=clock)
-
-
-async def landed() -> None:
-    """Waits for the requests in the background."""
-    async with asyncio.timeout(PATIENCE_S):
-        for task in asyncio.all_tasks():
-            if task.get_name().startswith("token for "):
-                await asyncio.wait([task])
-
 
 # No token.
 
@@ -142,22 +83,6 @@ async def test_a_file_is_looked_at_again_once_its_token_was_rejected(tmp_path: P
     tokens.invalidate("first")
     assert tokens.at_hand() is None
     assert await tokens.token() == tokens.at_hand() == "another"
-
-
-async def test_a_minted_token_is_at_hand_until_it_is_renewed() -> None:
-    clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        assert tokens.at_hand() is None
-        token = await tokens.token()
-        assert tokens.at_hand() == token
-        tokens.invalidate(token)
-        assert tokens.at_hand() is None
-        token = await tokens.token()
-        clock.turn(3600 - 299)
-        assert tokens.at_hand() is None, "so that somebody asks, and a new one is fetched ahead"
-        assert await tokens.token() == token
-        await landed()
 
 
 async def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
@@ -229,117 +154,91 @@ async def test_a_file_that_goes_and_comes_back(tmp_path: Path) -> None:
     assert await tokens.token() == "three"
 
 
-# The metadata server, and the life of a token.
+# What is known of a JWT in a file.
 
 
-async def test_the_request_and_a_cached_answer() -> None:
+def jwt_file(folder: Path, **claims: object) -> Path:
+    file = folder / "token"
+    file.write_text(unsigned_token(**claims))
+    return file
+
+
+async def test_a_file_whose_token_expires_is_not_sent_any_more(tmp_path: Path) -> None:
     clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = MetadataToken("https://hello.a.run.app/?a=b&c=d#e", server.host, now=clock)
-        first = await tokens.token()
-        clock.turn(3299)
-        assert await tokens.token() == first
-        assert claims_of(first)["aud"] == "https://hello.a.run.app/?a=b&c=d#e"
-    (request,) = server.requests
-    assert request.query["format"] == ["full"]
-    assert request.headers["host"] == server.host
+    counts = TokenCounts()
+    file = jwt_file(tmp_path, aud=AUDIENCE, exp=START + 600)
+    tokens = FileToken(file, counts=counts, now=clock)
+    token = await tokens.token()
+    clock.turn(599)
+    assert await tokens.token() == tokens.at_hand() == token
+    clock.turn(8)
+    assert tokens.at_hand() is None
+    error = await _error(tokens)
+    expired = "its token expired 7 s ago, at 2026-09-21T14:23:20Z; does anybody renew it?"
+    assert str(error) == f"cannot use token file {file}: {expired}"
+    assert error.reason == "expired"
+    assert tokens.status().failure == str(error)
+    jwt_file(tmp_path, aud=AUDIENCE, exp=START + 1200, jti="renewed")
+    assert await tokens.token() == tokens.at_hand() != token
+    assert (counts.refreshes_total, counts.failures_by_reason) == (2, {"expired": 1})
 
 
-async def test_refreshed_ahead_while_the_old_one_serves() -> None:
+async def test_a_clock_that_is_set_back_makes_it_good_again(tmp_path: Path) -> None:
     clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        old = await tokens.token()
-        clock.turn(3300)
-        server.gate.clear()
-        # However many ask, one request goes out and nobody waits for it.
-        assert [await tokens.token() for _ in range(5)] == [old] * 5
-        await server.seen(2)
-        assert await tokens.token() == old
-        server.gate.set()
-        await landed()
-        assert claims_of(await tokens.token())["serial"] == 1
-        assert len(server.requests) == 2
+    tokens = FileToken(jwt_file(tmp_path, exp=START - 1), now=clock)
+    await _error(tokens)
+    clock.turn(-60)
+    assert await tokens.token() == tokens.at_hand()
 
 
-async def test_sixty_seconds_before_its_end_a_token_is_not_used_any_more() -> None:
+@pytest.mark.parametrize("named", [AUDIENCE, [AUDIENCE], ["https://other.example", AUDIENCE]])
+async def test_a_file_whose_token_is_for_the_audience(tmp_path: Path, named: object) -> None:
+    tokens = FileToken(jwt_file(tmp_path, aud=named, exp=START + 60), AUDIENCE, now=Clock())
+    assert await tokens.token() == tokens.at_hand()
+
+
+@pytest.mark.parametrize(
+    ("claims", "reason"),
+    [
+        (
+            {"aud": "https://other.example"},
+            "it is for https://other.example, not for https://hello.a.run.app",
+        ),
+        ({"aud": ["a", "b"]}, "it is for a b, not for https://hello.a.run.app"),
+        ({"aud": 5}, "it is for 5, not for"),
+        ({}, "it is for nobody, not for"),
+    ],
+)
+async def test_a_file_whose_token_is_for_others(
+    tmp_path: Path, claims: dict[str, object], reason: str
+) -> None:
+    file = jwt_file(tmp_path, exp=START + 60, **claims)
+    assert await FileToken(file, now=Clock()).token(), "nobody has said whom it should be for"
+    error = await _error(FileToken(file, AUDIENCE, now=Clock()))
+    assert str(error).startswith(f"cannot use token file {file}: its token cannot be sent: {reason}")
+    assert error.reason == "audience"
+
+
+async def test_an_opaque_token_has_no_audience_to_look_at(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("opaque")
+    error = await _error(FileToken(file, AUDIENCE))
+    assert "it is no JWT: it is not three base64url parts joined by dots, so nobody knows" in str(error)
+    assert "opaque" not in str(error).replace(str(file), "")
+
+
+async def test_what_may_be_told_of_a_file(tmp_path: Path) -> None:
     clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        await tokens.token()
-        clock.turn(3540)
-        assert claims_of(await tokens.token())["serial"] == 1
-
-
-async def test_callers_share_one_request() -> None:
-    clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        server.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(tokens.token()) for _ in range(50)]
-            await server.seen(1)
-            server.gate.set()
-        assert len({task.result() for task in waiting}) == 1
-        assert len(server.requests) == 1
-
-
-async def test_a_caller_that_gives_up_leaves_the_request_to_the_others() -> None:
-    clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        server.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            impatient = group.create_task(tokens.token())
-            patient = group.create_task(tokens.token())
-            await server.seen(1)
-            impatient.cancel()
-            await asyncio.wait([impatient])
-            server.gate.set()
-        assert impatient.cancelled()
-        assert claims_of(patient.result())["serial"] == 0
-        assert len(server.requests) == 1
-
-
-async def test_stale_while_the_server_fails() -> None:
-    clock = Clock()
-    mint = Mint(clock)
-    async with MetadataServer(mint) as server:
-        tokens = source(server, clock)
-        old = await tokens.token()
-        server.answer = failing()
-        clock.turn(3300)
-        for _ in range(20):
-            # The failures in the background reach no caller, and there is one attempt in ten seconds.
-            assert await tokens.token() == old
-            await landed()
-            clock.turn(1)
-        assert len(server.requests) == 3
-        clock.turn(220)
-        with pytest.raises(TokenError, match="it answered 500"):
-            await tokens.token()
-        server.answer = mint
-        clock.turn(1)
-        assert claims_of(await tokens.token())["serial"] == 1
-
-
-async def test_a_failure_answers_for_one_second() -> None:
-    clock = Clock()
-    async with MetadataServer(failing()) as server:
-        tokens = source(server, clock)
-        async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(_error(tokens)) for _ in range(10)]
-        assert len({id(task.result()) for task in waiting}) == 10
-        clock.turn(0.99)
-        await _error(tokens)
-        assert len(server.requests) == 1
-        clock.turn(0.01)
-        await _error(tokens)
-        assert len(server.requests) == 2
-        # A wall clock can be set back: the memory must not last until it is there again.
-        clock.turn(-3600)
-        server.answer = Mint(clock)
-        await tokens.token()
+    file = jwt_file(tmp_path, aud=AUDIENCE, exp=START + 60)
+    os.utime(file, (START - 5, START - 5))
+    tokens = FileToken(file, AUDIENCE, now=clock)
+    assert tokens.status() == TokenStatus(f"file {file}", AUDIENCE, None, None, "", None)
+    await tokens.token()
+    assert tokens.status() == TokenStatus(f"file {file}", AUDIENCE, START - 5, START + 60, "", None)
+    file.write_text("opaque token")
+    error = await _error(tokens)
+    told = tokens.status()
+    assert (told.failure, told.failed_at_s) == (str(error), START)
 
 
 async def _error(tokens: TokenSource) -> TokenError:
@@ -348,155 +247,36 @@ async def _error(tokens: TokenSource) -> TokenError:
     return caught.value
 
 
-async def test_a_server_with_a_cache_of_its_own_is_not_asked_all_the_time() -> None:
-    clock = Clock()
-    nearly_over = unsigned_token(aud=AUDIENCE, exp=START + 200)
-    async with MetadataServer(always(Answer(nearly_over.encode()))) as server:
-        tokens = source(server, clock)
-        for _ in range(30):
-            assert await tokens.token() == nearly_over
-            await landed()
-            clock.turn(1)
-        assert len(server.requests) == 3
-
-
-async def test_a_token_about_to_end_is_used_once_and_not_kept() -> None:
-    clock = Clock()
-    async with MetadataServer(Mint(clock, lifetime_s=30)) as server:
-        tokens = source(server, clock)
-        assert [claims_of(await tokens.token())["serial"] for _ in range(3)] == [0, 1, 2]
-
-
-async def test_a_rejected_token_is_replaced() -> None:
-    clock = Clock()
-    async with MetadataServer(Mint(clock)) as server:
-        tokens = source(server, clock)
-        first = await tokens.token()
-        tokens.invalidate()
-        second = await tokens.token()
-        assert second != first
-        # A hundred tunnels were refused with the first one: the second stays.
-        for _ in range(100):
-            tokens.invalidate(first)
-        assert await tokens.token() == second
-        tokens.invalidate(second)
-        assert await tokens.token() != second
-        assert len(server.requests) == 3
-
-
-async def test_a_cached_token_costs_no_task() -> None:
-    async with MetadataServer(Mint(Clock())) as server:
-        tokens = source(server, Clock())
-        token = await tokens.token()
-    before = tasks.running()
-    call = tokens.token()
-    with pytest.raises(StopIteration) as ended:
-        call.send(None)
-    assert ended.value.value == token
-    assert tasks.running() == before
-
-
-# Failures of the metadata server.
-
-
-async def test_no_server_there() -> None:
-    host = f"127.0.0.1:{closed_port()}"
-    error = await _error(MetadataToken(AUDIENCE, host))
-    assert str(error).startswith(f"no metadata server: cannot connect to {host}: ")
-    assert str(error).endswith("; set GCE_METADATA_HOST or use a token file")
-
-
-async def test_a_server_that_does_not_answer() -> None:
-    async with MetadataServer(failing()) as server:
-        server.gate.clear()
-        error = await _error(source(server, Clock(), timeout_s=0.05))
-    assert str(error).endswith(f"no complete answer from {server.host} within 0.05 s")
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (Answer(b"no such account", 404), "it answered 404; has this machine or pod a service account?"),
-        (Answer(b"busy", 503), "it answered 503"),
-        (Answer(b"", 301, (("location", "http://127.0.0.1:1/"),)), "it answered 301"),
-        (Answer(b""), "its answer is no JWT"),
-        (Answer(b"<html>log in to this network</html>"), "its answer is no JWT"),
-        (Answer(b"a.b.c"), "its answer is no JWT"),
-        (Answer(b"a." + b"W1tb" * 3000 + b".c"), "its answer is no JWT"),
-        (Answer(b"x" * 20_000), "is longer than 16384 bytes"),
-        (Answer(unsigned_token(aud=AUDIENCE).encode()), "its answer is a JWT without an expiry"),
-        (Answer(unsigned_token(exp="soon").encode()), "its answer is a JWT without an expiry"),
-        (Answer(unsigned_token(exp=float("inf")).encode()), "its answer is a JWT with an impossible expiry"),
-        (Answer(unsigned_token(exp=10**400).encode()), "its answer is a JWT with an impossible expiry"),
-        (
-            Answer(unsigned_token(exp=START - 7).encode()),
-            "the one it gave expired 7 s ago; is the clock right?",
-        ),
-        (Answer(raw=b"\x00\xffgarbage\r\n\r\n"), "broken answer from"),
-        (Answer(raw=b""), "broken answer from"),
-    ],
-)
-async def test_answers_without_a_token(answer: Answer, reason: str) -> None:
-    async with MetadataServer(always(answer)) as server:
-        error = await _error(source(server, Clock()))
-    assert reason in str(error)
-    assert server.host in str(error)
-
-
-@pytest.mark.parametrize(
-    "host", ["", "host/path", "host?x", "user@host", "host:99999", "host:x", "ho st", "http://x"]
-)
-def test_metadata_hosts_that_are_none(host: str) -> None:
-    with pytest.raises(ValueError):
-        MetadataToken(AUDIENCE, host)
-
-
-def test_an_audience_is_needed() -> None:
-    with pytest.raises(ValueError, match="empty audience"):
-        MetadataToken("")
-
-
-async def test_failures_in_the_background_are_no_task_failures(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    with caplog.at_level(logging.WARNING):
-        async with MetadataServer(Mint(clock)) as server:
-            tokens = source(server, clock)
-            await tokens.token()
-            server.answer = failing()
-            clock.turn(3400)
-            await tokens.token()
-            await landed()
-        gc.collect()
-    assert caplog.records == []
-
-
 # Secrets.
 
 
-async def test_no_error_text_holds_the_token(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    token = unsigned_token(aud=AUDIENCE, exp=START - 1)
-    raw = token.encode()
+@pytest.mark.parametrize("ask", ["token", "at_hand"])
+async def test_a_file_that_was_away_for_a_moment(tmp_path: Path, ask: str) -> None:
     file = tmp_path / "token"
-    file.write_bytes(raw + b" " + raw)
-    sources: list[TokenSource] = [FileToken(file)]
-    answers = [
-        Answer(raw),
-        Answer(raw, 500),
-        Answer(raw, 302, (("location", f"http://x/{token}"),)),
-        Answer(raw + b" trailing"),
-        Answer(raw * 100),
-        Answer(raw=raw + b"\r\n\r\n"),
-        Answer(raw=b"HTTP/1.1 200 OK\r\n" + raw + b"\r\n\r\n"),
-        Answer(raw=b"HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n" + raw),
-    ]
+    file.write_text("opaque")
+    tokens = FileToken(file, monotonic=lambda: 0.0)
+    await tokens.token()
+    file.rename(tmp_path / "away")
+    await _error(tokens)
+    assert "No such file" in tokens.status().failure
+    (tmp_path / "away").rename(file)
+    assert (tokens.at_hand() if ask == "at_hand" else await tokens.token()) == "opaque"
+    assert tokens.status().failure == ""
+
+
+@pytest.mark.parametrize("audience", ["", "https://other.example"])
+async def test_no_error_text_holds_the_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, audience: str
+) -> None:
+    token = unsigned_token(aud=AUDIENCE, exp=START - 1)
+    file = tmp_path / "token"
     with caplog.at_level(logging.DEBUG):
-        for answer in answers:
-            async with MetadataServer(always(answer)) as server:
-                sources.append(source(server, Clock()))
-                assert token not in _all_texts(await _error(sources[-1]))
-        assert token not in _all_texts(await _error(sources[0]))
+        for content in (token, f"{token} {token}", token * 200, f"{token}\x7f"):
+            file.write_text(content)
+            source = FileToken(file, audience, now=Clock())
+            assert token not in _all_texts(await _error(source))
+            assert token not in f"{source!r} {source.status()!r}"
     assert token not in caplog.text
-    assert not any(token in repr(each) for each in sources)
 
 
 def _all_texts(error: BaseException | None) -> str:
@@ -509,7 +289,42 @@ def _all_texts(error: BaseException | None) -> str:
     return "\n".join(texts)
 
 
+# What is fit to be sent.
+
+
+@pytest.mark.parametrize(
+    ("token", "reason", "text"),
+    [
+        (unsigned_token(aud="https://other.example"), "audience", "it is for https://other.example, not for"),
+        ("", "garbled", "it is empty, or has characters that no header can carry"),
+        ("two words", "garbled", "characters that no header can carry"),
+        ("x" * 16385, "garbled", "it is longer than 16384 bytes"),
+    ],
+)
+def test_what_is_not_fit(token: str, reason: str, text: str) -> None:
+    with pytest.raises(TokenError, match=r"^cannot use the token from somewhere: ") as caught:
+        demand_fit(Minted(token, START + 60), AUDIENCE, "somewhere", START)
+    assert text in str(caught.value)
+    assert caught.value.reason == reason
+
+
+def test_an_end_that_is_over() -> None:
+    with pytest.raises(TokenError, match="it expired 0 s ago; is the clock right") as caught:
+        demand_fit(Minted("opaque", START), AUDIENCE, "somewhere", START)
+    assert caught.value.reason == "expired"
+
+
+@pytest.mark.parametrize("token", ["opaque", unsigned_token(), unsigned_token(aud=[AUDIENCE])])
+def test_what_is_fit(token: str) -> None:
+    demand_fit(Minted(token, START + 0.1), AUDIENCE, "somewhere", START)
+
+
 # What may be told.
+
+
+@pytest.mark.parametrize("seconds", [1e15, 1e300, -1e300])
+def test_times_that_no_calendar_has(seconds: float) -> None:
+    assert at_utc(seconds) == "a time that no calendar has"
 
 
 @pytest.mark.parametrize(
@@ -521,7 +336,7 @@ def _all_texts(error: BaseException | None) -> str:
             "audience a b, subject 5, expires 1970-01-01T00:00:01Z",
         ),
         (unsigned_token(email="a@b"), "email a@b, without a readable expiry"),
-        (unsigned_token(exp=1e300), "without a readable expiry"),
+        (unsigned_token(exp=1e300), "expires a time that no calendar has"),
         (unsigned_token(aud={"a": 1}, exp="x"), "audience of type dict, without a readable expiry"),
         (
             unsigned_token(sub="a\nb\x1b[31mä", exp=0),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from tests.shared.net.hasty_loop import HastyLoop
 
 

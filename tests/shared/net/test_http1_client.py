@@ -1,4 +1,4 @@
-"""One GET: against a server that answers as told, breaks off, talks nonsense, never ends or is not there."""
+"""One request: to a server that answers as told, breaks off, talks nonsense, never ends or is not there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import DialError, UpstreamError
-from shared.identity.authority import Authority
-from shared.net.http1_client import Response, Target, get
+from shared.identity.certificates.authority import Authority
+from shared.net.http1_client import Response, Target, get, request
 from tests.support.metadata_server import PATIENCE_S, closed_port, listening
 
 SECRET = "eyJhbGciOiJSUzI1NiJ9.eyJzZWNyZXQiOjF9.c2lnbmF0dXJl"
@@ -38,7 +38,10 @@ async def server(
     over = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S):
+            seen.request = await reader.readuntil(b"\r\n\r\n")
+            _, said, rest = seen.request.partition(b"content-length: ")
+            seen.request += await reader.readexactly(int(rest.partition(b"\r\n")[0]) if said else 0)
         writer.write(answer)
         if hang:
             await over.wait()
@@ -55,6 +58,23 @@ async def fetch(url: str, *, timeout_s: float = PATIENCE_S, max_bytes: int = 100
 
 
 # Answers.
+
+
+async def test_a_post_has_its_body_and_says_how_long_it_is() -> None:
+    async with server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}") as seen:
+        response = await request(
+            "POST",
+            seen.url,
+            headers={"content-type": "application/json"},
+            body=b'{"audience":"A"}',
+            timeout_s=PATIENCE_S,
+            max_bytes=1000,
+        )
+    assert response.body == b"{}"
+    head, _, body = seen.request.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /a/b?c=d%2Fe HTTP/1.1\r\n")
+    assert b"content-length: 16" in head
+    assert body == b'{"audience":"A"}'
 
 
 async def test_request_and_answer() -> None:
@@ -230,3 +250,12 @@ def test_urls_that_are_none(url: str) -> None:
 
 def test_bodies_stay_out_of_repr() -> None:
     assert SECRET not in repr(Response(200, {}, SECRET.encode()))
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xfe", b"[1]", b"1" * 5000, b"[" * 100_000])
+def test_a_body_that_is_no_json_object(body: bytes) -> None:
+    assert Response(200, {}, body).json_object() is None
+
+
+def test_a_json_object() -> None:
+    assert Response(200, {}, b' {"a": [1]} ').json_object() == {"a": [1]}

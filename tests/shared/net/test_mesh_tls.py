@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from shared.errors import ConfigError, DialError, HboneError, UnavailableError
-from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority
+from shared.errors import (
+    ConfigError,
+    DialError,
+    ExpelledError,
+    HboneError,
+    StreamResetError,
+    UnavailableError,
+)
+from shared.identity.certificates import certificate_writer
+from shared.identity.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority
+from shared.identity.certificates.certificate_folder import BUNDLES_FILE
+from shared.identity.certificates.certificate_writer import Contents
+from shared.identity.peer_patterns import TrustDomain
 from shared.identity.spiffe import SpiffeId
+from shared.net import pool
 from shared.net.address import Address
+from shared.net.certificate_files import LOOK_EVERY_S, CertificateFiles, in_use
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.mesh_tls import MeshIdentity, client_context, last_words, server_context
+from tests.shared.net.loopback import until
+from tests.shared.net.pooled import pooled
 from tests.support.http2_peer import Service
+from tests.support.revocation import Hierarchy, put, revocation_list, serial_in, trust
 
 TRUST_DOMAIN = "demo.local"
 SERVER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "server")
@@ -44,6 +62,33 @@ def client(mesh: Authority, tmp_path: Path) -> MeshIdentity:
 
 
 # Files.
+
+
+def test_files_that_another_process_replaces_all_the_time(tmp_path: Path) -> None:
+    """Whatever moment a reader meets, it has a key and its certificate, and in the end the last ones."""
+    mesh = Authority.create("demo.local")
+    folder = tmp_path / "kept"
+    pairs = [mesh.issue(CLIENT) for _ in range(20)]
+
+    def write(number: int) -> None:
+        pair = pairs[number % len(pairs)]
+        certificate_writer.write(folder, Contents(pair.certificate_pem, pair.key_pem, mesh.root_pem))
+
+    write(0)
+    identity = MeshIdentity(folder, (str(SERVER),))
+    seen = {client_context(identity, 0.0)}
+    writer = threading.Thread(target=lambda: [write(number) for number in range(1, 400)])
+    writer.start()
+    now = 0.0
+    while writer.is_alive():
+        now += 2 * LOOK_EVERY_S
+        seen.add(client_context(identity, now))
+    writer.join()
+    client_context(identity, now + 2 * LOOK_EVERY_S)
+    client_context(identity, now + 4 * LOOK_EVERY_S)
+    (used,) = [files for files in in_use() if files.chain_file.parent == folder]
+    assert used.chain_pem == pairs[399 % len(pairs)].certificate_pem
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize("name", [CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE])
@@ -184,6 +229,56 @@ async def test_a_server_of_another_mesh(tmp_path: Path, client: MeshIdentity) ->
         assert (await refused(service, client)).startswith("certificate refused: ")
 
 
+async def test_a_root_vouches_for_its_own_trust_domain_only(
+    mesh: Authority, server: Path, client: MeshIdentity
+) -> None:
+    other = Authority.create("other.local")
+    other.write(server, other.issue(SERVER))
+    for folder in (server, client.folder):
+        trust(folder, mesh.root_pem, other.root_pem)
+    async with Service.listening(server_context(server, tls12=False)) as service:
+        assert await refused(service, client) == (
+            f"peer certificate denied: a root of other.local may not vouch for {SERVER}"
+        )
+        assert not service.asked
+    mesh.write(server, mesh.issue(SERVER))
+    trust(server, mesh.root_pem, other.root_pem)
+    async with Service.listening(server_context(server, tls12=False)) as service, dialled(service, client):
+        pass
+
+
+async def test_a_map_that_is_none_is_named(server: Path, client: MeshIdentity) -> None:
+    for folder in (server, client.folder):
+        (folder / BUNDLES_FILE).write_text("oops")
+    with pytest.raises(ConfigError, match=f"{server / BUNDLES_FILE}: no map of SPIFFE bundles"):
+        server_context(server, tls12=False)
+    with pytest.raises(ConfigError, match=f"{client.folder / BUNDLES_FILE}: no map of SPIFFE bundles"):
+        client_context(client, 0.0)
+
+
+async def test_a_hundred_rotations_of_a_client_disturb_no_tunnel(
+    mesh: Authority, server: Path, client: MeshIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__, "look_every_s", 0.0)
+    context = server_context(server, tls12=False)
+    async with Service.listening(context) as service, dialled(service, client) as connection:
+        stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])
+        asked = await service.request()
+        asked.respond(200)
+        assert await stream.response(PATIENCE_S) == 200
+        for _ in range(100):
+            pair = mesh.issue(CLIENT)
+            contents = Contents(pair.certificate_pem, pair.key_pem, mesh.root_pem)
+            certificate_writer.write(client.folder, contents)
+            async with dialled(service, client) as newcomer:
+                newcomer.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])
+                shown = (await service.request()).peer.tls.getpeercert(binary_form=True)
+                assert shown == ssl.PEM_cert_to_DER_cert(pair.certificate_pem.decode()), "at once"
+            stream.write(b"still there")
+            assert await asked.read(11) == b"still there"
+        stream.abort()
+
+
 async def test_a_server_whose_certificate_is_a_client_s(
     mesh: Authority, server: Path, client: MeshIdentity
 ) -> None:
@@ -282,3 +377,78 @@ async def test_versions(
         else:
             assert taken
             writer.transport.abort()
+
+
+# Servers whose certificates are revoked.
+
+
+async def test_a_revoked_server_is_left_alone(mesh: Authority, server: Path, client: MeshIdentity) -> None:
+    crl = client.folder / "crl.pem"
+    put(crl, revocation_list(mesh, serial_in(server)))
+    wanted = replace(client, crl=crl)
+    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+        with pytest.raises(DialError, match="peer certificate denied: it is revoked"):
+            await world.open(origin(service, wanted))
+        (watch,) = world.pool.watches.values()
+        assert watch.rejected == 1
+        assert not service.asked
+
+
+async def test_a_server_that_is_revoked_later_loses_its_connections(
+    mesh: Authority, server: Path, client: MeshIdentity, tmp_path: Path
+) -> None:
+    crl = client.folder / "crl.pem"
+    put(crl, revocation_list(mesh))
+    wanted = replace(client, crl=crl)
+    other = tmp_path / "other"
+    mesh.write(other, mesh.issue(SERVER))
+    async with (
+        Service.listening(server_context(server, tls12=False)) as leaving,
+        Service.listening(server_context(other, tls12=False)) as staying,
+        pooled() as world,
+    ):
+        stream = await world.open(origin(leaving, wanted))
+        kept = await world.open(origin(staying, wanted))
+        gone: list[StreamResetError] = []
+        stream.on_gone = gone.append
+        assert stream.connection.proof and len(stream.connection.proof) == 1
+        (watch,) = world.pool.watches.values()
+        put(crl, revocation_list(mesh, serial_in(server)))
+        await watch.look()
+        assert [(type(error), error.flag) for error in gone] == [(ExpelledError, "DENY")]
+        assert "is revoked" in str(gone[0])
+        assert watch.ended == 1 and not kept.connection.lost
+        await until(lambda: world.closed() == {"revoked": 1})
+        with pytest.raises(DialError, match="is revoked"):
+            await world.open(origin(leaving, wanted))
+        kept.abort()
+
+
+async def test_lists_that_cannot_be_used_are_a_failed_dial(server: Path, client: MeshIdentity) -> None:
+    wanted = replace(client, crl=client.folder / "crl.pem")
+    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+        with pytest.raises(DialError, match=r"revocation lists: .*crl\.pem: No such file"):
+            await world.open(origin(service, wanted))
+
+
+async def test_the_lists_that_are_followed_are_bounded(
+    mesh: Authority, server: Path, client: MeshIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MAX_WATCHES", 2)
+    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+        for number in range(4):
+            crl = client.folder / f"crl-{number}.pem"
+            put(crl, revocation_list(mesh))
+            await world.open(origin(service, replace(client, crl=crl)))
+        assert len(world.pool.watches) == 2
+
+
+async def test_a_server_of_an_alias_is_one_of_ours(server: Path, client: MeshIdentity) -> None:
+    mesh = Hierarchy().root  # names no trust domain, as Istio's
+    mesh.write(server, mesh.issue(SpiffeId("old.local", SERVER.path)))
+    mesh.write(client.folder, mesh.issue(CLIENT))
+    wanted = replace(client, trust=TrustDomain(TRUST_DOMAIN, ("old.local",)))
+    async with Service.listening(server_context(server, tls12=False)) as service:
+        assert "no rule allows it" in await refused(service, client)
+        async with dialled(service, wanted):
+            pass

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UnavailableError
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.net.tls import _files, client_context, read_again, server_context
 from tests.shared.net.conftest import Credentials
 

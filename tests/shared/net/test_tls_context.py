@@ -23,7 +23,13 @@ from shared.errors import (
     TlsFailureError,
     UnavailableError,
 )
-from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
+from shared.identity.certificates.authority import (
+    CERTIFICATES_FILE,
+    PRIVATE_KEY_FILE,
+    ROOTS_FILE,
+    Authority,
+    KeyPair,
+)
 from shared.identity.spiffe import SpiffeId
 from shared.net.tls_context import ServerHandshake, outgoing, server_context
 from shared.wire import alerts
@@ -114,12 +120,12 @@ def failure(client: SSL.Connection, server: ServerHandshake) -> TlsFailureError:
 def test_the_rule_sees_the_certificate_that_the_client_showed(
     files: Path, authority: Authority, certificate: KeyPair, version: int
 ) -> None:
-    seen: list[bytes] = []
+    seen: list[list[bytes]] = []
     server = ServerHandshake(context_of(files, seen.append))
     shake(client_of(client_context(authority, certificate, version=version)), server)
     assert seen == []  # a certificate alone proves nothing
     der = server.admit()
-    assert seen == [der]
+    assert seen == [[der, authority.root.public_bytes(serialization.Encoding.DER)]]
     shown = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
     assert shown == certificate.certificate_pem
 

@@ -24,7 +24,13 @@ from shared.errors import (
     StreamResetError,
     TlsFailureError,
 )
-from shared.identity.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE, Authority, KeyPair
+from shared.identity.certificates.authority import (
+    CERTIFICATES_FILE,
+    PRIVATE_KEY_FILE,
+    ROOTS_FILE,
+    Authority,
+    KeyPair,
+)
 from shared.identity.spiffe import SpiffeId
 from shared.net import tcp_end
 from shared.net.legs import Buffer, Leg

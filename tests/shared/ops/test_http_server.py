@@ -500,3 +500,12 @@ async def test_close_does_not_wait_for_ever() -> None:
         one.send(b"GET /nev")
         async with asyncio.timeout(PATIENCE_S):
             await server.close()
+
+
+async def test_close_waits_no_longer_than_it_is_told() -> None:
+    server = HttpServer({("GET", "/never"): never}, limits=Limits(request_s=1000))
+    address = await server.start(ANY_PORT)
+    async with client(address) as one:
+        one.send(b"GET /nev")
+        async with asyncio.timeout(PATIENCE_S):
+            await server.close(0.1)

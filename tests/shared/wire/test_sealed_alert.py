@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL
 
 from shared.errors import ALERT_ACCESS_DENIED, ALERT_INTERNAL_ERROR, ALERT_UNRECOGNIZED_NAME
-from shared.identity.authority import Authority
+from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
 from shared.wire.sealed_alert import SUITES, sealed_alert
 from tests.support.tls_client import client_context, reason

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shared.identity.authority import Authority, KeyPair
-from shared.identity.spiffe import SpiffeId
+from shared.errors import UnavailableError
+from shared.identity.certificates.authority import Authority, KeyPair
+from shared.identity.spiffe import SpiffeId, ids_of
+from tests.support.certificate_requests import new_key, request_pem
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
 
@@ -152,3 +156,99 @@ def test_keys_stay_out_of_repr() -> None:
     pair = authority.issue(HELLO)
     assert "PRIVATE" not in repr(pair)
     assert "rivateKey" not in repr(authority)
+
+
+# Requests of others.
+
+
+def test_a_request_is_signed_for_the_name_that_is_allowed() -> None:
+    authority = Authority.create("demo.local")
+    key = new_key()
+    for names in ((), (x509.UniformResourceIdentifier(str(HELLO)),)):
+        certificate = authority.sign(request_pem(key, *names), HELLO, lifetime_s=60)
+        certificate.verify_directly_issued_by(authority.root)
+        assert certificate.public_key() == key.public_key()
+        assert ids_of(certificate.public_bytes(serialization.Encoding.DER)) == [HELLO]
+        assert uses(certificate) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def test_nothing_but_key_and_name_is_taken_from_a_request() -> None:
+    authority = Authority.create("demo.local")
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "admin")]))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=9), critical=True)
+        .sign(new_key(), hashes.SHA256())
+    )
+    certificate = authority.sign(request.public_bytes(serialization.Encoding.PEM), HELLO)
+    assert certificate.subject == x509.Name([])
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [x509.UniformResourceIdentifier("spiffe://demo.local/ns/demo/sa/admin")],
+        [x509.UniformResourceIdentifier(str(HELLO)), x509.DNSName("hello.example")],
+        [x509.UniformResourceIdentifier(str(HELLO))] * 2,
+        [x509.DNSName(str(HELLO))],
+    ],
+)
+def test_a_request_for_other_names_is_refused(names: list[x509.GeneralName]) -> None:
+    with pytest.raises(ValueError, match="asks for another name than spiffe:"):
+        Authority.create("demo.local").sign(request_pem(new_key(), *names), HELLO)
+
+
+def test_requests_that_cannot_be_signed() -> None:
+    authority = Authority.create("demo.local")
+    weak = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    with pytest.raises(ValueError, match="RSA key to be certified has less than 2048 bits"):
+        authority.sign(request_pem(weak), HELLO)
+    with pytest.raises(ValueError, match="neither RSA nor EC"):
+        authority.sign(request_pem(ed25519.Ed25519PrivateKey.generate()), HELLO)
+    for spoilt in (b"", b"garbage", authority.root_pem, request_pem(new_key())[:80]):
+        with pytest.raises(ValueError, match=r"^certificate request cannot be read$"):
+            authority.sign(spoilt, HELLO)
+
+
+def test_a_request_with_a_key_that_is_somebody_elses() -> None:
+    """Signed with one key, and naming another of the same size."""
+    ours, theirs = new_key(), new_key()
+    request = x509.load_pem_x509_csr(request_pem(ours)).public_bytes(serialization.Encoding.DER)
+    point = [
+        key.public_key().public_bytes(
+            serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint
+        )
+        for key in (ours, theirs)
+    ]
+    forged = x509.load_der_x509_csr(request.replace(point[0], point[1]))
+    with pytest.raises(ValueError, match="not signed with the key that is in it"):
+        Authority.create("demo.local").sign(forged.public_bytes(serialization.Encoding.PEM), HELLO)
+
+
+# The authority itself in files.
+
+
+def test_an_authority_comes_back_from_its_files(tmp_path: Path) -> None:
+    authority = Authority.create("demo.local")
+    authority.save(tmp_path)
+    loaded = Authority.load(tmp_path)
+    assert (loaded.trust_domain, loaded.root) == (authority.trust_domain, authority.root)
+    leaf(loaded.issue(HELLO)).verify_directly_issued_by(authority.root)
+
+
+def test_files_that_are_no_authority(tmp_path: Path) -> None:
+    authority, other = Authority.create("demo.local"), Authority.create("demo.local")
+    with pytest.raises(UnavailableError, match=r"ca-cert\.pem: No such file or directory$"):
+        Authority.load(tmp_path)
+    authority.save(tmp_path)
+    (tmp_path / "ca-key.pem").unlink()
+    with pytest.raises(UnavailableError, match=r"ca-key\.pem: No such file or directory$"):
+        Authority.load(tmp_path)
+    other.save(tmp_path)
+    (tmp_path / "ca-cert.pem").write_bytes(authority.root_pem)
+    with pytest.raises(UnavailableError, match=r"ca-key\.pem is not the key of .*ca-cert\.pem$"):
+        Authority.load(tmp_path)
+    (tmp_path / "ca-cert.pem").write_bytes(authority.issue(dns_names=["a"]).certificate_pem)
+    with pytest.raises(UnavailableError, match=r"ca-cert\.pem is no certificate of ours$"):
+        Authority.load(tmp_path)

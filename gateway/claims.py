@@ -1,0 +1,128 @@
+"""What a rule asks of the token that a request shows: which claims it has to have, as globs.
+
+Owned here: how a claim is held against the patterns of a rule, and what rules ask of a token (`Token`). Who
+checks tokens is `hbone_tokens.py`, what a rule then decides `hbone_rules.py`. No I/O.
+
+The rules:
+
+1. A pattern takes a text as it stands, case included; `*` is any number of characters, none included. Whole
+   numbers and true and false are texts as JSON writes them. A list has a claim's value if one of its members
+   has it. Anything else (an object, null, a fraction) has none.
+2. A rule that allows takes a token that says all of its claims.
+3. A rule that denies takes every token that does not say something else: a claim that is missing, or whose
+   value is none of rule 1, does not help past it. Neither does a request without a good token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+MAX_STARS = 8
+"""Stars in one pattern; matching costs the product of their number and the claim's length."""
+
+Claims = tuple[tuple[str, tuple[str, ...]], ...]
+"""Of each claim that a rule names, the name and the patterns of which one has to take it."""
+
+
+class Token(Protocol):
+    """The token of one request, which is looked at when the first rule asks for it."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether `claims` could not say yet: `prepare` has to come first."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why `claims` has said None."""
+        ...
+
+    @property
+    def challenge(self) -> bytes:
+        """The `www-authenticate` of a refusal for that (RFC 6750 section 3)."""
+        ...
+
+    def claims(self) -> Mapping[str, Any] | None:
+        """What a good token says, None: there is no good one. Raises KeysAwaitedError."""
+        ...
+
+    async def prepare(self) -> None:
+        """Waits for what `claims` needs. Raises KeysError if it cannot be had."""
+        ...
+
+
+class NoToken:
+    """Of a request where nobody's tokens count."""
+
+    __slots__ = ()
+    is_awaited = False
+    fault = "the request carries no token"
+    challenge = b"Bearer"
+
+    def claims(self) -> None:
+        return None
+
+    async def prepare(self) -> None:
+        return None
+
+
+NO_TOKEN: Token = NoToken()
+
+
+class ClaimPatterns:
+    """The claims of one rule, compiled. Raises ValueError with the reason if a pattern is wrong."""
+
+    __slots__ = ("_patterns",)
+
+    def __init__(self, claims: Claims) -> None:
+        self._patterns = tuple(
+            (name, tuple(compile_claim(text) for text in patterns)) for name, patterns in claims
+        )
+
+    def allow(self, said: Mapping[str, Any]) -> bool:
+        """Whether a token that says `said` is taken by a rule that allows (rule 2)."""
+        return all(_takes(patterns, _values(said.get(name))[0]) for name, patterns in self._patterns)
+
+    def deny(self, said: Mapping[str, Any]) -> bool:
+        """Whether it is taken by a rule that denies (rule 3)."""
+        for name, patterns in self._patterns:
+            values, is_all = _values(said.get(name))
+            if is_all and not _takes(patterns, values):
+                return False
+        return True
+
+
+def compile_claim(text: str) -> re.Pattern[str]:
+    """The pattern of a glob on a claim. Raises ValueError with the reason.
+
+    Each star with the text behind it is an atomic group, settled at the first place where that text stands:
+    later places could not help the rest, so trying them would only cost time.
+    """
+    first, *rest = text.split("*")
+    if len(rest) > MAX_STARS:
+        raise ValueError(f"has {len(rest)} stars, more than {MAX_STARS}")
+    if not rest:
+        return re.compile(re.escape(first))
+    middle = "".join(f"(?>.*?{re.escape(literal)})" for literal in rest[:-1])
+    return re.compile(f"{re.escape(first)}{middle}.*{re.escape(rest[-1])}", re.DOTALL)
+
+
+def _takes(patterns: tuple[re.Pattern[str], ...], values: list[str]) -> bool:
+    return any(pattern.fullmatch(value) for pattern in patterns for value in values)
+
+
+def _values(claim: object) -> tuple[list[str], bool]:
+    """The texts that a claim is, and whether that is all of it."""
+    members = claim if isinstance(claim, list) else [claim]
+    texts = [text for member in members if (text := _text(member)) is not None]
+    return texts, len(texts) == len(members)
+
+
+def _text(member: object) -> str | None:
+    if isinstance(member, bool):
+        return "true" if member else "false"
+    if isinstance(member, int):
+        return str(member)
+    return member if isinstance(member, str) else None

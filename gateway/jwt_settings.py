@@ -1,0 +1,101 @@
+"""What `hbone.jwt` in the gateway's file can set, and the `claims` of a rule.
+
+Owned here: the fields, their bounds, and that no mistake gets past the start or a reload. How tokens are
+checked is `hbone_tokens.py`'s matter, what claims mean `claims.py`'s. The only I/O is a look at `ca`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.claims import Claims, compile_claim
+from gateway.yaml_nodes import Value
+
+MAX_AUDIENCES = 100
+"""Names of one gateway; each is compared with a token's."""
+
+MAX_CLAIMS = 32
+"""Claims that one rule names: a token has fewer."""
+
+MAX_PATTERNS = 100
+"""Of one claim, as of a rule's peers."""
+
+
+@dataclass(frozen=True, slots=True)
+class JwtSettings:
+    """All of `hbone.jwt`: whose tokens count."""
+
+    issuer: str
+    """`issuer`: what `iss` has to be, to the letter."""
+
+    audiences: tuple[str, ...]
+    """`audiences`: what `aud` has to be, or to have one of."""
+
+    keys: str
+    """`keys`: the issuer's JSON Web Key Set, an https URL (http on this machine) or a file's path."""
+
+    ca: Path | None = None
+    """`ca`: PEM file with the certificates to trust when they are fetched; None: the system's."""
+
+
+def read(value: Value, folder: Path) -> JwtSettings:
+    """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
+    given = value.mapping(("issuer", "audiences", "keys", "ca"))
+    items = given.need("audiences").items(MAX_AUDIENCES)
+    if not items:
+        raise given.need("audiences").error("needs at least one audience: who we are to the issuer")
+    issuer, keys = given.need("issuer").text(), _keys(given.need("keys"), folder)
+    audiences = tuple(item.text() for item in items)
+    ca = given.get("ca")
+    if ca is not None and not keys.startswith("https:"):
+        raise ca.error("has a meaning only for keys that are fetched with https")
+    return JwtSettings(issuer, audiences, keys, _ca(ca, folder) if ca else None)
+
+
+def read_claims(value: Value, *, deny: bool, has_jwt: bool) -> Claims:
+    """A rule's `claims`; `has_jwt` says whether it is told whose tokens count. Raises ConfigError."""
+    if not has_jwt:
+        raise value.error("needs jwt beside rules: whose tokens count")
+    claims: list[tuple[str, tuple[str, ...]]] = []
+    for name, patterns in value.pairs(MAX_CLAIMS).items():
+        items = patterns.items(MAX_PATTERNS)
+        if not items:
+            raise patterns.error("needs at least one pattern")
+        claims.append((name, tuple(item.parsed(_pattern) for item in items)))
+    if deny and not claims:
+        raise value.error("denies with any token and without one: leave it out")
+    return tuple(claims)
+
+
+def _pattern(text: str) -> str:
+    compile_claim(text)
+    return text
+
+
+def _keys(value: Value, folder: Path) -> str:
+    text = value.text()
+    if "://" not in text:
+        return str(folder / text)
+    from shared.identity.jwks import check_url  # brings in PyJWT, which nobody else needs here
+
+    def checked(url: str) -> str:
+        check_url(url)
+        return url
+
+    return value.parsed(checked)
+
+
+def _ca(value: Value, folder: Path) -> Path:
+    path = folder / value.text()
+    try:
+        if not path.is_file():
+            raise value.error(f"{path} is no file")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise value.error(f"{path} holds no PEM certificates that can be read") from error
+    except OSError as error:
+        raise value.error(f"{path} cannot be read: {error.strerror or error}") from error
+    return path

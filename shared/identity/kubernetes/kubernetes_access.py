@@ -1,0 +1,196 @@
+"""Where the Kubernetes API server is, and what proves to it who we are.
+
+Owned here: what an access consists of, the one that a pod has (the folder that the kubelet keeps), and the
+choice between that and a kubeconfig. Reading a kubeconfig is `kubernetes_config`'s, its exec plugins
+`kubernetes_exec`'s, asking the server `kubernetes_api`'s.
+
+An access always has a credential, and its server always speaks TLS with a certificate that is checked:
+nothing is asked anonymously, and no token goes to whoever happens to answer.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from shared.errors import UnavailableError
+from shared.identity.kubernetes.kubernetes_names import (
+    AUTHORITY_FILE,
+    DEFAULT_NAMESPACE,
+    NAMESPACE_FILE,
+    SERVICE_ACCOUNT_FOLDER,
+    TOKEN_FILE,
+)
+from shared.identity.tokens import FileToken
+from shared.net.address import Address
+
+DEFAULT_PORT = 443
+
+MAX_FILE_BYTES = 1024 * 1024
+"""Of a certificate file, a key or a kubeconfig: a Secret can hold no more."""
+
+
+class Bearer(Protocol):
+    """Where the token for the API server comes from; every `TokenSource` is one."""
+
+    async def token(self) -> str | None:
+        """A token, None if there is only the client certificate. Raises TokenError."""
+        ...
+
+    def invalidate(self, rejected: str | None = None) -> None:
+        """The server has rejected the token: the next one has to be a new one, if there is any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """Certificates or a key: in a file, which is read whenever it is needed, or given as they are."""
+
+    place: str
+    """The file, or the field that holds it, for error texts."""
+
+    file: Path | None = None
+    given: bytes = field(default=b"", repr=False)
+
+    def read(self) -> bytes:
+        """Raises UnavailableError if the file cannot be read."""
+        if self.file is None:
+            return self.given
+        try:
+            with open(self.file, "rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise UnavailableError(f"cannot read {self.place}: {error.strerror}") from error
+        if len(content) > MAX_FILE_BYTES:
+            raise UnavailableError(f"cannot use {self.place}: it is longer than {MAX_FILE_BYTES} bytes")
+        return content
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """An API server, and a way in."""
+
+    server: str
+    """Its URL, https, without a slash at the end."""
+
+    bearer: Bearer = field(repr=False)
+
+    namespace: str = DEFAULT_NAMESPACE
+    """Where we are at home, or what the kubeconfig's context names."""
+
+    authority: Pem | None = None
+    """Whom the server's certificate has to be signed by; None: an authority that the system trusts."""
+
+    certificate: tuple[Pem, Pem] | None = None
+    """Our own certificate chain and its key."""
+
+    def authority_pem(self) -> bytes:
+        """Whom the server's certificate is signed by, as a pod has it in `ca.crt`.
+
+        Raises UnavailableError when it cannot be read, or the access names none.
+        """
+        if self.authority is None:
+            raise UnavailableError(
+                f"no {AUTHORITY_FILE} for {self.server}: its kubeconfig names no authority"
+            )
+        return self.authority.read()
+
+    def tls(self) -> ssl.SSLContext:
+        """A context made of the files as they are now, which takes a millisecond: requests are rare.
+
+        Raises UnavailableError when a file cannot be read, or is not what it should be.
+        """
+        if self.authority is None:
+            context = ssl.create_default_context()
+        else:
+            try:
+                context = ssl.create_default_context(cadata=self.authority.read().decode("ascii", "ignore"))
+            except (ValueError, ssl.SSLError) as error:
+                raise UnavailableError(
+                    f"trusted certificates of {self.server}: no PEM certificate in {self.authority.place}"
+                ) from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate is not None:
+            _load(context, *self.certificate)
+        return context
+
+
+def find_access(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT_FOLDER) -> Access:
+    """What there is, in this order: KUBECONFIG, the pod's own service account in `folder`, ~/.kube/config.
+
+    Raises:
+        UnavailableError: there is none of them, or a file cannot be read.
+        ConfigError: the kubeconfig is wrong, or needs what we do not do.
+    """
+    from shared.identity.kubernetes.kubernetes_config import read_config  # YAML, 10 ms that a pod can spare
+
+    named = environ.get("KUBECONFIG", "").strip()
+    if named:
+        return read_config([Path(name) for name in named.split(os.pathsep) if name])
+    host = environ.get("KUBERNETES_SERVICE_HOST", "").strip()
+    if host:
+        return in_cluster(host, environ.get("KUBERNETES_SERVICE_PORT", "").strip(), folder)
+    home = Path("~/.kube/config").expanduser()
+    if home.is_file():
+        return read_config([home])
+    raise UnavailableError(
+        "no Kubernetes API server: set KUBECONFIG (this is no pod, for KUBERNETES_SERVICE_HOST is not set, "
+        f"and there is no {home})"
+    )
+
+
+def in_cluster(host: str, port: str = "", folder: Path = SERVICE_ACCOUNT_FOLDER) -> Access:
+    """The access of a pod; its token is read again whenever the kubelet has renewed it.
+
+    Raises UnavailableError when the address is malformed or there is no service account in `folder`.
+    """
+    try:
+        address = Address.parse(
+            f"[{host}]:{port or DEFAULT_PORT}" if ":" in host else f"{host}:{port or DEFAULT_PORT}"
+        )
+    except ValueError as error:
+        raise UnavailableError(f"KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT: {error}") from error
+    token = folder / TOKEN_FILE
+    if not token.is_file():
+        raise UnavailableError(
+            f"no service account token {token}: the pod has automountServiceAccountToken: false; "
+            "leave that out, or set KUBECONFIG"
+        )
+    try:
+        namespace = (folder / NAMESPACE_FILE).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        namespace = ""
+    return Access(
+        server=f"https://{address}",
+        bearer=FileToken(token),
+        namespace=namespace or DEFAULT_NAMESPACE,
+        authority=Pem(str(folder / AUTHORITY_FILE), file=folder / AUTHORITY_FILE),
+    )
+
+
+def _load(context: ssl.SSLContext, chain: Pem, key: Pem) -> None:
+    """Python's ssl loads files only: this one is in memory, so that a key that was given is on no disk."""
+    file = os.memfd_create("client certificate", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(file, "wb", closefd=False) as writer:
+            writer.write(chain.read().strip() + b"\n" + key.read())
+        context.load_cert_chain(f"/proc/self/fd/{file}", password=_no_password)
+    except OSError as error:  # ssl.SSLError is one
+        raise _unusable(chain, key, "they are no PEM, or do not belong together") from error
+    except ValueError as error:
+        raise _unusable(chain, key, str(error)) from error
+    finally:
+        os.close(file)
+
+
+def _unusable(chain: Pem, key: Pem, reason: str) -> UnavailableError:
+    return UnavailableError(f"cannot use client certificate {chain.place}, key {key.place}: {reason}")
+
+
+def _no_password() -> str:
+    """Without it OpenSSL asks for an encrypted key's password at the terminal, and waits."""
+    raise ValueError("the key is encrypted")

@@ -1,0 +1,57 @@
+"""Names and numbers that Kubernetes fixes: a pod's folder, what may be a name, how long tokens last.
+
+Constants and checks only, for settings are read at every start, and most starts need no more than this.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""What the kubelet mounts into each container (Kubernetes, "Accessing the Kubernetes API from a Pod")."""
+
+# The names in that folder.
+TOKEN_FILE = "token"
+AUTHORITY_FILE = "ca.crt"
+NAMESPACE_FILE = "namespace"
+
+ACCESS_ENVIRONMENT: dict[str, str] = {
+    "KUBECONFIG": "kubeconfig files, separated by colons (a pod's own access, then ~/.kube/config)",
+    "KUBERNETES_SERVICE_HOST": "address of the API server, which Kubernetes sets in a pod",
+    "KUBERNETES_SERVICE_PORT": "its port (443)",
+}
+"""What `kubernetes_access.find_access` reads."""
+
+DEFAULT_NAMESPACE = "default"
+DEFAULT_SERVICE_ACCOUNT = "default"
+
+LIFETIME_S = 3600
+"""What the kubelet asks for unless a pod says otherwise."""
+
+MIN_LIFETIME_S = 600
+"""The API server refuses less (Kubernetes API, TokenRequestSpec)."""
+
+MAX_LIFETIME_S = 2**32
+"""The API server refuses more; many clusters give a day at most, whatever is asked for."""
+
+MAX_NAME_CHARS = 253
+
+# RFC 1123, as the API server checks names: a label for a namespace, labels joined by dots for an account.
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAMESPACE = re.compile(_LABEL)
+_SERVICE_ACCOUNT = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+
+
+def check_namespace(name: str) -> str:
+    """The name of a namespace. Raises ValueError if it can be none."""
+    if not _NAMESPACE.fullmatch(name):
+        raise ValueError("no name of a namespace: lower-case letters, digits and inner hyphens, 63 at most")
+    return name
+
+
+def check_service_account(name: str) -> str:
+    """The name of a service account. Raises ValueError if it can be none."""
+    if not _SERVICE_ACCOUNT.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        raise ValueError("no name of a service account: lower-case letters, digits, inner hyphens and dots")
+    return name

@@ -1,0 +1,174 @@
+"""The tests that take an API server, against a real kube-apiserver and etcd: `make test-kube`.
+
+Not part of `make test`, for the build takes minutes. It finds out whether the local server of
+`tests/support/api_server.py`, which all other runs use, answers as Kubernetes does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from shared.errors import HboneError
+from shared.identity.certificates.authority import Authority
+from shared.identity.kubernetes.kubernetes_api import KubernetesApi
+from tests.kube.build import built, unavailable
+from tests.support.api_server import (
+    API_AUDIENCE,
+    NAMESPACE,
+    POD,
+    REAL,
+    SERVICE_ACCOUNT,
+    RealApiServer,
+    access,
+)
+from tests.support.metadata_server import closed_port
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / ".kube-apiserver"
+
+TESTS = (
+    "tests/shared/identity/kubernetes/test_kubernetes_tokens.py",
+    "tests/agent/test_token_files.py::test_what_settings_come_to",
+    "tests/agent/test_app.py::test_kubernetes_tokens_are_there_before_the_app",
+)
+"""Those that take `api_server`."""
+
+START_S = 60
+"""etcd and the API server are there within ten seconds on an idle machine."""
+
+ALLOWED, FORBIDDEN, ADMIN = "allowed-T0ken", "forbidden-T0ken", "admin-T0ken"
+
+
+def main() -> int:
+    if shutil.which("etcd") is None:
+        unavailable("no etcd on PATH (Debian: etcd-server)")
+    program = built(FOLDER)
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        server = stack.enter_context(running(program, folder))
+        server.pod_uid = asyncio.run(furnished(server))
+        told = {
+            "url": server.url,
+            "ca": server.ca_pem.decode(),
+            "allowed": ALLOWED,
+            "forbidden": FORBIDDEN,
+            "admin": ADMIN,
+            "pod_uid": server.pod_uid,
+        }
+        (folder / "running.json").write_text(json.dumps(told))
+        environ = {**os.environ, REAL: str(folder / "running.json")}
+        return subprocess.run([sys.executable, "-m", "pytest", *TESTS], cwd=ROOT, env=environ).returncode
+
+
+@contextmanager
+def running(program: Path, folder: Path) -> Iterator[RealApiServer]:
+    """etcd and the API server on free ports, with their files in `folder`."""
+    etcd, peers, port = closed_port(), closed_port(), closed_port()
+    authority = Authority.create("cluster.local")
+    own = authority.issue(ip_addresses=["127.0.0.1"])
+    signing = rsa.generate_private_key(65537, 2048)
+    (folder / "tls.crt").write_bytes(own.certificate_pem)
+    (folder / "tls.key").write_bytes(own.key_pem)
+    (folder / "signing.key").write_bytes(
+        signing.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    users = f'{ALLOWED},krun,1,""\n{FORBIDDEN},guest,2,""\n{ADMIN},admin,3,"system:masters"\n'
+    (folder / "users.csv").write_text(users)
+    with ExitStack() as stack:
+        log = stack.enter_context((folder / "log").open("w"))
+        url = f"http://127.0.0.1:{etcd}"
+        own_url = f"http://127.0.0.1:{peers}"
+        stack.enter_context(
+            process(
+                log,
+                *("etcd", "--data-dir", folder / "etcd", "--listen-client-urls", url),
+                *("--advertise-client-urls", url, "--listen-peer-urls", own_url),
+                *("--initial-advertise-peer-urls", own_url, "--initial-cluster", f"default={own_url}"),
+            )
+        )
+        settings = {
+            "etcd-servers": url,
+            "bind-address": "127.0.0.1",
+            "secure-port": port,
+            "tls-cert-file": folder / "tls.crt",
+            "tls-private-key-file": folder / "tls.key",
+            "service-account-issuer": API_AUDIENCE,
+            "service-account-key-file": folder / "signing.key",
+            "service-account-signing-key-file": folder / "signing.key",
+            "authorization-mode": "RBAC",
+            "token-auth-file": folder / "users.csv",
+            "service-cluster-ip-range": "10.0.0.0/24",
+        }
+        stack.enter_context(process(log, program, *(f"--{name}={value}" for name, value in settings.items())))
+        server = RealApiServer(
+            f"https://127.0.0.1:{port}", authority.root_pem.decode(), ALLOWED, FORBIDDEN, ADMIN, pod_uid=""
+        )
+        try:
+            asyncio.run(ready(server))
+        except TimeoutError:
+            unavailable(f"no API server after {START_S} s:\n{(folder / 'log').read_text()[-3000:]}")
+        yield server
+
+
+@contextmanager
+def process(log: object, *command: object) -> Iterator[None]:
+    started = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)  # type: ignore[call-overload]
+    try:
+        yield
+    finally:
+        started.kill()
+        started.wait()
+
+
+async def ready(server: RealApiServer) -> None:
+    """Returns when what the API server makes for itself is there."""
+    api = KubernetesApi(access(server, ADMIN))
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                await api.ask("GET", "/api/v1/namespaces/default")
+                await api.ask("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles/cluster-admin")
+                return
+            except HboneError:
+                await asyncio.sleep(0.2)
+
+
+async def furnished(server: RealApiServer) -> str:
+    """Makes what the tests expect; returns the pod's UID."""
+    api = KubernetesApi(access(server, ADMIN))
+    core, rbac = "/api/v1/namespaces", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+    named = {"metadata": {"name": "tokens"}}
+    await api.ask("POST", core, {"metadata": {"name": NAMESPACE}})
+    await api.ask("POST", f"{core}/{NAMESPACE}/serviceaccounts", {"metadata": {"name": SERVICE_ACCOUNT}})
+    rule = {
+        "apiGroups": [""],
+        "resources": ["serviceaccounts/token"],
+        "resourceNames": [SERVICE_ACCOUNT, "gone"],
+        "verbs": ["create"],
+    }
+    await api.ask("POST", f"{rbac}/roles", {**named, "rules": [rule]})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tokens"}
+    user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "krun"}
+    await api.ask("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [user]})
+    container = {"name": "app", "image": "example/app"}
+    spec = {"serviceAccountName": SERVICE_ACCOUNT, "containers": [container]}
+    pod = await api.ask("POST", f"{core}/{NAMESPACE}/pods", {"metadata": {"name": POD}, "spec": spec})
+    return str(pod["metadata"]["uid"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Metrics of tokens, and the bound on their labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shared.errors import TOKEN_REASONS
+from shared.identity.token_counts import TokenStatus
+from shared.ops import token_metrics
+from shared.ops.token_metrics import TokenMetrics
+from tests.support.wall_clock import START, Clock
+
+ROOT = Path(__file__).parents[3]
+
+
+def told(audience: str, minted_at_s: float | None, expires_at_s: float | None) -> TokenStatus:
+    return TokenStatus("me", audience, minted_at_s, expires_at_s, "", None)
+
+
+def samples(metrics: TokenMetrics, *tokens: TokenStatus) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("hbone_token_"), *sample.labels.values()): sample.value
+        for family in metrics.families(tokens, kept=len(tokens), most=7)
+        for sample in family.samples
+    }
+
+
+def test_all_of_them() -> None:
+    clock = Clock()
+    metrics = TokenMetrics(clock)
+    counts = metrics.of("me", "a")
+    assert metrics.of("me", "a") is counts
+    counts.refreshed()
+    counts.failed("refused")
+    counts.failed("rejected")
+    counts.failed("never heard of")
+    clock.turn(60)
+    assert samples(metrics, told("a", START, START + 3600)) == {
+        ("age_seconds", "me", "a"): 60,
+        ("expiry_timestamp_seconds", "me", "a"): START + 3600,
+        ("refreshes_total", "me", "a", "success"): 1,
+        ("refreshes_total", "me", "a", "failure"): 2,
+        ("failures_total", "me", "a", "refused"): 1,
+        ("failures_total", "me", "a", "rejected"): 1,
+        ("failures_total", "me", "a", "other"): 1,
+        ("entries",): 1,
+        ("entries_limit",): 7,
+    }
+
+
+def test_no_token_has_no_age() -> None:
+    metrics = TokenMetrics(Clock())
+    metrics.of("me", "a")
+    names = {name for name, *_ in samples(metrics, told("a", None, None))}
+    assert not names & {"age_seconds", "expiry_timestamp_seconds"}
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
+    metrics = TokenMetrics(Clock())
+    metrics.of("me", "a")
+    assert samples(metrics, told("a", START + 9, START + 99))["age_seconds", "me", "a"] == 0
+
+
+def test_labels_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_metrics, "MAX_LABELS", 1)
+    metrics = TokenMetrics(Clock())
+    metrics.of("me", "a")
+    metrics.of("me", "b").refreshed()
+    metrics.of("me", "c").refreshed()
+    assert metrics.of("me", "d") is metrics.of("other", "other")
+    got = samples(
+        metrics,
+        told("a", START, START + 60),
+        told("b", START - 1, START + 99),
+        told("c", START - 5, START + 90),
+    )
+    assert got["refreshes_total", "other", "other", "success"] == 2
+    assert got["age_seconds", "other", "other"] == 5, "the oldest"
+    assert got["expiry_timestamp_seconds", "other", "other"] == START + 90, "the first to end"
+
+
+def test_architecture_lists_them() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    metrics = TokenMetrics(Clock())
+    for family in metrics.families((), kept=0, most=0):
+        assert f"`{family.name}" in text
+    reasons = re.search(r"`hbone_token_failures_total` \| .*reason: ([^|]+) \|", text)
+    assert reasons is not None
+    assert tuple(reasons[1].split(", ")) == TOKEN_REASONS

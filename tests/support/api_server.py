@@ -1,0 +1,363 @@
+"""A Kubernetes API server for tests of `TokenRequest`: one that answers as the real one does, or the real
+one.
+
+The local server speaks HTTPS, knows users by their token or client certificate, has RBAC's rule about who may
+create tokens in which namespace, and signs what it gives with a key of its own, whose public half it serves.
+Its answers are compared with a real kube-apiserver's by `make test-kube`, which runs the tests that take
+`ApiServer` against that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import h11
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from shared.identity.certificates.authority import Authority, KeyPair
+from shared.identity.kubernetes.kubernetes_access import Access, Pem
+from shared.identity.kubernetes.kubernetes_config import GivenToken
+from shared.identity.spiffe import SpiffeId
+from shared.net.http1_client import get
+from tests.support.metadata_server import PATIENCE_S, listening
+
+NAMESPACE = "demo"
+SERVICE_ACCOUNT = "hello"
+POD = "hello-1"
+"""A pod of that service account."""
+
+REAL = "HBONE_TEST_KUBERNETES"
+"""A file that tells of a running kube-apiserver (tests/kube/run.py)."""
+
+API_AUDIENCE = "https://kubernetes.default.svc.cluster.local"
+MIN_SECONDS = 600
+MAX_SECONDS = 2**32
+
+_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/serviceaccounts/([^/]+)/token")
+
+
+class ApiServer(Protocol):
+    """What tests need of either."""
+
+    url: str
+    ca_pem: bytes
+    allowed: str
+    """The token of a user who may create tokens in NAMESPACE."""
+
+    forbidden: str
+    """The token of a user who may do nothing."""
+
+    pod_uid: str
+
+    async def verify(self, token: str, audience: str) -> dict[str, Any]:
+        """The claims of a token that the server's own keys have signed. Raises jwt.PyJWTError."""
+        ...
+
+
+def access(server: ApiServer, token: str | None = None) -> Access:
+    """An access to `server`, with `token`, by default that of the user who may."""
+    bearer = GivenToken(server.allowed if token is None else token)
+    return Access(server.url, bearer, NAMESPACE, Pem("the test's authority", given=server.ca_pem))
+
+
+def kubeconfig(server: ApiServer, token: str | None = None, namespace: str = NAMESPACE) -> str:
+    """A kubeconfig that says the same."""
+    return json.dumps(  # which is YAML
+        {
+            "current-context": "test",
+            "contexts": [
+                {"name": "test", "context": {"cluster": "c", "user": "u", "namespace": namespace}},
+            ],
+            "clusters": [
+                {
+                    "name": "c",
+                    "cluster": {
+                        "server": server.url,
+                        "certificate-authority-data": base64.b64encode(server.ca_pem).decode(),
+                    },
+                }
+            ],
+            "users": [{"name": "u", "user": {"token": server.allowed if token is None else token}}],
+        }
+    )
+
+
+@asynccontextmanager
+async def api_server() -> AsyncIterator[ApiServer]:
+    """The real one if there is one, else a local one."""
+    if os.environ.get(REAL):
+        yield RealApiServer.running()
+    else:
+        async with LocalApiServer() as server:
+            yield server
+
+
+@contextmanager
+def threaded_api_server() -> Iterator[LocalApiServer]:
+    """A local one in a thread of its own, for tests that wait without an event loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="API server")
+    thread.start()
+    server = LocalApiServer()
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(PATIENCE_S)
+        try:
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result(PATIENCE_S)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class RealApiServer:
+    """A kube-apiserver that somebody else has started."""
+
+    @classmethod
+    def running(cls) -> RealApiServer:
+        """The one that the environment tells of."""
+        return cls(**json.loads(Path(os.environ[REAL]).read_text()))
+
+    def __init__(self, url: str, ca: str, allowed: str, forbidden: str, admin: str, pod_uid: str) -> None:
+        self.url, self.ca_pem, self.pod_uid = url, ca.encode(), pod_uid
+        self.allowed, self.forbidden, self._admin = allowed, forbidden, admin
+
+    async def verify(self, token: str, audience: str) -> dict[str, Any]:
+        response = await get(
+            f"{self.url}/openid/v1/jwks",
+            headers={"authorization": f"Bearer {self._admin}", "accept": "application/jwk-set+json"},
+            timeout_s=PATIENCE_S,
+            max_bytes=65536,
+            tls=access(self).tls(),
+        )
+        return _decoded(token, jwt.PyJWK(json.loads(response.body)["keys"][0]).key, audience)
+
+
+def _decoded(token: str, key: Any, audience: str) -> dict[str, Any]:
+    claims: dict[str, Any] = jwt.decode(token, key, algorithms=["RS256", "ES256"], audience=audience)
+    return claims
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that came in."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return dict(json.loads(self.body)["spec"])
+
+
+Answer = tuple[int, bytes]
+
+
+@dataclass(slots=True)
+class LocalApiServer:
+    """`async with LocalApiServer() as server:` listens on `server.url` until the block ends."""
+
+    now: Callable[[], float] = time.time
+    max_seconds: int = MAX_SECONDS
+    """The longest life that it gives (`--service-account-max-token-expiration`)."""
+
+    answer: Callable[[Asked], Answer | None] = lambda _: None
+    """What it answers instead of what it should; None: what it should."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Open at first; while it is closed requests are read and not answered."""
+
+    asked: list[Asked] = field(default_factory=list)
+    users: dict[str, str] = field(
+        default_factory=lambda: {"Tok3n.Of-krun": "krun", "Tok3n.Of-guest": "guest"}
+    )
+    """Name by token."""
+
+    may_create: set[tuple[str, str]] = field(
+        default_factory=lambda: {("krun", NAMESPACE), ("certificate", NAMESPACE)}
+    )
+    """User and namespace, as RoleBindings say."""
+
+    service_accounts: set[tuple[str, str]] = field(default_factory=lambda: {(NAMESPACE, SERVICE_ACCOUNT)})
+    authority: Authority = field(default_factory=lambda: Authority.create("cluster.local"))
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    url: str = ""
+    allowed: str = "Tok3n.Of-krun"
+    forbidden: str = "Tok3n.Of-guest"
+    pod_uid: str = "5f1c0d2e-0000-4000-8000-000000000001"
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def __aenter__(self) -> Self:
+        self.gate.set()
+        tls = server_tls(self.authority, self.authority.issue(ip_addresses=["127.0.0.1"]))
+        port = await self._block.enter_async_context(listening(self._serve, tls=tls))
+        self.url = f"https://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.gate.set()
+        await self._block.aclose()
+
+    @property
+    def ca_pem(self) -> bytes:
+        return self.authority.root_pem
+
+    async def seen(self, count: int) -> None:
+        """Returns when `count` requests have come in altogether."""
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.asked) >= count)
+
+    async def verify(self, token: str, audience: str) -> dict[str, Any]:
+        return _decoded(token, self.key.public_key(), audience)
+
+    def reviewed(self, token: str, trust_domain: str, audience: str = "istio-ca") -> SpiffeId:
+        """Whose token it is, as istiod finds out by the issuer's keys. Raises ValueError."""
+        try:
+            claims = jwt.decode(
+                token, self.key.public_key(), algorithms=["ES256"], audience=audience, issuer=API_AUDIENCE
+            )
+        except jwt.PyJWTError as error:
+            raise ValueError(str(error)) from error
+        about = claims["kubernetes.io"]
+        return SpiffeId.of_workload(trust_domain, about["namespace"], about["serviceaccount"]["name"])
+
+    # Serving.
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await _read(reader)
+        async with self._changed:
+            self.asked.append(asked)
+            self._changed.notify_all()
+        await self.gate.wait()
+        status, body = self.answer(asked) or self._answer(asked, writer.get_extra_info("peercert"))
+        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+    def _answer(self, asked: Asked, certificate: object) -> Answer:
+        scheme, _, token = asked.headers.get("authorization", "").partition(" ")
+        user = self.users.get(token) if scheme == "Bearer" else None
+        if user is None and certificate and not scheme:
+            user = "certificate"
+        if user is None:
+            return status(401, "Unauthorized", "Unauthorized")
+        match = _PATH.fullmatch(asked.path)
+        if match is None or asked.method != "POST":
+            return status(404, "NotFound", "the server could not find the requested resource")
+        namespace, account = match[1], match[2]
+        if (user, namespace) not in self.may_create:
+            text = (
+                f'serviceaccounts "{account}" is forbidden: User "{user}" cannot create resource '
+                f'"serviceaccounts/token" in API group "" in the namespace "{namespace}"'
+            )
+            return status(403, "Forbidden", text)
+        if (namespace, account) not in self.service_accounts:
+            return status(404, "NotFound", f'serviceaccounts "{account}" not found')
+        return self._token(asked.spec, namespace, account)
+
+    def _token(self, spec: dict[str, Any], namespace: str, account: str) -> Answer:
+        seconds = spec.get("expirationSeconds", 3600)
+        wrong = "may not specify a duration less than 10 minutes" if seconds < MIN_SECONDS else ""
+        if seconds > MAX_SECONDS:
+            wrong = "may not specify a duration larger than 2^32 seconds"
+        if wrong:
+            text = (
+                f'TokenRequest.authentication.k8s.io "" is invalid: spec.expirationSeconds: '
+                f"Invalid value: {seconds}: {wrong}"
+            )
+            return status(422, "Invalid", text)
+        about: dict[str, Any] = {"namespace": namespace, "serviceaccount": {"name": account, "uid": "u"}}
+        bound = spec.get("boundObjectRef")
+        if bound is not None:
+            if bound["name"] != POD:
+                return status(404, "NotFound", f'pods "{bound["name"]}" not found')
+            about["pod"] = {"name": bound["name"], "uid": self.pod_uid}
+        issued = int(self.now())
+        expires = issued + min(seconds, self.max_seconds)
+        spec = {"audiences": [API_AUDIENCE], **spec, "expirationSeconds": expires - issued}
+        claims = {
+            "aud": spec["audiences"],
+            "exp": expires,
+            "iat": issued,
+            "nbf": issued,
+            "iss": API_AUDIENCE,
+            "jti": base64.b32encode(os.urandom(10)).decode(),
+            "kubernetes.io": about,
+            "sub": f"system:serviceaccount:{namespace}:{account}",
+        }
+        end = datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        token = jwt.encode(claims, self.key, algorithm="ES256", headers={"kid": "test"})
+        return 201, json.dumps(
+            {
+                "kind": "TokenRequest",
+                "apiVersion": "authentication.k8s.io/v1",
+                "metadata": {"name": account, "namespace": namespace},
+                "spec": spec,
+                "status": {"token": token, "expirationTimestamp": end},
+            }
+        ).encode()
+
+
+def status(code: int, reason: str, message: str) -> Answer:
+    """A `Status` object as the API server answers it."""
+    content = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+    return code, json.dumps(content).encode()
+
+
+def server_tls(authority: Authority, own: KeyPair) -> ssl.SSLContext:
+    """A server with this certificate, which asks for its clients' and does without."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.load_verify_locations(cadata=authority.root_pem.decode())
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "server.pem")
+        file.write_bytes(own.certificate_pem + own.key_pem)
+        context.load_cert_chain(file)
+    return context
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked:
+    connection = h11.Connection(h11.SERVER)
+    head: h11.Request | None = None
+    body = b""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(65536))
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif isinstance(event, h11.EndOfMessage) and head is not None:
+                headers = {name.decode(): value.decode() for name, value in head.headers}
+                return Asked(head.method.decode(), head.target.decode(), headers, body)
+            else:
+                raise ConnectionError("the client has gone")

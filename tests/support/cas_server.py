@@ -1,0 +1,179 @@
+"""Google's CA Service on loopback: REST over TLS, as far as `google_cas` talks to it.
+
+Checks what the service checks (token, path, query, the resource's fields), makes one certificate for each
+request id, and signs with an `Authority`. Tests make it slow, refuse, or answer what they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+import tempfile
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+import h11
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
+
+from shared.identity.certificates.authority import Authority, KeyPair
+from shared.identity.spiffe import SpiffeId
+from tests.support.metadata_server import PATIENCE_S, listening
+
+POOL = "projects/mesh-project/locations/us-central1/caPools/workloads"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the server was asked."""
+
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An answer; a body that is no JSON goes out as it is."""
+
+    content: object
+    status: int = 200
+
+
+def error(status: int, name: str, message: str) -> Said:
+    """An error in the form that Google's services have in common (google.aip.dev/193)."""
+    return Said({"error": {"code": status, "message": message, "status": name}}, status)
+
+
+@dataclass(slots=True)
+class CasServer:
+    """`async with CasServer(authority, identity) as server:` listens at `server.endpoint` until the block
+    ends. Whoever shows `token` is `identity`."""
+
+    authority: Authority
+    identity: SpiffeId
+    token: str = "access-token"
+    certificate: KeyPair | None = None
+    """The server's own; one for 127.0.0.1 if not given."""
+    answers: dict[str, Said | bytes] = field(default_factory=dict)
+    """What is answered instead, by the path's end: `certificates`, `fetchCaCerts`. Bytes are sent as they
+    are, empty ones close the connection; the certificate is made all the same."""
+    once: dict[str, Said | bytes] = field(default_factory=dict)
+    """The same for the next request only."""
+    accepts: Callable[[str], bool] | None = None
+    """Whether a token is good, in place of `token`."""
+    asked: list[Asked] = field(default_factory=list)
+    made: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Certificates by request id."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Open at first; while it is closed (`gate.clear()`) requests are read and not answered."""
+    endpoint: str = ""
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def tls(self) -> ssl.SSLContext:
+        """What a client needs to trust it."""
+        return ssl.create_default_context(cadata=self.authority.root_pem.decode())
+
+    async def __aenter__(self) -> Self:
+        self.gate.set()
+        pair = self.certificate or self.authority.issue(ip_addresses=["127.0.0.1"])
+        port = await self._block.enter_async_context(listening(self._serve, tls=_serving(pair)))
+        self.endpoint = f"https://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.gate.set()
+        await self._block.aclose()
+
+    async def seen(self, count: int) -> None:
+        """Returns when `count` requests have come in altogether."""
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.asked) >= count)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await _request(reader)
+        async with self._changed:
+            self.asked.append(asked)
+            self._changed.notify_all()
+        said = self._answer(asked)
+        await asyncio.wait_for(self.gate.wait(), PATIENCE_S)
+        writer.write(said if isinstance(said, bytes) else _bytes(said))
+        await writer.drain()
+
+    def _answer(self, asked: Asked) -> Said | bytes:
+        scheme, _, token = asked.headers.get("authorization", "").partition(" ")
+        good = token == self.token if self.accepts is None else self.accepts(token)
+        if scheme != "Bearer" or not good:
+            return error(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
+        if asked.path == f"/v1/{POOL}:fetchCaCerts":
+            chains = [{"certificates": [self.authority.root_pem.decode()]}]
+            return self.answers.get("fetchCaCerts") or Said({"caCerts": chains})
+        if asked.path == f"/v1/{POOL}/certificates":
+            made = self._certificate(asked)
+            return self.once.pop("certificates", self.answers.get("certificates", made))
+        return Said("<html>not found</html>", 404)
+
+    def _certificate(self, asked: Asked) -> Said:
+        (request_id,), (name,) = asked.query["requestId"], asked.query["certificateId"]
+        if request_id in self.made:
+            return Said(self.made[request_id])
+        uuid.UUID(request_id)
+        config, mode = asked.content["config"], asked.content["subjectMode"]
+        assert config["x509Config"]["caOptions"] == {"isCa": False}
+        usage = config["x509Config"]["keyUsage"]
+        assert usage["extendedKeyUsage"] == {"serverAuth": True, "clientAuth": True}
+        assert config["publicKey"]["format"] == "PEM"
+        identity = self.identity
+        if mode == "DEFAULT":
+            (uri,) = config["subjectConfig"]["subjectAltName"]["uris"]
+            identity = SpiffeId.parse(uri)
+        key = load_pem_public_key(base64.b64decode(config["publicKey"]["key"], validate=True))
+        lifetime_s = int(asked.content["lifetime"].removesuffix("s"))
+        leaf = self.authority.certify(key, identity, lifetime_s=lifetime_s)
+        self.made[request_id] = {
+            "name": f"{POOL}/certificates/{name}",
+            "pemCertificate": leaf.public_bytes(Encoding.PEM).decode(),
+            "pemCertificateChain": [self.authority.root_pem.decode()],
+        }
+        return Said(self.made[request_id])
+
+
+def _serving(pair: KeyPair) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "both.pem"
+        file.write_bytes(pair.key_pem + pair.certificate_pem)
+        context.load_cert_chain(file)
+    return context
+
+
+async def _request(reader: asyncio.StreamReader) -> Asked:
+    connection = h11.Connection(h11.SERVER)
+    head: h11.Request | None = None
+    body = b""
+    while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+        if event is h11.NEED_DATA:
+            connection.receive_data(await asyncio.wait_for(reader.read(65536), PATIENCE_S))
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+    assert head is not None
+    assert head.method == b"POST"
+    url = urlsplit(head.target.decode())
+    headers = {name.decode(): value.decode() for name, value in head.headers}
+    return Asked(url.path, parse_qs(url.query), headers, json.loads(body))
+
+
+def _bytes(said: Said) -> bytes:
+    body = said.content.encode() if isinstance(said.content, str) else json.dumps(said.content).encode()
+    head = f"HTTP/1.1 {said.status} status\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body

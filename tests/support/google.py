@@ -1,0 +1,127 @@
+"""Google's token services (`google_services`) on loopback sockets, for minters to be tested against.
+
+TLS by the tests' own authority, for all but the metadata server. Any of them can be told not to answer.
+Counterpart: the minters in `shared.identity`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+import h11
+
+from shared.identity.certificates.authority import Authority
+from shared.identity.token_sources.token_settings import TokenSettings
+from tests.support.google_services import Asked, GoogleServices, service_of
+from tests.support.metadata_server import PATIENCE_S, listening
+
+
+@dataclass(slots=True)
+class Google(GoogleServices):
+    """`async with Google() as google:` serves until the block ends."""
+
+    requests: list[Asked] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+    """Services that read the request and do not answer, until the block ends."""
+
+    authority: Authority = field(default_factory=lambda: Authority.create("google.test"))
+    metadata_host: str = ""
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _end: asyncio.Event = field(default_factory=asyncio.Event)
+    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def __aenter__(self) -> Self:
+        plain = await self._block.enter_async_context(listening(self._serve))
+        self.metadata_host = f"127.0.0.1:{plain}"
+        port = await self._block.enter_async_context(listening(self._serve, tls=self._server_tls()))
+        self.url = f"https://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._end.set()
+        await self._block.aclose()
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """Trusts the services."""
+        return ssl.create_default_context(cadata=self.authority.root_pem.decode())
+
+    @property
+    def plain_url(self) -> str:
+        """The same services without TLS, for programs that cannot be told whom to trust."""
+        return f"http://{self.metadata_host}"
+
+    def settings(self, **changes: Any) -> TokenSettings:
+        """Settings that lead to these services, as the GKE cluster `clu` has them."""
+        given: dict[str, Any] = {
+            "metadata_host": self.metadata_host,
+            "sts_url": f"{self.url}/v1/token",
+            "iam_url": self.url,
+            "oauth_url": f"{self.url}/token",
+            "project_id": "proj",
+            "project_number": "42",
+            "cluster_name": "clu",
+            "cluster_location": "loc",
+        }
+        return TokenSettings(**(given | changes))
+
+    def asked(self, service: str) -> list[Asked]:
+        """The requests that a service has had."""
+        return [request for request in self.requests if request.service == service]
+
+    async def seen(self, count: int) -> None:
+        """Returns when `count` requests have come in altogether."""
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: len(self.requests) >= count)
+
+    def _server_tls(self) -> ssl.SSLContext:
+        pair = self.authority.issue(ip_addresses=["127.0.0.1"])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "server.pem")
+            file.write_bytes(pair.certificate_pem + pair.key_pem)
+            context.load_cert_chain(file)
+        return context
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER)
+        head: h11.Request | None = None
+        body = b""
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                connection.receive_data(await asyncio.wait_for(reader.read(65536), PATIENCE_S))
+            elif isinstance(event, h11.Request):
+                head = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                return
+        assert head is not None
+        url = urlsplit(head.target.decode())
+        headers = {name.decode(): value.decode() for name, value in head.headers}
+        request = Asked(service_of(url.path), url.path, headers, body, parse_qs(url.query))
+        async with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+        if request.service in self.closed:
+            await self._end.wait()
+            return
+        answer = self.answer(request)
+        if answer.raw is not None:
+            writer.write(answer.raw)
+        else:
+            fields = [("content-length", str(len(answer.body))), *answer.headers]
+            for part in (
+                h11.Response(status_code=answer.status, headers=fields),
+                h11.Data(data=answer.body),
+                h11.EndOfMessage(),
+            ):
+                writer.write(connection.send(part) or b"")
+        await writer.drain()

@@ -1,0 +1,119 @@
+"""Revocation lists for tests: of an authority that is there, and of one with an intermediate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+
+from shared.atomic_files import PUBLIC_MODE, write_atomically
+from shared.identity.certificates.authority import CERTIFICATES_FILE, ROOTS_FILE, Authority, KeyPair
+from shared.identity.spiffe import SpiffeId
+
+HOUR_S = 3600.0
+
+
+def serial(key_pair: KeyPair) -> int:
+    """The serial number of its (first) certificate."""
+    return x509.load_pem_x509_certificates(key_pair.certificate_pem)[0].serial_number
+
+
+def serial_in(folder: Path) -> int:
+    """That of the certificate in `folder`."""
+    return x509.load_pem_x509_certificates((folder / CERTIFICATES_FILE).read_bytes())[0].serial_number
+
+
+def revocation_list(
+    authority: Authority,
+    *serials: int,
+    due_s: float | None = HOUR_S,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]] = (),
+    entry_extensions: Iterable[tuple[x509.ExtensionType, bool]] = (),
+    encoding: Encoding = Encoding.PEM,
+) -> bytes:
+    """A list of `authority` that revokes `serials` and is to be replaced in `due_s` seconds."""
+    now = datetime.now(UTC)
+    update = timedelta(seconds=HOUR_S if due_s is None else due_s)
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.root.subject)
+        .last_update(now - timedelta(days=1))
+        .next_update(now + update)
+    )
+    for value, critical in extensions:
+        builder = builder.add_extension(value, critical)
+    for number in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now)
+        for value, critical in entry_extensions:
+            entry = entry.add_extension(value, critical)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(authority.key, hashes.SHA256()).public_bytes(encoding)
+
+
+def put(file: Path, *lists: bytes) -> None:
+    """The file as whoever distributes it replaces it."""
+    write_atomically(file, b"".join(lists), PUBLIC_MODE)
+
+
+class Hierarchy:
+    """A root, and an intermediate by which it issues."""
+
+    def __init__(self, trust_domain: str = "demo.local") -> None:
+        self.root = _authority(trust_domain, "root", None)
+        self.intermediate = _authority(trust_domain, "intermediate", self.root)
+
+    def issue(self, identity: SpiffeId) -> KeyPair:
+        """A leaf of the intermediate, with it in its chain."""
+        leaf = self.intermediate.issue(identity)
+        return KeyPair(leaf.certificate_pem + self.intermediate.root_pem, leaf.key_pem)
+
+    def write(self, folder: Path, key_pair: KeyPair) -> None:
+        """As `Authority.write`."""
+        self.root.write(folder, key_pair)
+
+    @property
+    def root_pem(self) -> bytes:
+        """What peers trust."""
+        return self.root.root_pem
+
+
+def trust(folder: Path, *roots: bytes) -> None:
+    """Replaces the roots in `folder`."""
+    write_atomically(folder / ROOTS_FILE, b"".join(roots), PUBLIC_MODE)
+
+
+def _authority(trust_domain: str, name: str, above: Authority | None) -> Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} of {trust_domain}")])
+    now = datetime.now(UTC)
+    usage = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if above is None else above.root.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=2))
+        .not_valid_after(now + timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
+        .sign(key if above is None else above.key, hashes.SHA256())
+    )
+    return Authority(trust_domain, certificate, key)
