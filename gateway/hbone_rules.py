@@ -9,10 +9,13 @@ no:
 
 1. A rule takes a tunnel if one of its `from` patterns takes the peer's SPIFFE ID and one of its `to` patterns
    the target, host and port.
-2. A host glob takes names as the peer wrote them. A CIDR takes addresses: the one that was asked for, or one
-   that the name stands for, so that no name leads around a rule about addresses. A lone `*` takes both.
+2. A host glob takes names as the peer wrote them, a dot at the end aside. A CIDR takes addresses: the one
+   that was asked for, or one that the name stands for, so that no name leads around a rule about addresses.
+   An IPv4 address inside of an IPv6 one (`address_forms.py`) is taken as well: to deny, one of several is
+   enough; to allow, it has to be all. A lone `*` takes names and addresses.
 3. This machine itself and its link (loopback, link-local, unspecified, multicast: the gateway's own admin
-   port, the cloud's metadata server) are allowed by a CIDR only. No name and no `*` leads there.
+   port) and the clouds' metadata servers are near: they are allowed only by a CIDR that is about them, not by
+   one that is wide enough to have them too. No name and no `*` leads there.
 4. A rule with claims that allows takes only who shows a good token with these claims; one that denies takes
    everybody else, but for who shows a good token that says something else (`claims.py`). The token is looked
    at when the first such rule takes identity and target, or may when the name is looked up; by no other.
@@ -22,15 +25,24 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
+from gateway.address_forms import (
+    MAPPED,
+    IpAddress,
+    IpNetwork,
+    contains,
+    is_about_near,
+    is_near,
+    plain,
+)
 from gateway.claims import NO_TOKEN, ClaimPatterns, Claims, Token
 from gateway.routes import compile_glob
 from gateway.templates import shown
 from shared import ports
 from shared.errors import DeniedError, RefusedError
-from shared.identity.peer_patterns import PeerPatterns, TrustDomain
+from shared.identity.peer_patterns import PeerPatterns, TrustDomain, may_overlap
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import MAX_PORT, Address
 
@@ -43,10 +55,6 @@ MAX_AUTHORITY_BYTES = 300
 
 ANY = "*"
 
-IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 # What nobody means with a glob: an address, or a part of one.
 _NUMERIC = re.compile(r"[0-9.*]*[0-9][0-9.*]*")
 
@@ -83,6 +91,36 @@ class Rule:
     claims: Claims | None = None
     """`claims`: what the request's token has to say, nothing: any good one; None: no token is asked for."""
 
+    line: int | None = field(default=None, compare=False)
+    """Where in the file it is, counting from 1."""
+
+
+def bypasses(rules: Sequence[Rule]) -> Iterator[tuple[int, str]]:
+    """The rules that deny names only, while a later one allows addresses to the same peers on the same port:
+    each by its place, with what is wrong and what to write. They deny nothing to who asks for an address."""
+    targets = [[_Target(text) for text in rule.targets] for rule in rules]
+    for index, rule in enumerate(rules):
+        if not rule.deny or any(target.takes_addresses for target in targets[index]):
+            continue
+        for later, allowing in enumerate(rules[index + 1 :], index + 1):
+            if allowing.deny or not may_overlap(rule.identities, allowing.identities):
+                continue
+            pairs = zip(allowing.targets, targets[later], strict=True)
+            around = [text for text, target in pairs if target.leads_around(targets[index])]
+            if around:
+                yield index, _around(later, allowing, around[0])
+                break
+
+
+def _around(place: int, allowing: Rule, text: str) -> str:
+    at = "" if allowing.line is None else f" (line {allowing.line})"
+    port = text.rpartition(":")[2]
+    return (
+        f"denies names, but rules[{place}]{at} allows addresses ({text}): a peer that asks for a name's "
+        f'address gets past it. Deny the addresses here, too, such as "ADDRESS/BITS:{port}", or allow only '
+        "names there"
+    )
+
 
 class Rules:
     """The rules, compiled. Raises ValueError with the reason if a pattern is wrong."""
@@ -113,7 +151,7 @@ class Rules:
     def check(self, identity: SpiffeId, target: Address, address: IpAddress, token: Token = NO_TOKEN) -> None:
         """Raises DeniedError unless `identity` may have `target` at `address`, which is the target's host or
         what that stands for, and whatever `token` raises."""
-        address = _plain(address)
+        address = plain(address)
         wanting: int | None = None
         for index, rule in enumerate(self._rules):
             if rule.takes_peer(identity) and rule.takes(target, address):
@@ -160,20 +198,9 @@ def check_target(text: str) -> str:
 def address_of(host: str) -> IpAddress | None:
     """The address that `host` is, None if it is a name."""
     try:
-        return _plain(ipaddress.ip_address(host))
+        return plain(ipaddress.ip_address(host))
     except ValueError:
         return None
-
-
-def _plain(address: IpAddress) -> IpAddress:
-    """IPv4 in IPv6's clothes is IPv4: the kernel connects it as that."""
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
-
-
-def _is_near(address: IpAddress) -> bool:
-    """Rule 3's addresses."""
-    return address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast
 
 
 def _denied(identity: SpiffeId, target: Address, reason: str) -> DeniedError:
@@ -224,8 +251,7 @@ class _CompiledRule:
 
     def takes(self, target: Address, address: IpAddress | None) -> bool:
         """Whether one of the patterns takes `target`; `address` None: it is a name and not yet looked up."""
-        near_counts = self.deny or address is None or not _is_near(address)
-        return any(pattern.takes(target, address, near_counts) for pattern in self._targets)
+        return any(pattern.takes(target, address, self.deny) for pattern in self._targets)
 
     def may_take_addresses(self, port: int) -> bool:
         return any(pattern.network is not None and pattern.takes_port(port) for pattern in self._targets)
@@ -248,15 +274,28 @@ class _Target:
                 raise ValueError("addresses are written as CIDR, such as 10.0.0.0/8:*")
             self._glob = compile_glob(host)
 
+    @property
+    def takes_addresses(self) -> bool:
+        """Whether it takes an address that a peer asks for: a CIDR, or a lone `*`."""
+        return self._glob is None
+
     def takes_port(self, port: int) -> bool:
         return self._port is None or self._port == port
 
-    def takes(self, target: Address, address: IpAddress | None, near_counts: bool) -> bool:
+    def leads_around(self, denied: Iterable[_Target]) -> bool:
+        """Whether it takes addresses on a port of one of the names that are denied."""
+        ports = (self._port is None or name.takes_port(self._port) for name in denied)
+        return self.takes_addresses and any(ports)
+
+    def takes(self, target: Address, address: IpAddress | None, deny: bool) -> bool:
         if not self.takes_port(target.port):
             return False
+        may_be_near = deny or address is None or not is_near(address)
         if self.network is not None:
-            return address is not None and address in self.network
-        if not near_counts:
+            if address is None or not contains(self.network, address, any_form=deny):
+                return False
+            return may_be_near or is_about_near(self.network)
+        if not may_be_near:
             return False
         if self._glob is None:
             return True
@@ -284,7 +323,7 @@ def _read_network(host: str) -> IpNetwork | None:
         raise ValueError(f"{shown(inner)} is no CIDR: {_why_no_network(inner)}") from error
     if bracketed != (network.version == 6):
         raise ValueError("brackets are for IPv6 addresses")
-    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(MAPPED):
         raise ValueError(f"{shown(inner)} is IPv4 in IPv6's clothes: write the IPv4 address")
     return network
 

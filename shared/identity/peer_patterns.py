@@ -34,6 +34,8 @@ ANY = "*"
 OF_WORKLOADS = "ns/"
 """How a pattern of our own trust domain begins."""
 
+_REST = "**"
+
 _CHARACTER = "[A-Za-z0-9._-]"
 
 _Glob = Callable[[str], str]
@@ -214,3 +216,27 @@ def _linear_glob(segment: str) -> str:
 def _literal(text: str) -> str:
     """Of the characters that a SPIFFE ID may have, only the dot means something to a regular expression."""
     return text.replace(".", r"\.")
+
+
+def may_overlap(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether a peer might be taken by a pattern of both lists. In doubt it might: with another trust domain,
+    which may be an alias, and with any `*`."""
+    rest = tuple(others)
+    return any(_may_both_take(one, other) for one in some for other in rest)
+
+
+def _may_both_take(one: str, other: str) -> bool:
+    if ANY in (one, other):
+        return True
+    some, others = _path(one), _path(other)
+    for a, b in zip(some, others, strict=False):
+        if _REST in (a, b):
+            return True
+        if a != b and ANY not in a + b:
+            return False
+    return len(some) == len(others)
+
+
+def _path(pattern: str) -> list[str]:
+    """The segments behind the trust domain."""
+    return (pattern.removeprefix(SCHEME).partition("/")[2] if SCHEME in pattern else pattern).split("/")

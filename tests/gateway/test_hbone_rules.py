@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.address_forms import contains, is_about_near, is_near
 from gateway.hbone_rules import (
     FORBIDDEN_PORTS,
     MAX_AUTHORITY_BYTES,
@@ -16,6 +17,7 @@ from gateway.hbone_rules import (
     Rules,
     TokenNeededError,
     address_of,
+    bypasses,
     check_target,
     read_authority,
 )
@@ -257,8 +259,12 @@ def test_a_cidr_takes_what_the_network_has(
         assert "clothes" in str(error)
         return
     plain = address_of(str(address))
+    assert plain is not None
     taken = verdict(rules, ALICE, str(Address(str(address), port))) == "yes"
-    assert taken == (plain in network)
+    if is_near(plain):
+        assert taken == (contains(network, plain, any_form=False) and is_about_near(network))
+    else:
+        assert taken == contains(network, plain, any_form=False)
 
 
 @given(addresses)
@@ -268,8 +274,99 @@ def test_a_star_takes_every_address_but_the_near_ones(
     plain = address_of(str(address))
     assert plain is not None
     near = plain.is_loopback or plain.is_link_local or plain.is_unspecified or plain.is_multicast
+    assert is_near(plain) or not near
     taken = verdict([Rule(("*",), ("*:*",))], ALICE, str(Address(str(address), 80)))
-    assert taken == (NO if near else "yes")
+    assert taken == (NO if is_near(plain) else "yes")
+
+
+METADATA = (
+    "fd20:ce::254",  # Google's
+    "fd00:ec2::254",  # Amazon's
+    "100.100.100.200",  # Alibaba's
+    "168.63.129.16",  # Azure's
+    "64:ff9b::169.254.169.254",  # by NAT64
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::a9fe:a9fe",  # by NAT64 with a prefix of the network's own: /96,
+    "64:ff9b:1:a9fe:a9:fe00::",  # /48,
+    "64:ff9b:1:a9:fe:a9fe::",  # /56,
+    "64:ff9b:1::a9:fea9:fe00:0",  # /64
+    "2002:a9fe:a9fe::1",  # by 6to4
+    "::169.254.169.254",  # compatible
+    "::ffff:169.254.169.254",  # mapped
+    "::ffff:0:169.254.169.254",  # translated
+    "2001:0:1234:5678:0:ffff:5601:5601",  # Teredo
+    "2001:0:a9fe:a9fe:0:ffff:8000:1",  # and its server
+    "2001:db8::5efe:169.254.169.254",  # ISATAP
+    "::",
+    "0.0.0.0",
+    "64:ff9b::127.0.0.1",
+    "2002:7f00:1::",
+    "::127.0.0.1",
+    "::ffff:0:127.0.0.1",
+    "::ffff:0.0.0.0",
+    "64:ff9b::",
+    "64:ff9b:1::",
+)
+
+
+@pytest.mark.parametrize("address", METADATA)
+def test_no_spelling_of_a_near_address_passes_a_star_or_a_wide_network(address: str) -> None:
+    target = str(Address(address, 80))
+    wide = Rule(
+        ("*",), ("*:*", "0.0.0.0/0:*", "100.64.0.0/10:*", "[::/0]:*", "[fd00::/8]:*", "[64:ff9b::/96]:*")
+    )
+    assert verdict([wide], ALICE, target) == NO
+    # Nor does a name that stands for it,
+    assert verdict([wide], ALICE, "name:80", address).startswith(NO)
+    named = Rule(("*",), ("name:*",))
+    assert verdict([named], ALICE, "name:80", address).startswith(NO)
+    # But a rule that says so does.
+    plain = address_of(address)
+    assert plain is not None
+    text = f"[{plain}]" if plain.version == 6 else str(plain)
+    assert verdict([Rule(("*",), (f"{text}:80",))], ALICE, target) == "yes"
+
+
+SPELLINGS_OF_10_1_2_3 = (
+    "::ffff:10.1.2.3",
+    "::10.1.2.3",
+    "::ffff:0:10.1.2.3",
+    "64:ff9b::10.1.2.3",
+    "64:ff9b:1::10.1.2.3",
+    "64:ff9b:1:a01:2:300::",
+    "2002:a01:203::1",
+    "2001:0:1234:5678:0:ffff:f5fe:fdfc",
+    "2001:db8::200:5efe:10.1.2.3",
+)
+
+
+@pytest.mark.parametrize("address", SPELLINGS_OF_10_1_2_3)
+def test_no_spelling_leads_around_a_deny(address: str) -> None:
+    target = str(Address(address, 80))
+    rules = [Rule(("*",), ("10.0.0.0/8:*",), deny=True), Rule(("*",), ("*:*", "[::/0]:*"))]
+    assert verdict(rules, ALICE, target) == "rules[0] denies it"
+    assert verdict(rules, ALICE, "name:80", address) == "rules[0] denies it"
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("::ffff:10.1.2.3", "yes"),
+        ("64:ff9b::10.1.2.3", "yes"),  # what DNS64 makes of it
+        ("64:ff9b::11.1.2.3", NO),
+        ("2001:0:1234:5678:0:ffff:f5fe:fdfc", NO),  # its server is elsewhere
+        ("2001:db8::1", NO),
+    ],
+)
+def test_an_ipv4_network_allows_what_leads_there_and_nowhere_else(address: str, answer: str) -> None:
+    assert verdict([Rule(("*",), ("10.0.0.0/8:*",))], ALICE, str(Address(address, 80))) == answer
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "10.9.8.7", "2001:4860:4860::8888", "fd12::1", "64:ff9b::8.8.8.8"]
+)
+def test_a_star_still_takes_all_others(address: str) -> None:
+    assert verdict([Rule(("*",), ("*:*",))], ALICE, str(Address(address, 80))) == "yes"
 
 
 @given(st.lists(st.sampled_from([True, False]), max_size=6), st.data())
@@ -282,6 +379,33 @@ def test_the_first_rule_that_takes_a_tunnel_decides(denies: list[bool], data: st
     first = next((deny for deny, taken in zip(denies, takes, strict=True) if taken), True)
     for target, resolved in (("10.1.2.3:80", ()), ("name:80", ("10.1.2.3",))):
         assert (verdict(rules, ALICE, target, *resolved) == "yes") == (not first)
+
+
+# What is no mistake, but hardly meant.
+
+NO_PROD = Rule((DEMO,), ("db.prod.svc:*", "*.prod.svc:443"), deny=True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "found"),
+    [
+        ([NO_PROD, Rule((DEMO,), ("*:*",))], [0]),
+        ([NO_PROD, Rule((DEMO,), ("*.svc:*", "10.0.0.0/8:443"))], [0]),
+        ([NO_PROD, Rule(("*",), ("[::/0]:443",))], [0]),
+        ([Rule((str(BOB),), ("a:1",)), NO_PROD, Rule((DEMO,), ("10.0.0.0/8:443",))], [1]),
+        ([NO_PROD, NO_PROD, Rule((DEMO,), ("10.0.0.0/8:443",))], [0, 1]),
+        # Nothing leads past these.
+        ([NO_PROD, Rule((DEMO,), ("*.svc:*",))], []),
+        ([NO_PROD], []),
+        ([Rule((DEMO,), ("10.0.0.0/8:443",)), NO_PROD], []),
+        ([Rule((DEMO,), ("db.prod.svc:80",), deny=True), Rule((DEMO,), ("10.0.0.0/8:443",))], []),
+        ([Rule((str(BOB),), ("db.prod.svc:*",), deny=True), Rule((DEMO,), ("*:*",))], []),
+        ([Rule((DEMO,), ("db:*", "10.0.0.0/8:*"), deny=True), Rule((DEMO,), ("*:*",))], []),
+        ([Rule((DEMO,), ("*:22",), deny=True), Rule((DEMO,), ("*:*",))], []),
+    ],
+)
+def test_rules_that_deny_names_and_not_their_addresses(rules: list[Rule], found: list[int]) -> None:
+    assert [index for index, _ in bypasses(rules)] == found
 
 
 # Patterns.

@@ -15,6 +15,7 @@ from shared.identity.peer_patterns import (
     PeerPatterns,
     TrustDomain,
     check_pattern,
+    may_overlap,
     of_workloads,
     split_patterns,
 )
@@ -241,3 +242,25 @@ def test_python_and_envoy_and_the_rule_agree(
     assert patterns.first(one) == next(
         (text for text, is_so in zip(texts, expected, strict=True) if is_so), None
     )
+
+
+@pytest.mark.parametrize(
+    ("some", "others", "overlap"),
+    [
+        (["*"], ["spiffe://a/ns/x/sa/y"], True),
+        (["spiffe://a/ns/x/sa/y"], ["spiffe://a/ns/x/sa/y"], True),
+        (["spiffe://a/ns/x/sa/y"], ["spiffe://a/ns/x/sa/z"], False),
+        (["spiffe://a/ns/x/sa/*"], ["spiffe://a/ns/*/sa/z"], True),
+        (["spiffe://a/ns/x-*/sa/*"], ["spiffe://a/ns/*-y/sa/z"], True),
+        (["spiffe://a/ns/x/**"], ["spiffe://a/ns/x/sa/y"], True),
+        (["spiffe://a/ns/x/**"], ["spiffe://a/ns/y/**"], False),
+        (["spiffe://a/ns/x"], ["spiffe://a/ns/x/sa/y"], False),
+        (["spiffe://a/ns/x/sa/y"], ["spiffe://b/ns/x/sa/y"], True),  # b may be an alias
+        (["ns/x/sa/*"], ["spiffe://a/ns/x/sa/y"], True),
+        (["spiffe://a/ns/x/sa/y", "spiffe://a/ns/z/sa/y"], ["spiffe://a/ns/w/sa/y", "ns/z/sa/y"], True),
+        ([], ["*"], False),
+    ],
+)
+def test_lists_that_may_take_the_same_peer(some: list[str], others: list[str], overlap: bool) -> None:
+    assert may_overlap(some, others) is overlap
+    assert may_overlap(others, some) is overlap
