@@ -106,6 +106,8 @@ class Gateway:
         """
         file = ConfigFile(config_file)
         self._config = file.read()
+        if crew is None:  # else the front says them
+            file.warn()
         self._crew = crew
         self._reloads = Reloads(file, self._apply, quiet=crew is not None)
         self._access_log = access_log

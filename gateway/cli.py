@@ -54,9 +54,12 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(config: Path) -> int:
-    from gateway.config import load
+    from gateway.config import load, warnings
 
-    routes = len(load(config).routes)
+    loaded = load(config)
+    for warning in warnings(loaded, str(config)):
+        print(f"hgate: warning: {warning}", file=sys.stderr)
+    routes = len(loaded.routes)
     print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}")
     return EXIT_OK
 

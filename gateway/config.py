@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from gateway import hbone_settings, limit_settings, reverse_settings, route_settings, token_settings
+from gateway.hbone_rules import bypasses
 from gateway.hbone_settings import HboneSettings, addresses
 from gateway.limit_settings import Limits
 from gateway.reverse_settings import ReverseSettings
@@ -87,6 +88,17 @@ def load(path: Path) -> GatewayConfig:
     except OSError as error:
         raise ConfigError(str(path), None, "", f"cannot be read: {error.strerror or error}") from error
     return parse(content, str(path))
+
+
+def warnings(config: GatewayConfig, file: str) -> list[str]:
+    """What is no mistake in the file called `file`, but hardly meant: FILE:LINE: field: what, a line each."""
+    found: list[str] = []
+    if config.hbone is not None:
+        for index, text in bypasses(config.hbone.rules):
+            found.append(
+                str(ConfigError(file, config.hbone.rules[index].line, f"hbone.rules[{index}]", text))
+            )
+    return found
 
 
 def parse(content: str | bytes, file: str) -> GatewayConfig:

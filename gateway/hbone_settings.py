@@ -8,7 +8,7 @@ Certificates are read when the listener starts or a connection is made: what ren
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -149,16 +149,15 @@ def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> HboneSettin
     def claims(found: Value, deny: bool) -> Claims:
         return jwt_settings.read_claims(found, deny=deny, has_jwt=jwt is not None)
 
+    stated = given.need("rules", "write rules: [] to refuse every tunnel")
     listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
     return HboneSettings(
         certificates=folder / given.need("certificates").text(),
-        rules=rules(
-            given.need("rules", "write rules: [] to refuse every tunnel"),
-            "to",
-            check_target,
-            Rule,
-            trust,
-            claims,
+        rules=tuple(
+            replace(rule, line=item.line)
+            for rule, item in zip(
+                rules(stated, "to", check_target, Rule, trust, claims), stated.items(MAX_RULES), strict=True
+            )
         ),
         listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
         tls12=min_tls is not None and min_tls.choice(("1.3", "1.2")) == "1.2",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import hbone_settings
-from gateway.config import GatewayConfig, load
+from gateway.config import GatewayConfig, load, warnings
 from shared.errors import HboneError
 from shared.tasks import spawn
 
@@ -59,12 +59,15 @@ class ConfigFile:
         self.path = path
         self.seen: Look = {}
         """How the files were when they were read."""
+        self.warnings: list[str] = []
+        """What was found then that is no mistake (`config.warnings`)."""
 
     def read(self) -> GatewayConfig:
         """What the file says now. Raises ConfigError for a mistake."""
         # The look comes first: what changes while we read is a change.
         self.seen = look({self.path, *self.seen})
         config = load(self.path)
+        self.warnings = warnings(config, str(self.path))
         files = {self.path, *(route.ca for route in config.routes if route.ca is not None)}
         known = {path: state for path, state in self.seen.items() if path in files}
         self.seen = look(files - known.keys()) | known
@@ -73,6 +76,11 @@ class ConfigFile:
     def look(self) -> Look:
         """How they are now."""
         return look(self.seen)
+
+    def warn(self) -> None:
+        """Says the warnings in the log."""
+        for warning in self.warnings:
+            log.warning("%s", warning)
 
 
 def look(paths: Iterable[Path]) -> Look:
@@ -141,6 +149,8 @@ class Reloads:
             self.last_success = time.time()
             level = logging.DEBUG if self._quiet else logging.INFO
             log.log(level, "reload: %d routes from %s", len(config.routes), self._file.path)
+            if not self._quiet:
+                self._file.warn()
 
     def close(self) -> None:
         """Follows the file no longer."""

@@ -48,6 +48,35 @@ def test_check_says_that_a_file_is_good(file: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"{file}: good, 2 routes\n"
 
 
+WITH_A_WAY_AROUND = """\
+routes: []
+hbone:
+  certificates: certs
+  rules:
+    - {from: ["*"], to: ["a.svc:80"]}
+    - from: ["*"]
+      to: ["db.prod.svc.cluster.local:*"]
+      deny: true
+    - {from: ["ns/demo/sa/*"], to: ["*.svc:*", "10.0.0.0/8:443"]}
+trust_domain: demo.local
+"""
+
+AROUND = (
+    "hbone.rules[1]: denies names, but rules[2] (line 9) allows addresses (10.0.0.0/8:443): "
+    "a peer that asks for a name's address gets past it. Deny the addresses here, too, "
+    'such as "ADDRESS/BITS:443", or allow only names there'
+)
+
+
+def test_check_warns_of_a_way_around_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text(WITH_A_WAY_AROUND)
+    assert run(["--config", str(file), "--check"]) == EXIT_OK
+    out, err = capsys.readouterr()
+    assert out == f"{file}: good, 0 routes\n"
+    assert err == f"hgate: warning: {file}:6: {AROUND}\n"
+
+
 def test_check_counts_one_route_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one.yaml").write_text('routes: [{host: "*", forward: "127.0.0.1:1"}]')
     assert run(["--check", "--config", str(tmp_path / "one.yaml")]) == EXIT_OK

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from gateway.config import GatewayConfig, parse
+from gateway.config import GatewayConfig, parse, warnings
 from gateway.hbone_rules import Rule, Rules
 from gateway.hbone_settings import MAX_PATTERNS, MAX_RULES, HboneSettings
 from gateway.reload import keep_fixed
@@ -54,6 +55,16 @@ def test_the_example() -> None:
             Rule((f"{demo}/**", test), ("*.svc.cluster.local:8080", "10.0.0.0/8:443")),
         ),
     )
+
+
+def test_readme_s_rules_leave_no_way_around() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "deny: true" in text]
+    config = parse(block, "/etc/hgate/hgate.yaml")
+    assert config.hbone is not None
+    assert any(rule.deny for rule in config.hbone.rules)
+    assert [rule.line for rule in config.hbone.rules] != [None, None]
+    assert warnings(config, "/etc/hgate/hgate.yaml") == []
 
 
 def test_what_is_left_out() -> None:
