@@ -23,8 +23,9 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from shared.errors import UnavailableError
+from shared.errors import DialError, UnavailableError
 from shared.net.address import Address
+from shared.net.dial import dial_socket
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.launcher")
@@ -214,13 +215,10 @@ def _sent_by_terminal(signum: int) -> bool:
 
 
 async def _accepts(address: Address) -> bool:
-    loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            transport, _ = await loop.create_connection(asyncio.Protocol, address.host, address.port)
-    except OSError:  # refused, unreachable, or timed out
+        sock = await dial_socket(address, PROBE_TIMEOUT_S)
+    except DialError:  # refused, unreachable, no such name yet, or timed out
         return False
-    # Where nobody listens, a connection to a port of the ephemeral range can by chance reach its own end.
-    to_itself = transport.get_extra_info("sockname") == transport.get_extra_info("peername")
-    transport.abort()
-    return not to_itself
+    with sock:
+        # Where nobody listens, a connection to a port of the ephemeral range can by chance reach its own end.
+        return bool(sock.getsockname() != sock.getpeername())

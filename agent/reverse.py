@@ -99,7 +99,13 @@ class ReverseTunnels:
         log.info("reverse: gateways have to be %s", ", ".join(peers))
         self._places = [
             _Place(
-                Origin("https", name, address, identity=dataclasses.replace(of_us, server_name=name)),
+                Origin(
+                    "https",
+                    name,
+                    address,
+                    identity=dataclasses.replace(of_us, server_name=name),
+                    searched=True,
+                ),
                 settings,
                 dial_timeout_s,
                 request,

@@ -11,11 +11,13 @@ NAT many clients have the same one, which is why there is no bound on it unless 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from shared.errors import LimitError
+from shared.net import resolver
 from shared.net.read_buffer import READ_BUFFER
 from shared.ops.metrics import MAX_LABELS
 
@@ -36,6 +38,8 @@ HBONE_PER_IDENTITY = "hbone.max_tunnels_per_identity"
 REVERSE_CONNECTIONS = "reverse.max_connections"
 REVERSE_NAMES = "reverse.max_names"
 REVERSE_PER_NAME = "reverse.max_connections_per_name"
+LOOKUPS = resolver.LIMIT
+LOOKUPS_PER_CLIENT = resolver.LIMIT_PER_CLIENT
 DESCRIPTORS = "descriptors"
 """Not in the file: the process may open no more files."""
 
@@ -51,6 +55,8 @@ LIMITS = (
     REVERSE_CONNECTIONS,
     REVERSE_NAMES,
     REVERSE_PER_NAME,
+    LOOKUPS,
+    LOOKUPS_PER_CLIENT,
     DESCRIPTORS,
 )
 """Every name that a LimitError of the gateway can have: the values of the metric's label."""
@@ -214,3 +220,12 @@ class Doorstep(asyncio.BufferedProtocol):
 def source_of(peer: str) -> str:
     """The address without its port."""
     return peer.rpartition(":")[0]
+
+
+def network_of(peer: str) -> str:
+    """The address without its port; of an IPv6 address its /64, all of which one machine may have."""
+    source = source_of(peer)
+    if not source.startswith("["):
+        return source
+    whole = ipaddress.IPv6Address(source[1:-1].partition("%")[0])
+    return str(ipaddress.IPv6Network((int(whole) >> 64 << 64, 64)))

@@ -51,7 +51,7 @@ from shared.errors import (
     LimitError,
 )
 from shared.identity.token_sources.minters import minter_from_env
-from shared.net import revocation_watch
+from shared.net import resolver, revocation_watch
 from shared.net.dial import Origin
 from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
 from shared.net.pool import Pool
@@ -60,6 +60,7 @@ from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp_end import last_bytes_left
 from shared.net.tls import read_again
 from shared.net.tunnel_clock import TunnelClock
+from shared.ops import dns_metrics
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
@@ -115,6 +116,8 @@ class Gateway:
         self.readiness = Readiness()
         limits = self._config.limits
         self._pool = Pool(limits=limits.pool(), counts=lambda origin: self.metrics.origin(_name(origin)))
+        self._resolver = resolver.current()
+        self._use_lookup_limits()
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
         self._admission = Admission(
             lambda: self._config.limits,
@@ -325,10 +328,16 @@ class Gateway:
         if self._hbone is not None:
             self._hbone.connect_timeout_s = limits.connect_timeout_s
             self._hbone.half_closed_timeout_s = limits.half_closed_timeout_s
+        self._use_lookup_limits()
         self._hellos.timeout_s = limits.hello_timeout_s
         self._clock.idle_s = limits.idle_timeout_s
         self._clock.lifetime_s = limits.max_tunnel_lifetime_s
         self._memory.most_bytes = self._most_buffered()
+
+    def _use_lookup_limits(self) -> None:
+        limits = self._config.limits
+        most, most_each = self._share(limits.max_lookups), self._share(limits.max_lookups_per_client)
+        self._resolver.clients.limits = resolver.client_limits(most, most_each)
 
     # Connections.
 
@@ -446,6 +455,7 @@ class Gateway:
         self.metrics.add(self._log_families)
         self.metrics.add(lambda: revocation_watch.families(self._revocations()))
         self.metrics.add(certificates.families)
+        self.metrics.add(lambda: dns_metrics.families(self._resolver))
         tokens = self._tokens
         self.metrics.add(
             lambda: self._token_metrics.families(tokens.statuses(), tokens.cache.size, tokens.cache.most)

@@ -9,7 +9,8 @@ The rules:
 1. A request is answered as ztunnel answers: 400 for what is no target or a forbidden one, 401 where the rules
    say no, 503 where the target cannot be connected, a token cannot be checked or there are too many tunnels,
    else 200 once the target is connected. A method other than CONNECT gets 405, for which ztunnel has 400.
-2. A name is looked up only if the rules may allow it; only those of its addresses are dialled that they do.
+2. A name is looked up only if the rules may allow it, as it is written, without a search list, in a slot of
+   its identity's (`shared/net/resolver.py`); only those of its addresses are dialled that the rules allow.
 3. New tunnels get the rules as they are now; open ones stay.
 4. Where rules ask for a token and the one that is shown is not good enough, that is a 401 like any no of
    theirs, and has a `www-authenticate`. 407, which is a proxy's, is nothing that clients of the mesh know;
@@ -38,9 +39,10 @@ from shared.errors import DeniedError, DialError, HboneError, LimitError, Revoke
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.dial import reason
-from shared.net.happy_eyeballs import Endpoint, connect, resolve
+from shared.net.happy_eyeballs import connect
 from shared.net.legs import Leg
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
+from shared.net.resolver import Endpoint, resolve
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream, header_value
 from shared.net.tcp import TcpLeg
@@ -272,8 +274,8 @@ class HboneListener:
             raise LimitError(text, HBONE_PER_IDENTITY)
 
     async def _connect(self, tunnel: _Tunnel, target: Address, token: Token) -> Leg:
-        """Raises DialError, or DeniedError where the rules refuse what the target's name stands for, or the
-        token once its issuer's keys are there."""
+        """Raises DialError, LimitError if there are too many look-ups for its identity, or DeniedError where
+        the rules refuse what the target's name stands for, or the token once its issuer's keys are there."""
         while True:
             if token.is_awaited:
                 await token.prepare()
@@ -285,14 +287,18 @@ class HboneListener:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                endpoints = self._allowed(tunnel.identity, target, await resolve(target), token)
-                sock = await connect(endpoints)
+                # As the client wrote it: with a search list it could stand for a name that a rule denies.
+                found = await resolve(target.absolute, str(tunnel.identity))
+                sock = await connect(self._allowed(tunnel.identity, target, found, token))
                 try:
                     tunnel.target = Address(*sock.getpeername()[:2])
                     _, leg = await loop.create_connection(TcpLeg, sock=sock)
                 except BaseException:
                     sock.close()
                     raise
+        except LimitError as error:
+            self._refusals.add(error)
+            raise
         except TimeoutError as error:
             text = f"connect to {target}: no answer within {self.connect_timeout_s:g} s"
             raise DialError(text) from error

@@ -12,6 +12,7 @@ from gateway.hbone_settings import or_off
 from gateway.yaml_nodes import Value
 from shared.net.pool_limits import CONNECTION_WINDOW_BYTES, PoolLimits
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
+from shared.net.resolver import MAX_LOOKUPS, MAX_LOOKUPS_PER_CLIENT
 from shared.wire.session import SessionLimits
 
 MAX_TIMEOUT_S = 3600.0
@@ -43,6 +44,9 @@ MAX_BUFFERED_BYTES = 1 << 50
 
 MAX_RETRIES = 20
 """After 20 pauses a minute has gone by on average: more is no patience, but a loop."""
+
+MOST_LOOKUPS = 10_000
+"""More than a name server takes, and two sockets each."""
 
 MAX_UPSTREAM_CONNECTIONS = 10_000
 """The same for the connections to one upstream, each of which is a file descriptor."""
@@ -128,6 +132,14 @@ class Limits:
                 connection_window_bytes=self.connection_window_bytes,
             ),
         )
+
+    max_lookups: int = MAX_LOOKUPS
+    """`max_lookups`: names that clients choose and that are looked up at once; more wait. Names in this file
+    have a share of their own."""
+
+    max_lookups_per_client: int = MAX_LOOKUPS_PER_CLIENT
+    """`max_lookups_per_client`: of those, for one address (of IPv6 a /64), and on the HBONE port for a SPIFFE
+    ID; beyond 256 more that wait the client is refused."""
 
     max_connections_per_source: int = 0
     """`max_connections_per_source`: of those, from one address; more are refused. 0: as many as in all,
@@ -241,6 +253,8 @@ def read(value: Value) -> Limits:
             "connections_per_origin", default.connections_per_origin, MAX_UPSTREAM_CONNECTIONS
         ),
         max_waiting=count("max_waiting", default.max_waiting, MAX_CONNECTIONS),
+        max_lookups=count("max_lookups", default.max_lookups, MOST_LOOKUPS),
+        max_lookups_per_client=count("max_lookups_per_client", default.max_lookups_per_client, MOST_LOOKUPS),
         upstream_idle_timeout_s=seconds(
             "upstream_idle_timeout", default.upstream_idle_timeout_s, most_s=MAX_UPSTREAM_S
         ),

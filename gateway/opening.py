@@ -194,6 +194,7 @@ class Opening:
         Raises:
             TokenError: there should be a token and is none; nothing was sent with another.
             UpstreamError: the far side cannot be reached, broke off or answered with something else than 200.
+            LimitError: too many names are being looked up for the client.
         """
         try:
             return await self._attempts()
@@ -207,10 +208,11 @@ class Opening:
             self._deadline = self._loop.time() + self._upstreams.response_timeout_s
         while True:
             if stream is None:
-                asking, pool = self._asking, self._upstreams.pool.of(self._request.origin)
+                asking, upstreams = self._asking, self._upstreams
                 asking.attempts += 1
                 asking.status = None
-                stream = await pool.open(self._headers(), self._left_s)
+                await upstreams.look_up(self._request, asking.peer, self._left_s)
+                stream = await upstreams.pool.of(self._request.origin).open(self._headers(), self._left_s)
                 asking.stream_id = stream.id
             try:
                 retry = await self._outcome(stream)

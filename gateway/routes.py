@@ -165,6 +165,12 @@ class Target:
     namespace: str = ""
     """What the destination's name says of these; empty if nothing."""
 
+    is_connect: bool = False
+    """`dial` is the route's `connect`, for whose name the search list of resolv.conf counts."""
+
+    named_by_client: bool = False
+    """Which name has to be looked up depends on what the client asks for."""
+
     @property
     def url(self) -> str:
         """The tunnel request's URL, or that of the origin which a CONNECT goes to."""
@@ -311,6 +317,8 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         identity=route.identity,
         service=values["service"],
         namespace=values["namespace"],
+        is_connect=route.connect is not None,
+        named_by_client=route.connect is None and not url.host.is_fixed,
     )
 
 

@@ -20,7 +20,9 @@ class TargetRequest:
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        self.origin = Origin(target.scheme, target.host, target.dial, target.ca, target.identity)
+        self.origin = Origin(
+            target.scheme, target.host, target.dial, target.ca, target.identity, target.is_connect
+        )
         self._is_connect = target.method == "CONNECT"
         self._token: str | None = None
         self._head = self._make_head()

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.admission import network_of
 from gateway.opening import Asking, Opening
 from gateway.routes import MAX_CACHED_TARGETS, Target
 from gateway.target_request import TargetRequest
 from gateway.token_sources import TokenSources
+from shared.errors import DialError
+from shared.net import resolver
 from shared.net.deadlines import Deadlines
-from shared.net.dial import Origin
+from shared.net.dial import Origin, reason
 from shared.net.pool import Pool
 from shared.net.retry import RetryBudget, RetryRules
 from shared.ops.metrics import TunnelMetrics
@@ -58,6 +61,28 @@ class Upstreams:
         return Opening(self, asking, request)
 
     # For openings.
+
+    async def look_up(self, request: TargetRequest, peer: str, timeout_s: float) -> None:
+        """Looks the origin's name up at the expense of the client `peer` (HOST:PORT), if that has chosen it
+        and there is no connection yet: so the dial finds the answer, and what clients invent keeps no dial of
+        others waiting.
+
+        Raises:
+            DialError: it has no address, or nobody says which within `timeout_s` seconds.
+            LimitError: too many names are being looked up for this client.
+        """
+        origin = request.origin
+        if not request.target.named_by_client or self.pool.is_connected(origin):
+            return
+        timeout_s = min(timeout_s, self.pool.limits.connect_timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await resolver.resolve(origin.to_look_up, network_of(peer))
+        except TimeoutError as error:
+            text = f"connect to {origin}: its name was not looked up within {timeout_s:g} s"
+            raise DialError(text) from error
+        except OSError as error:
+            raise DialError(f"connect to {origin}: {reason(error)}") from error
 
     def enter(self, origin: Origin) -> RetryBudget:
         """A request to `origin` is under way, until `leave`; its budget."""

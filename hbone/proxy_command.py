@@ -87,7 +87,8 @@ async def run(options: ProxyOptions) -> int:
 async def _carry(options: ProxyOptions) -> int:
     target = options.target
     asking = _Asking(target, await options.token.token())
-    origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca)
+    # A person has written the name, and is used to what resolv.conf makes of it.
+    origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca, searched=True)
     while True:
         connection, gone = await _connected(origin)
         try:

@@ -76,7 +76,7 @@ class FrontEnd:
         limits: FrontEndLimits,
         keys: KeySet | None = None,
     ) -> None:
-        self._origin = Origin("http", container.host, container)
+        self._origin = Origin("http", container.host, container, searched=True)
         self._checker = checker
         self._keys = keys
         self._limits = limits

@@ -55,6 +55,13 @@ class Address:
         """Whether the host is an IP address of this machine's own network (RFC 1122 section 3.2.1.3)."""
         return self.host == "::1" or (self.host.startswith("127.") and is_ipv4(self.host))
 
+    @property
+    def absolute(self) -> Address:
+        """The same with a name that no search list is tried with: it ends with a dot."""
+        if self.host.endswith(".") or self.is_ip:
+            return self
+        return Address(f"{self.host}.", self.port)
+
     @classmethod
     def parse(cls, text: str) -> Address:
         """Reads `HOST:PORT`, `1.2.3.4:PORT` or `[IPV6]:PORT`.

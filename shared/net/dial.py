@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
-from shared.net import happy_eyeballs
+from shared.net import happy_eyeballs, resolver
 from shared.net.address import Address
 from shared.net.connection import Connection
+from shared.net.resolver import Resolve
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, client_context
 
@@ -25,25 +26,38 @@ if TYPE_CHECKING:
     from shared.net.revocation_watch import RevocationWatch
 
 
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+
 async def dial(address: Address, timeout_s: float) -> TcpLeg:
     """Connects to `address` and returns the connection as a leg.
 
     Raises:
         DialError: refused, unreachable, no such name, or not connected within `timeout_s` seconds.
     """
+    return await dial_protocol(address, timeout_s, TcpLeg)
+
+
+async def dial_protocol(address: Address, timeout_s: float, make: Callable[[socket.socket | None], P]) -> P:
+    """Connects to `address` and runs the protocol of `make` on the connection; `make` is told the socket, if
+    that is one of ours, which the transport then closes.
+
+    Raises:
+        DialError: as `dial`.
+    """
     loop = asyncio.get_running_loop()
     try:
         sock = _at_once(address) if address.is_loopback else None
         if sock is not None:
-            _, leg = await loop.create_connection(partial(TcpLeg, sock), sock=sock)
-            return leg
+            _, protocol = await loop.create_connection(partial(make, sock), sock=sock)
+            return protocol
         async with asyncio.timeout(timeout_s):
             if address.is_ip:  # nothing is to be looked up: a socket of our own would cost 65 µs more
-                _, leg = await loop.create_connection(TcpLeg, address.host, address.port)
+                _, protocol = await loop.create_connection(partial(make, None), address.host, address.port)
             else:
                 sock = await happy_eyeballs.dial(address)
-                _, leg = await loop.create_connection(partial(TcpLeg, sock), sock=sock)
-            return leg
+                _, protocol = await loop.create_connection(partial(make, sock), sock=sock)
+            return protocol
     except TimeoutError as error:
         raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
     except OSError as error:
@@ -115,11 +129,15 @@ class Origin:
     identity: MeshIdentity | None = None
     """Who we are there, and who it has to be, instead of `host` and `ca`."""
 
+    searched: bool = False
+    """Whether the search list of resolv.conf counts for the name in `address`: an operator has written it as
+    a place to dial. That of a URL is absolute, for what clients make of it would be asked for many times."""
+
     _hash: int = field(init=False, repr=False, compare=False)
     """Made once: a tunnel looks its origin up in several tables."""
 
     def __post_init__(self) -> None:
-        told = (self.scheme, self.host, self.address, self.ca, self.identity)
+        told = (self.scheme, self.host, self.address, self.ca, self.identity, self.searched)
         object.__setattr__(self, "_hash", hash(told))
 
     def __hash__(self) -> int:
@@ -128,12 +146,17 @@ class Origin:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host} at {self.address}"
 
+    @property
+    def to_look_up(self) -> Address:
+        """`address` as the resolver is asked for it."""
+        return self.address if self.searched else self.address.absolute
+
 
 async def dial_http2(
     origin: Origin,
     timeout_s: float,
     make: Callable[[], Connection],
-    resolve: happy_eyeballs.Resolve = happy_eyeballs.resolve,
+    resolve: Resolve = resolver.resolve,
     revocations: RevocationWatch | None = None,
 ) -> Connection:
     """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.
@@ -144,7 +167,6 @@ async def dial_http2(
         UnavailableError: the file of trusted certificates cannot be used, and never could.
     """
     loop = asyncio.get_running_loop()
-    address = origin.address
     identity = origin.identity
     name = origin.host if identity is None else identity.server_name  # "": no SNI
     if identity is not None:
@@ -158,7 +180,7 @@ async def dial_http2(
         context = client_context(origin.ca, loop.time()) if origin.scheme == "https" else None
     try:
         async with asyncio.timeout(timeout_s):
-            sock = await happy_eyeballs.dial(address, resolve)
+            sock = await happy_eyeballs.dial(origin.to_look_up, resolve)
             transport, connection = await loop.create_connection(
                 make, sock=sock, ssl=context, server_hostname=name if context else None
             )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
-import itertools
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from shared.net import resolver
 from shared.net.address import Address
+from shared.net.resolver import Endpoint, Resolve
 from shared.tasks import spawn
 
 HEAD_START_S = 0.25
@@ -24,34 +24,11 @@ HEAD_START_S = 0.25
 MAX_ADDRESSES = 8
 """Addresses tried of one name: a longer list is for balancing, and each costs a socket."""
 
-Endpoint = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 
-
-async def resolve(address: Address) -> list[Endpoint]:
-    """All endpoints of `address`, families in turn, IPv6 first as the system's order has it.
-
-    Raises OSError if the name has none.
-    """
-    try:
-        ip = ipaddress.ip_address(address.host.partition("%")[0])
-    except ValueError:
-        infos = await asyncio.get_running_loop().getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM
-        )
-        endpoints = [(family, name) for family, _, _, _, name in infos]
-        return _in_turn(endpoints)  # type: ignore[arg-type]  # of AF_INET and AF_INET6 only
-    if ip.version == 4:
-        return [(socket.AF_INET, (address.host, address.port))]
-    return [(socket.AF_INET6, (address.host, address.port, 0, 0))]
-
-
-Resolve = Callable[[Address], Awaitable[Sequence[Endpoint]]]
-"""What looks a name up: `resolve`, or what stands in for it."""
-
-
-async def dial(address: Address, resolve: Resolve = resolve) -> socket.socket:
+async def dial(address: Address, resolve: Resolve = resolver.resolve) -> socket.socket:
     """A connection to `address` over whichever of its endpoints answers first: a non-blocking socket, the
-    caller's to close. Has no deadline of its own. Raises OSError."""
+    caller's to close. Has no deadline of its own. Raises OSError, or LimitError as `resolver.Resolver` does.
+    """
     return await connect(await resolve(address))
 
 
@@ -137,12 +114,3 @@ async def _connected(sock: socket.socket, name: tuple[str, int] | tuple[str, int
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():  # it may be told twice
         future.set_result(None)
-
-
-def _in_turn(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """One address of each family after the other (RFC 8305 section 4), without repetitions."""
-    families: dict[int, list[Endpoint]] = {}
-    for endpoint in dict.fromkeys(endpoints):
-        families.setdefault(endpoint[0], []).append(endpoint)
-    rows = itertools.zip_longest(*families.values())
-    return [endpoint for row in rows for endpoint in row if endpoint is not None]

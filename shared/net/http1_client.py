@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shared.errors import DialError, UpstreamError
+from shared.net import happy_eyeballs
+from shared.net.address import Address
+from shared.net.dial import reason
 
 if TYPE_CHECKING:
     import h11
@@ -135,12 +138,13 @@ async def _dial(
     context: ssl.SSLContext | None = None
     if target.scheme == "https":
         context = tls if tls is not None else ssl.create_default_context()
+    name = target.host if context is not None else None
     try:
         async with asyncio.timeout_at(deadline) as waiting:
-            return await asyncio.open_connection(target.host, target.port, ssl=context)
-    except (OSError, UnicodeError) as error:
-        # UnicodeError: a host that the idna codec refuses, such as one with a label of 64 characters.
-        cause = f"no connection within {timeout_s:g} s" if waiting.expired() else str(error) or repr(error)
+            sock = await happy_eyeballs.dial(Address(target.host, target.port))
+            return await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
+    except OSError as error:
+        cause = f"no connection within {timeout_s:g} s" if waiting.expired() else reason(error)
         raise DialError(f"cannot connect to {target}: {cause}") from error
 
 

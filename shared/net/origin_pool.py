@@ -28,11 +28,11 @@ from shared.net import pool_counts
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.dial_backoff import DialBackoff
-from shared.net.happy_eyeballs import Resolve
 from shared.net.name_watch import NameWatch
 from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
 from shared.net.pooled_connection import PooledConnection
+from shared.net.resolver import Resolve
 from shared.net.stream import Stream
 from shared.net.stream_queue import StreamQueue
 from shared.tasks import spawn
@@ -81,7 +81,7 @@ class OriginPool:
         self._unused = unused
         self._revocations = revocations
         self._queue = StreamQueue(counts)
-        self._name = NameWatch(origin.address, resolve, chance=chance, found=self._compare)
+        self._name = NameWatch(origin.to_look_up, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
         self._asked_again = False  # while it was there already
         self._is_closed = False

@@ -11,7 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, RefusedError, StreamResetError
+from shared.errors import (
+    DOWNSTREAM_RESET,
+    DialError,
+    HboneError,
+    LimitError,
+    RefusedError,
+    StreamResetError,
+)
 from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.legs import Leg
@@ -105,7 +112,8 @@ class ServedTunnel:
         """Connects the target by `connect`, then says 200 and relays, in a task called `name` that ends then.
         Nothing is connected for a peer that has left, and what is under way when it leaves is cancelled.
 
-        `connect` has a deadline of its own, and raises DialError (503) or RefusedError (401).
+        `connect` has a deadline of its own, and raises DialError or LimitError (503), or another RefusedError
+        (401).
         """
         self._carrying = spawn(self._carry(connect), name=name)
         return self._carrying
@@ -115,7 +123,7 @@ class ServedTunnel:
             return  # refused meanwhile
         try:
             leg = await connect()
-        except DialError as error:
+        except (DialError, LimitError) as error:
             self.refuse(UNAVAILABLE, error)
             return
         except RefusedError as error:

@@ -72,6 +72,7 @@ def test_a_tunnel_s_target() -> None:
         token=Token("audience", "https://hello.a.run.app"),
         service="hello",
         namespace="demo",
+        is_connect=True,
     )
     assert target.url == "https://hello.demo.a.run.app/_hbone/8080/v1/hello.demo.svc.cluster.local"
 
@@ -100,6 +101,22 @@ def test_a_registered_name() -> None:
         RouteTable([route]).match(istio_sni.parse("hello"))
 
 
+@pytest.mark.parametrize(
+    ("url", "connect", "is_connect", "named_by_client"),
+    [
+        ("https://{service}.example/x", None, False, True),
+        ("https://hello.example/{service}", None, False, False),
+        ("https://{service}.example/x", "10.0.0.5:443", True, False),
+    ],
+)
+def test_who_has_chosen_the_name_that_is_looked_up(
+    url: str, connect: str | None, is_connect: bool, named_by_client: bool
+) -> None:
+    route = Route(host="*", tunnel=TunnelUrl.parse(url), connect=Address.parse(connect) if connect else None)
+    target = RouteTable([route]).match(HELLO)
+    assert (target.is_connect, target.named_by_client) == (is_connect, named_by_client)
+
+
 def test_a_connect_s_target() -> None:
     identity = MeshIdentity(Path("/etc/certs"), ("spiffe://demo.local/**",))
     route = Route(
@@ -123,6 +140,7 @@ def test_a_connect_s_target() -> None:
         identity=identity,
         service="hello",
         namespace="demo",
+        named_by_client=True,
     )
     assert target.url == "https://ztunnel.demo:15008"
     assert RouteTable([route]).explain("outbound_.80_._.hello.demo.svc").splitlines()[-6:] == [

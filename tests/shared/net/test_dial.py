@@ -143,7 +143,7 @@ async def test_nobody_listens() -> None:
 
 async def test_no_such_host() -> None:
     text = await refused(Address(NO_SUCH_HOST, 80))
-    assert re.fullmatch(f"connect to {NO_SUCH_HOST}:80: [A-Z][a-z ]+", text), text
+    assert text == f"connect to {NO_SUCH_HOST}:80: no such name: none that ends in .invalid exists"
 
 
 @hasty

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ import pytest
 
 from shared.net import happy_eyeballs
 from shared.net.address import Address
-from shared.net.happy_eyeballs import Endpoint, connect, resolve
+from shared.net.happy_eyeballs import connect
+from shared.net.resolver import Endpoint
 
 PATIENCE_S = 20.0
 
@@ -90,17 +90,6 @@ async def test_cancellation_ends_all_attempts() -> None:
         await asyncio.wait_for(asyncio.gather(*attempts, return_exceptions=True), PATIENCE_S)
 
 
-async def test_an_ip_address_is_taken_as_it_is() -> None:
-    assert await resolve(Address("127.0.0.1", 80)) == [(socket.AF_INET, ("127.0.0.1", 80))]
-    assert await resolve(Address("::1", 80)) == [(socket.AF_INET6, ("::1", 80, 0, 0))]
-
-
-async def test_a_name_is_looked_up() -> None:
-    endpoints = await resolve(Address("localhost", 80))
-    assert (socket.AF_INET, ("127.0.0.1", 80)) in endpoints
-    assert len(endpoints) == len(set(endpoints))
-
-
 async def test_of_many_addresses_the_first_are_tried() -> None:
     dead = [closed(f"127.0.0.{number}") for number in range(1, happy_eyeballs.MAX_ADDRESSES + 1)]
     with listening("127.0.0.99") as (_, endpoint):
@@ -120,16 +109,3 @@ async def test_a_name_that_somebody_else_looks_up() -> None:
         sock = await happy_eyeballs.dial(Address("service.example", 443), look_up)
         assert sock.getpeername() == endpoint[1]
         sock.close()
-
-
-async def test_a_name_that_is_not_there() -> None:
-    with pytest.raises(OSError) as caught:
-        await resolve(Address("nowhere.invalid", 80))
-    assert caught.value.errno != errno.ECONNREFUSED
-
-
-def test_families_take_turns() -> None:
-    six = [(socket.AF_INET6, (f"::{n}", 1, 0, 0)) for n in (1, 2, 3)]
-    four = [(socket.AF_INET, (f"127.0.0.{n}", 1)) for n in (1, 2)]
-    turns = happy_eyeballs._in_turn([*six, *four, four[0]])
-    assert turns == [six[0], four[0], six[1], four[1], six[2]]

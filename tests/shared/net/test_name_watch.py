@@ -6,8 +6,8 @@ import asyncio
 import socket
 
 from shared.net.address import Address
-from shared.net.happy_eyeballs import Endpoint
 from shared.net.name_watch import JITTER, NameWatch
+from shared.net.resolver import Endpoint
 from tests.shared.net.hasty_loop import hasty
 
 NAME = Address("service.example", 443)

@@ -1,0 +1,181 @@
+"""Every dial of the product, in a network with a name server that is wrong: one way to look names up for all.
+
+A name whose AAAA is never answered, and whose first address does not answer either, is reached all the same,
+and in time; a name that nobody answers is given up without harm to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.launcher import _accepts
+from shared.errors import DialError, HboneError, UpstreamError
+from shared.net import grpc_call, happy_eyeballs, http1_client
+from shared.net.address import Address
+from shared.net.connection import Connection
+from shared.net.dial import Origin, dial, dial_http2, dial_socket
+from shared.net.dns_query import OTHER_FAMILY_S
+from shared.tasks import spawn
+from tests.support.name_server import NameServer, name_server, never, only
+from tests.support.network import POD, Network, network
+from tests.support.tcp_peer import PATIENCE_S
+
+NAME = "app.test"
+DEAD = "app.dead.test"
+
+SOON_S = 2.0
+"""OTHER_FAMILY_S and a head start, with room for a busy machine; less than the 4 s of a look-up in vain."""
+
+Dial = Callable[[str, int], Awaitable[object]]
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Network]:
+    with network(tmp_path) as made:
+        made.resolv_conf.write_text("nameserver 127.0.0.53\n")
+        yield made
+
+
+@asynccontextmanager
+async def names() -> AsyncIterator[NameServer]:
+    async with name_server("127.0.0.53", 53) as server:
+        server.names = {f"{NAME}.": (POD,)}
+        server.faults = {"*.dead.test.": never, f"{NAME}.": only("AAAA", never)}
+        yield server
+
+
+@asynccontextmanager
+async def app() -> AsyncIterator[tuple[int, list[str]]]:
+    """Listens on POD and notes who comes."""
+    come: list[str] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        come.append(writer.get_extra_info("peername")[0])
+        writer.close()
+
+    server = await asyncio.start_server(accept, POD, 0)
+    try:
+        yield server.sockets[0].getsockname()[1], come
+    finally:
+        server.close()
+
+
+# Each way fails with a DialError that says what the resolver says.
+
+
+async def by_leg(host: str, port: int) -> None:
+    (await dial(Address(host, port), PATIENCE_S)).abort()
+
+
+async def by_socket(host: str, port: int) -> None:
+    (await dial_socket(Address(host, port), PATIENCE_S)).close()
+
+
+async def by_origin(host: str, port: int) -> None:
+    origin = Origin("http", host, Address(host, port))
+    (await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True))).abort("enough")
+
+
+async def by_http1(host: str, port: int) -> None:
+    url = f"http://{host}:{port}/"
+    with pytest.raises(UpstreamError) as caught:  # the app says nothing
+        await http1_client.get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=1)
+    if isinstance(caught.value, DialError):
+        raise caught.value
+
+
+async def by_grpc(host: str, port: int) -> None:
+    with pytest.raises(HboneError) as caught:  # it speaks no TLS
+        await grpc_call.call(
+            Address(host, port),
+            "/a/b",
+            b"",
+            tls=ssl.create_default_context(),
+            server_name=host,
+            metadata={},
+            timeout_s=PATIENCE_S,
+            max_bytes=1,
+        )
+    if "name server" in str(caught.value):
+        raise caught.value
+
+
+async def by_launcher(host: str, port: int) -> None:
+    if not await _accepts(Address(host, port)):
+        raise DialError("name server")
+
+
+DIALS = {
+    "leg": by_leg,
+    "socket": by_socket,
+    "origin": by_origin,
+    "http1": by_http1,
+    "grpc": by_grpc,
+    "launcher": by_launcher,
+}
+
+
+@pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
+async def test_a_name_of_which_half_is_answered(net: Network, way: Dial) -> None:
+    async with names() as server, app() as (port, come):
+        started = asyncio.get_running_loop().time()
+        await way(NAME, port)
+        took_s = asyncio.get_running_loop().time() - started
+        assert OTHER_FAMILY_S * 0.9 < took_s < SOON_S
+        assert come == [POD]
+        assert set(server.questions(f"{NAME}.")) == {"A", "AAAA"}
+
+
+@pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
+async def test_abandoned_look_ups_delay_nobody(net: Network, way: Dial) -> None:
+    async with names() as server, app() as (port, _):
+        dead = [spawn(way(f"{number}.dead.test", port), name="dead") for number in range(8)]
+        await server.until(lambda: len({q.name for q in server.asked}) == 8)
+        for task in dead:
+            task.cancel()
+        await asyncio.gather(*dead, return_exceptions=True)
+        started = asyncio.get_running_loop().time()
+        await way(NAME, port)
+        assert asyncio.get_running_loop().time() - started < SOON_S
+
+
+@contextmanager
+def silent(host: str) -> Iterator[int]:
+    """A port that neither accepts nor refuses: its queue is full."""
+    with ExitStack() as block:
+        listener = block.enter_context(socket.socket())
+        listener.bind((host, 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = block.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
+async def test_addresses_are_raced(net: Network, way: Dial) -> None:
+    with silent("127.0.0.1") as port:
+        async with names() as server:
+            server.names = {"two.test.": ("127.0.0.1", POD)}
+            listener = await asyncio.start_server(lambda _, writer: writer.close(), POD, port)
+            try:
+                started = asyncio.get_running_loop().time()
+                await way("two.test", port)
+                assert asyncio.get_running_loop().time() - started < happy_eyeballs.HEAD_START_S + SOON_S
+            finally:
+                listener.close()
+
+
+@pytest.mark.parametrize("way", [*DIALS.values()][:4], ids=[*DIALS][:4])
+async def test_a_dead_name_s_error_names_the_name_server(net: Network, way: Dial) -> None:
+    async with names():
+        with pytest.raises(DialError, match=r"no answer from the name server 127\.0\.0\.53 within 4 s"):
+            await way(DEAD, 80)
