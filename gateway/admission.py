@@ -223,9 +223,10 @@ def source_of(peer: str) -> str:
 
 
 def network_of(peer: str) -> str:
-    """The address without its port; of an IPv6 address its /64, all of which one machine may have."""
+    """The address without its port; of an IPv6 address its /64, all of which one machine may have. Never the
+    empty text, which means us (`names.OURS`)."""
     source = source_of(peer)
     if not source.startswith("["):
-        return source
+        return source or peer or "unknown"
     whole = ipaddress.IPv6Address(source[1:-1].partition("%")[0])
     return str(ipaddress.IPv6Network((int(whole) >> 64 << 64, 64)))

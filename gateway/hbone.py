@@ -41,8 +41,8 @@ from shared.net.address import Address
 from shared.net.dial import reason
 from shared.net.happy_eyeballs import connect
 from shared.net.legs import Leg
+from shared.net.names import Endpoint, resolve
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
-from shared.net.resolver import Endpoint, resolve
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream, header_value
 from shared.net.tcp import TcpLeg

@@ -19,7 +19,7 @@ from gateway.routes import MAX_CACHED_TARGETS, Target
 from gateway.target_request import TargetRequest
 from gateway.token_sources import TokenSources
 from shared.errors import DialError
-from shared.net import resolver
+from shared.net import names
 from shared.net.deadlines import Deadlines
 from shared.net.dial import Origin, reason
 from shared.net.pool import Pool
@@ -77,7 +77,7 @@ class Upstreams:
         timeout_s = min(timeout_s, self.pool.limits.connect_timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await resolver.resolve(origin.to_look_up, network_of(peer))
+                await names.resolve(origin.to_look_up, network_of(peer))
         except TimeoutError as error:
             text = f"connect to {origin}: its name was not looked up within {timeout_s:g} s"
             raise DialError(text) from error

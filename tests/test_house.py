@@ -93,3 +93,29 @@ def test_readme_lists_every_exit_code() -> None:
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     listed = {int(number) for number in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
     assert codes <= listed
+
+
+OTHER_DIALS = {
+    "shared/net/dns_query.py",  # c-ares' own
+    "shared/net/dial.py",  # gives the event loop addresses, and sockets
+    "gateway/workers.py",  # where to listen, before there is an event loop
+    "hbone/demo/client.py",  # of the demo's own gateway, on loopback
+    "agent/app_proxy.py",
+}
+
+
+def test_every_dial_goes_by_one_resolver() -> None:
+    """Names that the event loop looks up share four threads, which a silent name server keeps busy."""
+    own = re.compile(
+        r"getaddrinfo|gethostby|sock_connect\(|open_connection\((?!sock=)|socket\.create_connection"
+    )
+    loops = re.compile(r"\bloop\(?\)?\.create_connection\(([^()]|\([^()]*\))*\)")
+    found = set()
+    for path in sources():
+        name = str(path.relative_to(ROOT))
+        text = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
+        by_name = [match[0] for match in loops.finditer(text) if "sock=" not in match[0]]
+        if (own.search(text) or by_name) and not name.startswith("bench/"):
+            found.add(name)
+    found.discard("shared/net/dns_query.py")  # c-ares' own
+    assert found <= OTHER_DIALS

@@ -18,7 +18,10 @@ NOBODY_NEEDS = frozenset(
     ("OpenSSL", "cryptography", "jwt", "difflib", "email", "http", "importlib.metadata", "bz2", "lzma")
 )
 
-NO_TUNNELS_NEED = NOBODY_NEEDS | {"h11", "yaml", "prometheus_client", "datetime", "shared.net.mesh_tls"}
+NO_TUNNELS_NEED = NOBODY_NEEDS | {
+    *("h11", "yaml", "prometheus_client", "datetime", "shared.net.mesh_tls"),
+    *("shared.net.resolver", "pycares"),  # where no name is dialled
+}
 
 
 def imported(*command: str, environ: Mapping[str, str] | None = None) -> set[str]:
@@ -40,6 +43,13 @@ def test_hbone_imports_what_a_tunnel_needs() -> None:
 
     assert "shared.net.dial" in names
     assert not names & (NO_TUNNELS_NEED | {"shared.net.http1_client", "shared.identity.spiffe"})
+
+
+def test_localhost_needs_no_resolver() -> None:
+    names = imported("hbone", f"http://localhost:{closed_port()}/_hbone/22")
+
+    assert "shared.net.resolver" in names
+    assert "pycares" not in names
 
 
 def test_krun_imports_what_a_tunnel_needs() -> None:

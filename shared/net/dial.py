@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
-from shared.net import happy_eyeballs, resolver
+from shared.net import happy_eyeballs, names
 from shared.net.address import Address
 from shared.net.connection import Connection
-from shared.net.resolver import Resolve
+from shared.net.names import Resolve
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, client_context
 
@@ -156,7 +156,7 @@ async def dial_http2(
     origin: Origin,
     timeout_s: float,
     make: Callable[[], Connection],
-    resolve: Resolve = resolver.resolve,
+    resolve: Resolve = names.resolve,
     revocations: RevocationWatch | None = None,
 ) -> Connection:
     """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.

@@ -13,9 +13,9 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 
-from shared.net import resolver
+from shared.net import names
 from shared.net.address import Address
-from shared.net.resolver import Endpoint, Resolve
+from shared.net.names import Endpoint, Resolve
 from shared.tasks import spawn
 
 HEAD_START_S = 0.25
@@ -25,9 +25,9 @@ MAX_ADDRESSES = 8
 """Addresses tried of one name: a longer list is for balancing, and each costs a socket."""
 
 
-async def dial(address: Address, resolve: Resolve = resolver.resolve) -> socket.socket:
+async def dial(address: Address, resolve: Resolve = names.resolve) -> socket.socket:
     """A connection to `address` over whichever of its endpoints answers first: a non-blocking socket, the
-    caller's to close. Has no deadline of its own. Raises OSError, or LimitError as `resolver.Resolver` does.
+    caller's to close. Has no deadline of its own. Raises OSError, or LimitError as `names.resolve` does.
     """
     return await connect(await resolve(address))
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from shared.net.address import Address
-from shared.net.resolver import Resolve
+from shared.net.names import Resolve
 from shared.net.tcp import address_text
 from shared.tasks import spawn
 

@@ -29,10 +29,10 @@ from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.dial_backoff import DialBackoff
 from shared.net.name_watch import NameWatch
+from shared.net.names import Resolve
 from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
 from shared.net.pooled_connection import PooledConnection
-from shared.net.resolver import Resolve
 from shared.net.stream import Stream
 from shared.net.stream_queue import StreamQueue
 from shared.tasks import spawn

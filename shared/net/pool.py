@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import ConfigError, DialError, UnavailableError
-from shared.net import resolver
+from shared.net import names
 from shared.net.dial import Origin
 from shared.net.dial_backoff import DialBackoff
+from shared.net.names import Resolve
 from shared.net.origin_pool import OriginPool
 from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
-from shared.net.resolver import Resolve
 from shared.net.stream import Stream
 from shared.wire.events import Headers
 
@@ -48,7 +48,7 @@ class Pool:
         connect_timeout_s: float = _DEFAULT.connect_timeout_s,
         streams_per_connection: int = _DEFAULT.streams_per_connection,
         counts: Callable[[Origin], OriginCounts] = lambda origin: OriginCounts(),
-        resolve: Resolve = resolver.resolve,
+        resolve: Resolve = names.resolve,
         chance: Callable[[], float] = random.random,
     ) -> None:
         """Without `limits` those count that are given one by one. `counts(origin)` says where to count, and

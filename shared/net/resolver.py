@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -46,11 +45,9 @@ from shared.net.dns_query import (
 )
 from shared.net.fair_slots import FairSlots, SlotLimits
 from shared.net.hosts_file import HOSTS, HostsFile
+from shared.net.names import OURS, Endpoint, endpoint
 from shared.net.resolv_conf import RESOLV_CONF, search_list
 from shared.tasks import spawn
-
-OURS = ""
-"""The party of the names in our own settings."""
 
 MAX_LOOKUPS = 256
 """Look-ups for clients at once. Each has two sockets, or six while the name server is silent; then 64 of them
@@ -82,11 +79,6 @@ MAX_KEPT = 1024
 
 LIMIT = "max_lookups"
 LIMIT_PER_CLIENT = "max_lookups_per_client"
-
-Endpoint = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
-
-Resolve = Callable[[Address], Awaitable[Sequence[Endpoint]]]
-"""What looks a name up: `resolve`, or what stands in for it."""
 
 
 def client_limits(most: int = MAX_LOOKUPS, most_each: int = MAX_LOOKUPS_PER_CLIENT) -> SlotLimits:
@@ -142,16 +134,9 @@ class Resolver:
         return len(self._kept)
 
     async def resolve(self, address: Address, party: str = OURS) -> list[Endpoint]:
-        """All endpoints of `address`, at least one, families in turn, IPv6 first. Has no deadline of its own.
-
-        Raises:
-            ResolveError: the name has none, or nobody says which.
-            LimitError: too many names are being looked up for `party`.
-        """
-        if address.is_ip:
-            return [_endpoint(address.host, address.port)]
+        """As `names.resolve`, of `address` with a name."""
         addresses = await self._addresses(address.host, party)
-        return in_turn(_endpoint(each, address.port) for each in addresses)
+        return in_turn(endpoint(each, address.port) for each in addresses)
 
     async def _addresses(self, host: str, party: str) -> tuple[str, ...]:
         plain = host.removesuffix(".")
@@ -299,24 +284,13 @@ def current() -> Resolver:
     return found
 
 
-async def resolve(address: Address, party: str = OURS) -> list[Endpoint]:
-    """`Resolver.resolve` of the running event loop's."""
-    return await current().resolve(address, party)
-
-
 def in_turn(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     """One address of each family after the other (RFC 8305 section 4), without repetitions."""
     families: dict[int, list[Endpoint]] = {}
-    for endpoint in dict.fromkeys(endpoints):
-        families.setdefault(endpoint[0], []).append(endpoint)
+    for one in dict.fromkeys(endpoints):
+        families.setdefault(one[0], []).append(one)
     rows = itertools.zip_longest(*families.values())
-    return [endpoint for row in rows for endpoint in row if endpoint is not None]
-
-
-def _endpoint(address: str, port: int) -> Endpoint:
-    if ":" in address:
-        return (socket.AF_INET6, (address, port, 0, 0))
-    return (socket.AF_INET, (address, port))
+    return [one for row in rows for one in row if one is not None]
 
 
 def _or_raise(outcome: Answer | ResolveError) -> Answer:

@@ -24,6 +24,7 @@ from gateway.limit_settings import Limits
 from gateway.routes import RouteTable
 from shared import ports
 from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
+from shared.net.resolv_conf import search_list
 from shared.wire import istio_sni
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +198,19 @@ def test_probes_ask_a_declared_port() -> None:
     assert {declared[probe["port"]] for probe in probes.values()} == {ports.HEALTH}
     assert probes["readinessProbe"]["path"] == "/healthz/ready"
     assert probes["livenessProbe"]["path"] == probes["startupProbe"]["path"] == "/healthz/live"
+
+
+def test_names_are_asked_as_they_are_first(tmp_path: Path) -> None:
+    """A cluster's resolv.conf, with the pod's options in it as the kubelet puts them."""
+    spec = k8s("deployment.yaml")["spec"]["template"]["spec"]
+    (option,) = spec["dnsConfig"]["options"]
+    assert option == {"name": "ndots", "value": "1"}
+    assert spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst"
+    file = tmp_path / "resolv.conf"
+    domains = "hbone-system.svc.cluster.local svc.cluster.local cluster.local"
+    file.write_text(f"search {domains}\nnameserver 10.96.0.10\noptions ndots:{option['value']}\n")
+    assert search_list(file).candidates("hello-1.europe-west1.run.app")[0] == "hello-1.europe-west1.run.app."
+    assert "istiod.istio-system.svc.cluster.local." in search_list(file).candidates("istiod.istio-system.svc")
 
 
 def test_the_drain_ends_before_the_pod_is_killed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admission import LIMITS, Admission, Refusals, Tally, source_of
+from gateway.admission import LIMITS, Admission, Refusals, Tally, network_of, source_of
 from gateway.limit_settings import Limits
 from gateway.routes import Route
 from shared.errors import LimitError
@@ -156,3 +156,18 @@ def test_a_tally_forgets_what_is_none() -> None:
 )
 def test_the_address_without_its_port(peer: str, source: str) -> None:
     assert source_of(peer) == source
+
+
+@pytest.mark.parametrize(
+    ("peer", "network"),
+    [
+        ("10.0.0.1:4431", "10.0.0.1"),
+        ("[2001:db8:1:2:3:4:5:6]:4431", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2::]:1", "2001:db8:1:2::/64"),
+        ("[fe80::1%eth0]:1", "fe80::/64"),
+        ("unknown", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_whose_share_a_client_s_look_ups_are(peer: str, network: str) -> None:
+    assert network_of(peer) == network

@@ -50,6 +50,16 @@ async def test_one_address_has_only_so_many(world: World) -> None:
     await world.echoes(client, stream)
 
 
+async def test_look_ups_for_clients_have_the_file_s_bounds(world: World) -> None:
+    gateway = await world.start(max_lookups=8, max_lookups_per_client=2)
+    assert await gateway.metric("hbone_dns_lookups_limit", **{"for": "clients"}) == 8
+    write_config(gateway.file, [tunnel(world.service.port)], max_lookups=9)
+    gateway.reload()
+    async with asyncio.timeout(PATIENCE_S):
+        while await gateway.metric("hbone_dns_lookups_limit", **{"for": "clients"}) != 9:
+            pass
+
+
 async def test_every_end_of_a_connection_makes_room(world: World) -> None:
     """Refused before, at and after its hello, broken off on either side, ended in order."""
     gateway = await world.start(max_connections_per_source=1)

@@ -218,6 +218,15 @@ async def test_a_broken_file_is_refused_once(path: Path, caplog: pytest.LogCaptu
     assert errors[0].endswith("; the running configuration stays")
 
 
+async def test_what_is_hardly_meant_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rules = "rules: [{from: ['*'], to: ['db:*'], deny: true}, {from: ['*'], to: ['*:*']}]"
+    async with watching(path) as applied:
+        put(path, f"{TWO}hbone:\n  certificates: certs\n  {rules}\n")
+        assert await applied.hosts() == ["one", "two"]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text.partition(" denies names")[0] for text in told] == [f"{path}:4: hbone.rules[0]:"]
+
+
 async def test_what_cannot_be_put_into_effect(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     applied = Applied(path)
     applied.error = UnavailableError("listen: cannot listen on 127.0.0.1:1")

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import LimitError
+from shared.net import resolver
+from shared.net.address import Address
+from shared.net.names import OURS, Endpoint
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME
 from tests.support.metadata_server import Answer, unsigned_token
@@ -162,3 +166,65 @@ async def test_a_token_from_a_file(world: World, tmp_path: Path) -> None:
     await world.start(tunnel(world.service.port, token={"file": "token"}))
     await world.client()
     assert (await world.service.request())[b"authorization"] == b"Bearer opaque-token"
+
+
+# Names that clients choose.
+
+
+def by_name(end: str) -> dict[str, object]:
+    """A route whose origin's name has the client's in it."""
+    return {"host": GLOB, "tunnel": f"http://{{service}}.{end}:8080/_hbone/15003", "token": "none"}
+
+
+async def test_a_name_that_is_not_there_is_no_origin_s_failure(world: World) -> None:
+    gateway = await world.start(by_name("invalid"))
+    for _ in range(2):
+        client = await world.client()
+        assert await client.rest() == INTERNAL_ERROR
+        line = await gateway.line()
+        assert (line["flags"], line["error"]) == (
+            "CONNECT",
+            "connect to http://hello.invalid at hello.invalid:8080: "
+            "no such name: none that ends in .invalid exists",
+        )
+    assert await gateway.dump("/connections") == []
+    assert await gateway.metric("hbone_upstream_dials_failed_total", origin="http://hello.invalid") == 0
+
+
+async def test_a_name_is_looked_up_at_the_expense_of_who_asks_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+    found = resolver.Resolver.resolve
+
+    async def resolve(self: resolver.Resolver, address: Address, party: str = "") -> list[Endpoint]:
+        asked.append((address.host, party))
+        return await found(self, address, party)
+
+    monkeypatch.setattr(resolver.Resolver, "resolve", resolve)
+    route = by_name("localhost")
+    route["tunnel"] = f"http://{{service}}.localhost:{world.service.port}/_hbone/15003"
+    await world.start(route)
+    await world.echoes(*await world.open())
+    # First for the client, then for the pool, which finds the answer.
+    assert asked == [("hello.localhost.", "127.0.0.1"), ("hello.localhost.", OURS)]
+    await world.open()
+    assert len(asked) == 2  # there is a connection
+
+
+async def test_too_many_names_of_one_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolver.Resolver.resolve
+
+    async def resolve(self: resolver.Resolver, address: Address, party: str = "") -> list[Endpoint]:
+        if party:
+            raise LimitError(f"32 names are being looked up for {party}", resolver.LIMIT_PER_CLIENT)
+        return await found(self, address, party)
+
+    monkeypatch.setattr(resolver.Resolver, "resolve", resolve)
+    gateway = await world.start(by_name("example"))
+    client = await world.client()
+    assert await client.rest() == INTERNAL_ERROR
+    line = await gateway.line()
+    assert (line["flags"], line["error"]) == ("LIMIT", "32 names are being looked up for 127.0.0.1")
+    assert await gateway.metric("hbone_limit_refusals_total", limit="max_lookups_per_client") == 1
+    assert await gateway.dump("/connections") == []

@@ -23,8 +23,10 @@ from shared.net.connection import Connection
 from shared.net.dial import Origin, dial, dial_http2, dial_socket
 from shared.net.dns_query import OTHER_FAMILY_S
 from shared.tasks import spawn
+from tests.support.http2_peer import Http2Peer
 from tests.support.name_server import NameServer, name_server, never, only
 from tests.support.network import POD, Network, network
+from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
 
 NAME = "app.test"
@@ -179,3 +181,58 @@ async def test_a_dead_name_s_error_names_the_name_server(net: Network, way: Dial
     async with names():
         with pytest.raises(DialError, match=r"no answer from the name server 127\.0\.0\.53 within 4 s"):
             await way(DEAD, 80)
+
+
+# The search list.
+
+SEARCH = "nameserver 127.0.0.53\nsearch demo.svc.cluster.local svc.cluster.local\noptions ndots:1\n"
+
+
+@pytest.mark.parametrize(
+    "way", [way for name, way in DIALS.items() if name != "origin"], ids=[n for n in DIALS if n != "origin"]
+)
+async def test_names_in_settings_follow_the_search_list(net: Network, way: Dial) -> None:
+    net.resolv_conf.write_text(SEARCH)
+    async with names() as server, app() as (port, come):
+        server.names = {"app.prod.svc.cluster.local.": (POD,)}
+        await way("app.prod", port)
+        assert come == [POD]
+
+
+async def test_the_name_in_a_url_does_not_but_a_place_to_dial_does(net: Network) -> None:
+    net.resolv_conf.write_text(SEARCH)
+    async with names() as server, app() as (port, come):
+        server.names = {"app.prod.svc.cluster.local.": (POD,)}
+        with pytest.raises(DialError, match="NXDOMAIN"):
+            await by_origin("app.prod", port)
+        origin = Origin("http", "x", Address("app.prod", port), searched=True)
+        (await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True))).abort("enough")
+        assert come == [POD]
+
+
+# krun as a process.
+
+
+async def test_krun_s_targets(net: Network) -> None:
+    net.resolv_conf.write_text(SEARCH)
+    async with names() as server, app() as (port, come):
+        server.names = {"db.prod.svc.cluster.local.": (POD,)}
+        environ = {
+            "XDS_ADDR": "-",
+            "HBONE_INBOUND": "none",
+            "HBONE_LISTEN": "127.0.0.1:0",
+            "HBONE_DIAL_TIMEOUT": "20",
+            "PORT_DB": f"db.prod:{port}",
+            **{f"PORT_DEAD{number}": f"{number}.dead.test:1" for number in range(8)},
+        }
+        async with started("agent", environ=environ) as krun:
+            listening = int((await krun.said(r"tunnels on 127\.0\.0\.1:(\d+)"))[1])
+            async with Http2Peer.connected(listening) as impatient:
+                for number in range(8):
+                    impatient.request(b"POST", f"/_hbone/DEAD{number}".encode())
+                await server.until(lambda: len([n for n in server.asked_names if ".dead." in n]) == 8)
+            async with Http2Peer.connected(listening) as peer:
+                begun = asyncio.get_running_loop().time()
+                assert await peer.request(b"POST", b"/_hbone/DB").status() == 200
+                assert asyncio.get_running_loop().time() - begun < SOON_S
+        assert come == [POD]

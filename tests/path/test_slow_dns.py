@@ -234,6 +234,27 @@ async def test_connects_that_stay_delay_nobody_either(net: Network, tmp_path: Pa
         assert len(server.asked_names) <= MAX_LOOKUPS_PER_CLIENT + 2
 
 
+async def test_an_identity_with_too_many_look_ups_is_told(net: Network, tmp_path: Path) -> None:
+    room = MAX_LOOKUPS_PER_CLIENT + MAX_WAITING_PER_CLIENT
+    async with names() as server, world(tmp_path) as it, it.member() as one, it.member() as other:
+        for number in range(room):
+            peer = one if number % 2 else other
+            peer.request(b"CONNECT", b"", authority=f"{number}.dead.test:80".encode())
+        await server.until(lambda: len(server.asked_names) >= MAX_LOOKUPS_PER_CLIENT)
+        await one.answered()
+        await other.answered()
+        status, text, _ = await it.connect("more.dead.test")
+        assert (status, text) == (
+            503,
+            f"{MAX_LOOKUPS_PER_CLIENT} names are being looked up for {CALLER}, which is "
+            f"max_lookups_per_client; {MAX_WAITING_PER_CLIENT} more wait\n",
+        )
+        await it.until_lines(1)
+        assert it.gateway.lines[0]["flags"] == "LIMIT"
+        assert await it.gateway.metric("hbone_limit_refusals_total", "max_lookups_per_client") == 1
+        assert (await it.connect("other.good.test", OTHER))[0] == 200
+
+
 async def test_random_server_names_delay_nobody(net: Network, tmp_path: Path) -> None:
     async with names() as server, world(tmp_path) as it, Crowd() as crowd:
         server.names = {"honest*.good.test.": (POD,)}  # any other is not there, which takes as long

@@ -12,14 +12,14 @@ from typing import Any
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from shared.net import resolver
+from shared.net import names
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.dial import Origin
+from shared.net.names import Resolve
 from shared.net.pool import Pool
 from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
-from shared.net.resolver import Resolve
 from shared.net.stream import Stream
 from shared.tasks import spawn
 from tests.shared.net.conftest import Credentials
@@ -60,7 +60,7 @@ class Pooled:
 async def pooled(
     streams_per_connection: int = 100,
     *,
-    resolve: Resolve = resolver.resolve,
+    resolve: Resolve = names.resolve,
     chance: float = 0.5,
     **limits: Any,
 ) -> AsyncIterator[Pooled]:

@@ -121,3 +121,17 @@ def test_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", ["128.0.0.1", "localhost", "127.example", "::2", "10.127.0.1"])
 def test_not_loopback(host: str) -> None:
     assert not Address(host, 1).is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "absolute"),
+    [
+        ("db.prod", "db.prod."),
+        ("db.prod.", "db.prod."),
+        ("localhost", "localhost."),
+        ("10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+    ],
+)
+def test_names_that_no_search_list_is_tried_with(host: str, absolute: str) -> None:
+    assert Address(host, 80).absolute == Address(absolute, 80)

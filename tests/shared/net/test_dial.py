@@ -17,7 +17,9 @@ import pytest
 from shared.errors import DialError, UnavailableError
 from shared.net.address import Address
 from shared.net.connection import Connection
-from shared.net.dial import Origin, dial, dial_http2, dial_socket, reason
+from shared.net.dial import Origin, dial, dial_http2, dial_protocol, dial_socket, reason
+from shared.net.dns_query import ResolveError
+from shared.net.names import Endpoint
 from shared.net.tcp import TcpLeg
 from shared.net.tls import ALPN_H2, server_context
 from tests.shared.net.conftest import Credentials
@@ -299,3 +301,48 @@ def test_equal_origins_share() -> None:
         Origin("https", "h", Address("a", 1), None),
     ):
         assert other != one
+
+
+async def test_a_protocol_of_one_s_own() -> None:
+    class Noting(asyncio.Protocol):
+        def __init__(self, sock: socket.socket | None) -> None:
+            self.sock = sock
+            self.over = asyncio.Event()
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.over.set()
+
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        for host in ("127.0.0.1", "localhost"):
+            protocol = await dial_protocol(Address(host, port), PATIENCE_S, Noting)
+            assert protocol.sock is not None
+            assert protocol.transport.get_extra_info("peername")[1] == port
+            protocol.transport.abort()  # type: ignore[attr-defined]
+            await asyncio.wait_for(protocol.over.wait(), PATIENCE_S)
+    with pytest.raises(DialError, match="connection refused"):
+        await dial_protocol(Address("127.0.0.1", closed_port()), PATIENCE_S, Noting)
+
+
+def test_an_origin_s_name_is_absolute_unless_an_operator_has_written_where_to_dial() -> None:
+    address = Address("ztunnel.demo", 15008)
+    assert Origin("https", "x", address).to_look_up == Address("ztunnel.demo.", 15008)
+    assert Origin("https", "x", address, searched=True).to_look_up == address
+    assert Origin("https", "x", address) != Origin("https", "x", address, searched=True)
+
+
+async def test_a_name_is_looked_up_as_the_origin_says() -> None:
+    asked: list[Address] = []
+
+    async def look_up(address: Address) -> list[Endpoint]:
+        asked.append(address)
+        raise ResolveError("no_name", "no such name")
+
+    for searched in (False, True):
+        with pytest.raises(DialError, match=r"connect to http://x at db\.prod:80: no such name"):
+            origin = Origin("http", "x", Address("db.prod", 80), searched=searched)
+            await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True), look_up)
+    assert [address.host for address in asked] == ["db.prod.", "db.prod"]

@@ -10,7 +10,7 @@ import pytest
 from shared.net import happy_eyeballs
 from shared.net.address import Address
 from shared.net.happy_eyeballs import connect
-from shared.net.resolver import Endpoint
+from shared.net.names import Endpoint
 
 PATIENCE_S = 20.0
 

@@ -7,7 +7,7 @@ import socket
 
 from shared.net.address import Address
 from shared.net.name_watch import JITTER, NameWatch
-from shared.net.resolver import Endpoint
+from shared.net.names import Endpoint
 from tests.shared.net.hasty_loop import hasty
 
 NAME = Address("service.example", 443)

@@ -15,8 +15,8 @@ from shared.errors import DialError, StreamResetError, UpstreamError
 from shared.net.address import Address
 from shared.net.dial import Origin
 from shared.net.dial_backoff import MOST_S
+from shared.net.names import Endpoint
 from shared.net.origin_pool import ABSENCES
-from shared.net.resolver import Endpoint
 from shared.net.tls import read_again, server_context
 from shared.tasks import spawn
 from tests.shared.net.conftest import Credentials

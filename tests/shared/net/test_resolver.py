@@ -15,12 +15,12 @@ from shared.errors import LimitError
 from shared.net import resolver as module
 from shared.net.address import Address
 from shared.net.dns_query import AGAIN_S, LOOK_UP_S, ResolveError
+from shared.net.names import OURS, Endpoint
 from shared.net.resolver import (
     FAILED_S,
     LEAST_S,
     NEGATIVE_S,
     POSITIVE_S,
-    Endpoint,
     Resolver,
     client_limits,
     in_turn,
@@ -51,10 +51,10 @@ class World:
             now=lambda: time.monotonic() + self.later_s,
         )
 
-    async def addresses(self, host: str, party: str = module.OURS) -> list[str]:
+    async def addresses(self, host: str, party: str = OURS) -> list[str]:
         return [name[0] for _, name in await self.resolver.resolve(Address(host, 80), party)]
 
-    def asks(self, host: str, party: str = module.OURS) -> asyncio.Task[list[str]]:
+    def asks(self, host: str, party: str = OURS) -> asyncio.Task[list[str]]:
         return spawn(self.addresses(host, party), name=f"asks for {host}")
 
     async def fails(self, host: str) -> ResolveError:
@@ -70,17 +70,6 @@ async def world(folder: Path) -> AsyncIterator[World]:
 
 
 # Endpoints.
-
-
-async def test_an_ip_address_is_taken_as_it_is() -> None:
-    assert await module.resolve(Address("127.0.0.1", 80)) == [(socket.AF_INET, ("127.0.0.1", 80))]
-    assert await module.resolve(Address("::1", 80)) == [(socket.AF_INET6, ("::1", 80, 0, 0))]
-
-
-async def test_localhost_needs_no_name_server() -> None:
-    endpoints = await module.resolve(Address("localhost", 80))
-    assert (socket.AF_INET, ("127.0.0.1", 80)) in endpoints
-    assert len(endpoints) == len(set(endpoints))
 
 
 async def test_all_dials_of_a_loop_share_one() -> None:
