@@ -285,6 +285,7 @@ class HboneListener:
 
     async def _dial(self, tunnel: _Tunnel, target: Address, token: Token) -> Leg:
         loop = asyncio.get_running_loop()
+        found: list[Endpoint] = []
         try:
             async with asyncio.timeout(self.connect_timeout_s):
                 # As the client wrote it: with a search list it could stand for a name that a rule denies.
@@ -300,8 +301,8 @@ class HboneListener:
             self._refusals.add(error)
             raise
         except TimeoutError as error:
-            text = f"connect to {target}: no answer within {self.connect_timeout_s:g} s"
-            raise DialError(text) from error
+            what = "no answer" if found else "its name was not looked up"
+            raise DialError(f"connect to {target}: {what} within {self.connect_timeout_s:g} s") from error
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error
         tunnel.connecting = None

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.path.programs import MUCH_BYTES
+from tests.support.network import Network, NoNetworkError
+from tests.support.network import network as own_network
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +19,17 @@ def no_large_leftovers(tmp_path: Path) -> Iterator[None]:
     for file in tmp_path.iterdir():
         if file.stat().st_size >= MUCH_BYTES:
             file.unlink()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """A network of the test's own, without name servers."""
+    try:
+        made = own_network(tmp_path)
+        entered = made.__enter__()
+    except NoNetworkError as error:
+        pytest.skip(str(error))
+    try:
+        yield entered
+    finally:
+        made.__exit__(None, None, None)

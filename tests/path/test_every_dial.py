@@ -11,7 +11,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ from shared.net.dns_query import OTHER_FAMILY_S
 from shared.tasks import spawn
 from tests.support.http2_peer import Http2Peer
 from tests.support.name_server import NameServer, name_server, never, only
-from tests.support.network import POD, Network, network
+from tests.support.network import POD, Network
 from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
 
@@ -39,10 +38,8 @@ Dial = Callable[[str, int], Awaitable[object]]
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> Iterator[Network]:
-    with network(tmp_path) as made:
-        made.resolv_conf.write_text("nameserver 127.0.0.53\n")
-        yield made
+def net(network: Network) -> Network:
+    return network
 
 
 @asynccontextmanager

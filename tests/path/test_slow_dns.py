@@ -1,28 +1,30 @@
 """hgate as a process, in a network whose name server is slow, dead or wrong: who asks for names that nobody
 answers delays nobody else.
-
-The name server is real (`tests/support/name_server.py`), and so is /etc/resolv.conf.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shared.identity.spiffe import SpiffeId
 from shared.net.resolver import MAX_LOOKUPS_PER_CLIENT, MAX_WAITING_PER_CLIENT
 from shared.tasks import spawn
-from tests.support import name_server
-from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
+from tests.support.dns_world import (
+    ATTACKER,
+    LATENCY_S,
+    OTHER,
+    POD_RESOLV_CONF,
+    RESOLVER,
+    Crowd,
+    names,
+    sni,
+    world,
+)
+from tests.support.hbone_port import CALLER
 from tests.support.hellos import hello
-from tests.support.hgate_process import Hgate, hgate
-from tests.support.http2_peer import Http2Peer, Service
 from tests.support.name_server import (
     NXDOMAIN,
     REFUSED,
@@ -39,167 +41,17 @@ from tests.support.name_server import (
     truncated,
     wrong_id,
 )
-from tests.support.network import POD, Network, network
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+from tests.support.network import POD, Network
+from tests.support.tcp_peer import TcpPeer
 
-RESOLVER = "127.0.0.53"
-
-LATENCY_S = 0.03
-"""Of an honest name's answer."""
-
-SOON_S = 2.0
+SOON_S = 3.0
 """A dial takes LATENCY_S and some milliseconds; in the attacks below it took 7 s and more before."""
-
-POD_RESOLV_CONF = f"""nameserver {RESOLVER}
-search hbone-system.svc.cluster.local svc.cluster.local cluster.local
-options ndots:5
-"""
-
-ATTACKER = "127.0.0.66"
-
-OTHER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "other")
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> Iterator[Network]:
-    with network(tmp_path) as made:
-        made.resolv_conf.write_text(POD_RESOLV_CONF)
-        yield made
-
-
-@asynccontextmanager
-async def names() -> AsyncIterator[NameServer]:
-    async with name_server.name_server(RESOLVER, 53) as server:
-        server.names = {"*.good.test.": (POD,)}
-        server.faults = {"*.dead.test.": never, "*": late(LATENCY_S)}
-        yield server
-
-
-class World:
-    """hgate with an HBONE port, and an app and a service that its names stand for."""
-
-    def __init__(self, gateway: Hgate, mesh: Mesh, app_port: int, service: Service) -> None:
-        self.gateway = gateway
-        self.mesh = mesh
-        self.app_port = app_port
-        self.service = service
-        self.hbone_port = 0
-
-    @asynccontextmanager
-    async def member(self, identity: SpiffeId = CALLER) -> AsyncIterator[Http2Peer]:
-        tls = self.mesh.tls(self.mesh.member(identity))
-        async with Http2Peer.connected(self.hbone_port, tls) as peer:
-            yield peer
-
-    async def connect(self, name: str, identity: SpiffeId = CALLER) -> tuple[int, str, float]:
-        """A CONNECT of a member to the app as `name`: the answer's status and text, and how long it took."""
-        loop = asyncio.get_running_loop()
-        async with self.member(identity) as peer:
-            started = loop.time()
-            stream = peer.request(b"CONNECT", b"", authority=f"{name}:{self.app_port}".encode())
-            status = await stream.status()
-            took_s = loop.time() - started
-            text = "" if status == 200 else (await stream.rest()).decode()
-            return status, text, took_s
-
-    async def hello(self, service: str) -> float:
-        """A client that says hello to `service`, and how long it is until the service is asked for it."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        async with TcpPeer.connected(self.gateway.port) as client:
-            client.send_soon(hello(f"outbound_.8080_._.{service}.demo.svc.cluster.local"))
-            stream = await self.service.request()
-            took_s = loop.time() - started
-            stream.respond(200)
-        return took_s
-
-    async def until_metric(self, name: str, least: float, *labels: str) -> None:
-        """Returns when a metric has so much."""
-        async with asyncio.timeout(PATIENCE_S):
-            while await self.gateway.metric(name, *labels) < least:
-                pass
-
-    async def until_lines(self, count: int) -> None:
-        """Returns when the access log has so many lines."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.gateway.lines) < count:
-                await self.gateway.metric("hbone_connections_open")
-
-
-async def end_after_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The app: ends a connection once something has come, or its end."""
-    await reader.read(1 << 16)
-    writer.close()
-
-
-@asynccontextmanager
-async def world(
-    folder: Path, *rules: dict[str, Any], host: str = POD, forward: str = ""
-) -> AsyncIterator[World]:
-    """hgate with these rules before one that allows all, in front of an app and a service on `host`; names of
-    the demo go to the service, and `forward` to the app."""
-    mesh = Mesh(folder)
-    app = await asyncio.start_server(end_after_first, host, 0)
-    app_port = app.sockets[0].getsockname()[1]
-    loop = asyncio.get_running_loop()
-    service = Service()
-    listener = await loop.create_server(service._accept, host, 0)
-    service.port = listener.sockets[0].getsockname()[1]
-    file = folder / "hgate.yaml"
-    everyone = ["spiffe://demo.local/**"]
-    config = {
-        **dict.fromkeys(("admin", "metrics", "health"), "127.0.0.1:0"),
-        "listen": ["127.0.0.1:0"],
-        "routes": [
-            *([{"host": forward, "forward": f"{forward}:{app_port}"}] if forward else []),
-            {
-                "host": "*.demo.svc.cluster.local",
-                "tunnel": f"http://{{service}}.good.test:{service.port}/_hbone/15003",
-                "token": "none",
-            },
-        ],
-        "hbone": {
-            "listen": ["127.0.0.1:0"],
-            "certificates": str(mesh.member(GATEWAY)),
-            "rules": [*rules, {"from": everyone, "to": ["*:*", "[::1]:*"]}],
-        },
-    }
-    file.write_text(json.dumps(config, indent=1))
-    async with hgate(file) as gateway:
-        made = World(gateway, mesh, app_port, service)
-        made.hbone_port = int((await gateway.said(r"^hbone on 127\.0\.0\.1:(\d+)$"))[1])
-        try:
-            yield made
-        finally:
-            for peer in service.connections:
-                await peer.close()
-            listener.close()
-            app.close()
-
-
-class Crowd:
-    """Connections that are opened one after the other, and stay open until the block ends."""
-
-    def __init__(self) -> None:
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def say(self, port: int, source: str, first: bytes) -> None:
-        """One more, from the address `source`."""
-        _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
-        writer.write(first)
-        self._writers.append(writer)
-
-    async def __aenter__(self) -> Crowd:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
-
-
-def sni(service: str) -> bytes:
-    return hello(f"outbound_.8080_._.{service}.demo.svc.cluster.local")
+def net(network: Network) -> Iterator[Network]:
+    network.resolv_conf.write_text(POD_RESOLV_CONF)
+    yield network
 
 
 # Slow.
@@ -253,6 +105,15 @@ async def test_an_identity_with_too_many_look_ups_is_told(net: Network, tmp_path
         assert it.gateway.lines[0]["flags"] == "LIMIT"
         assert await it.gateway.metric("hbone_limit_refusals_total", "max_lookups_per_client") == 1
         assert (await it.connect("other.good.test", OTHER))[0] == 200
+
+
+async def test_a_connect_that_waits_for_others_to_end_is_told(net: Network, tmp_path: Path) -> None:
+    async with names() as server, world(tmp_path, connect_timeout="1s") as it, it.member() as peer:
+        for number in range(MAX_LOOKUPS_PER_CLIENT):
+            peer.request(b"CONNECT", b"", authority=f"{number}.dead.test:80".encode())
+        await server.until(lambda: len(server.asked_names) >= MAX_LOOKUPS_PER_CLIENT)
+        status, text, _ = await it.connect("waits.dead.test")
+        assert (status, text.partition(": ")[2]) == (503, "its name was not looked up within 1 s\n")
 
 
 async def test_random_server_names_delay_nobody(net: Network, tmp_path: Path) -> None:

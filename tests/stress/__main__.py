@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shared import loop
 from shared.errors import EXIT_OK, HboneError
-from tests.stress import churn, descriptors, figures, flood, idle, impatient, million, restart, stall
+from tests.stress import churn, descriptors, figures, flood, idle, impatient, million, names, restart, stall
 from tests.stress.clients import BrokenError
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -33,6 +33,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "impatient": (impatient.impatient, 60.0),
     "million": (million.million, 150.0),
     "stall": (stall.stall, 150.0),
+    "names": (names.random_names, 120.0),
 }
 """By name, with the seconds that each may take; together 15 minutes on two cores."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hyperframe.frame import Frame
 
-from tests.stress import attack, churn, idle
+from tests.stress import attack, churn, idle, names
 from tests.stress.figures import percentile
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -51,6 +51,14 @@ async def test_every_end_is_seen(tmp_path: Path) -> None:
     await churn.churn(run, tunnels=5 * len(VISITS), warm_up=len(VISITS))
     assert verdicts(run)["every end as it should be"]
     assert verdicts(run)["counted"]
+
+
+async def test_names_are_asked_for_beside_others(tmp_path: Path) -> None:
+    run = Run("names", tmp_path, quiet=True)
+    await names.random_names(run, dials=3)
+    if len(run.rows) == 1:
+        pytest.skip(run.rows[0].measured)
+    assert [row.measured.split()[1] for row in run.rows] == ["ms,", "ms,"]
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)

@@ -266,7 +266,7 @@ async def test_over_tls_with_a_trust_of_our_own(old: Issuer, tmp_path: Path) -> 
     keys = KeyServer(old)
     async with listening(keys.serve, tls=context) as port:
         keys.url = f"https://127.0.0.1:{port}/certs"
-        with pytest.raises(UnavailableError, match="certificate verify failed"):
+        with pytest.raises(UnavailableError, match="certificate refused: "):
             await Verifier(key_set(keys, Clock())).check(bearer(old))
         keys.tls = ssl.create_default_context(cafile=str(tmp_path / "ca_certificates.pem"))
         await Verifier(key_set(keys, Clock())).check(bearer(old))

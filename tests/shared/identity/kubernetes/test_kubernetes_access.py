@@ -58,7 +58,7 @@ async def test_so_is_the_authority(tmp_path: Path) -> None:
         folder = pod_folder(tmp_path, server)
         (folder / "ca.crt").write_bytes(Authority.create("cluster.local").root_pem)
         found = in_cluster("127.0.0.1", str(Target.parse(server.url).port), folder)
-        with pytest.raises(TokenError, match="certificate verify failed"):
+        with pytest.raises(TokenError, match="certificate refused: "):
             await minted(found)
         assert not server.asked, "nothing was sent to a server that could not prove itself"
         (folder / "ca.crt").write_bytes(server.ca_pem)

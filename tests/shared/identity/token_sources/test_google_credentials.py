@@ -455,7 +455,7 @@ async def test_nobody_there(world: World) -> None:
 async def test_a_service_that_is_not_trusted(world: World) -> None:
     world.write(world.google.service_account_file(OWN))
     minter = GoogleCredentials(world.google.settings(credentials=world.file))
-    with pytest.raises(TokenError, match="certificate verify failed"):
+    with pytest.raises(TokenError, match="certificate refused: "):
         await minter.mint(AUDIENCE)
 
 
