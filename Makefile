@@ -21,8 +21,16 @@ types: $(VENV)/.installed-dev
 
 check: lint types test
 
+# What depends on Python's ssl module; VENV=.venv313 PYTHON=python3.13 runs it under another Python.
+.PHONY: test-tls
+TLS_TESTS := $(wildcard tests/shared/net/test_*tls*.py) tests/shared/net/test_dial.py \
+	tests/shared/net/test_http1_client.py tests/shared/net/test_grpc_call.py \
+	tests/shared/net/test_revocation_watch.py tests/shared/identity/kubernetes
+test-tls: $(VENV)/.installed-dev
+	$(BIN)/pytest $(TLS_TESTS)
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
+	rm -rf $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

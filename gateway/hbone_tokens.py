@@ -15,6 +15,7 @@ The rules:
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from gateway.claims import NO_TOKEN, Token
 from gateway.jwt_settings import JwtSettings
 from shared.errors import DialError, UnavailableError
 from shared.net.stream import header_value
+from shared.net.tls import ALPN_HTTP1, client_context
 from shared.wire.events import Headers
 
 if TYPE_CHECKING:
@@ -196,7 +198,4 @@ def bearer(headers: Headers) -> str | None:
 
 
 def _trusting(ca: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(ca))
-    except OSError as error:
-        raise UnavailableError(f"trusted certificates: {ca}: {error.strerror or error}") from error
+    return client_context(ca, asyncio.get_running_loop().time(), ALPN_HTTP1)

@@ -6,12 +6,13 @@ checked is `hbone_tokens.py`'s matter, what claims mean `claims.py`'s. The only 
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.claims import Claims, compile_claim
 from gateway.yaml_nodes import Value
+from shared.errors import UnavailableError
+from shared.net.tls import check_file
 
 MAX_AUDIENCES = 100
 """Names of one gateway; each is compared with a token's."""
@@ -90,12 +91,7 @@ def _keys(value: Value, folder: Path) -> str:
 def _ca(value: Value, folder: Path) -> Path:
     path = folder / value.text()
     try:
-        if not path.is_file():
-            raise value.error(f"{path} is no file")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(cafile=path)
-    except ssl.SSLError as error:
-        raise value.error(f"{path} holds no PEM certificates that can be read") from error
-    except OSError as error:
-        raise value.error(f"{path} cannot be read: {error.strerror or error}") from error
+        check_file(path)
+    except UnavailableError as error:
+        raise value.error(str(error)) from error
     return path

@@ -47,9 +47,9 @@ from shared.net.mesh_tls import (
     proved_identity,
     server_context,
 )
-from shared.net.revocation_watch import RevocationWatch, proved_chain
+from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp import peer_of, reset
-from shared.net.tls import ALPN_H2
+from shared.net.tls import ALPN_H2, proved_chain
 from shared.tasks import spawn
 from shared.wire import frames
 

@@ -6,7 +6,6 @@ should. What a route then does is `routes.py`'s, the rest of the file `config.py
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 from typing import TypedDict
 
@@ -15,9 +14,11 @@ from gateway.limit_settings import MAX_CONNECTIONS
 from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import Fields, Value
+from shared.errors import UnavailableError
 from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.identity.token_sources.token_settings import file_path, service_account
 from shared.net.mesh_tls import MeshIdentity
+from shared.net.tls import check_file
 
 MAX_ROUTES = 1000
 """An unknown name is compared with every route, 0.1 to 0.4 µs each, before it is refused."""
@@ -168,15 +169,8 @@ class _NamedFiles:
         if path in self._good_cas:
             return path
         try:
-            if not path.is_file():
-                raise value.error(f"{path} is no file")
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(cafile=path)
-        except ssl.SSLError as error:
-            raise value.error(f"{path} holds no PEM certificates that can be read") from error
-        except OSError as error:
-            raise value.error(f"{path} cannot be read: {error.strerror or error}") from error
-        if not context.cert_store_stats()["x509"]:
-            raise value.error(f"{path} holds no certificate")
+            check_file(path)
+        except UnavailableError as error:
+            raise value.error(str(error)) from error
         self._good_cas.add(path)
         return path

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hbone.demo.mesh import CLIENT_FILES, Mesh
 from shared.errors import UpstreamError
+from shared.net.tls import load_own, mesh_context, read_file, trust
 
 TIMEOUT_S = 30.0
 
@@ -93,11 +94,12 @@ def random_body(size: int) -> bytes:
 
 
 def _context(mesh: Mesh) -> ssl.SSLContext:
-    certificates, key, roots = (str(mesh.client_files / name) for name in CLIENT_FILES)
-    context = ssl.create_default_context(cafile=roots)
-    context.check_hostname = False  # a sidecar checks the SPIFFE ID, which is printed, not the DNS name
-    context.load_cert_chain(certificates, key)
-    context.set_alpn_protocols(["istio-http/1.1", "istio", "http/1.1"])
+    certificates, key, roots = (mesh.client_files / name for name in CLIENT_FILES)
+    # As a sidecar: the server's name is its SPIFFE ID, which is printed.
+    alpn = ("istio-http/1.1", "istio", "http/1.1")
+    context = mesh_context(ssl.SSLContext, server=False, alpn=alpn)
+    trust(context, read_file(roots))
+    load_own(context, certificates, key)
     return context
 
 

@@ -112,7 +112,12 @@ def read_ipv6(text: str) -> str:
     try:
         if not _IPV6.fullmatch(text):
             raise ValueError("characters that no address has")
-        return str(ipaddress.IPv6Address(text))
+        address = ipaddress.IPv6Address(text)
+        if address.ipv4_mapped is None:
+            return str(address)
+        # As RFC 5952 section 5 recommends, and as Python writes it from 3.13 on.
+        zone = f"%{address.scope_id}" if address.scope_id else ""
+        return f"::ffff:{address.ipv4_mapped}{zone}"
     except ValueError as error:
         raise ValueError(f"{_shown(text)} is no IPv6 address") from error
 

@@ -48,8 +48,8 @@ async def call(
     """Calls `path` (`/PACKAGE.SERVICE/METHOD`) with `message` at `address` and returns how it ended, whatever
     the status.
 
-    `server_name` is sent as SNI and has to be in the server's certificate; `tls` is told to speak HTTP/2
-    here. `metadata` is sent along, its names in lower case. `timeout_s` bounds all of it in seconds,
+    `server_name` is sent as SNI and has to be in the server's certificate; `tls` has to offer HTTP/2
+    (ALPN_H2). `metadata` is sent along, its names in lower case. `timeout_s` bounds all of it in seconds,
     `max_bytes` the answer. Raises DialError when no connection comes about, UpstreamError when the answer is
     broken, late or too long, both naming `address`; ValueError, without the value, when `metadata` cannot be
     sent.
@@ -82,7 +82,6 @@ async def call(
 
 
 async def _connect(address: Address, tls: ssl.SSLContext, server_name: str, timeout_s: float) -> Connection:
-    tls.set_alpn_protocols([ALPN_H2])
     sock = await dial_socket(address, timeout_s)
     try:
         transport, connection = await asyncio.get_running_loop().create_connection(

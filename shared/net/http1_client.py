@@ -17,6 +17,7 @@ from shared.errors import DialError, UpstreamError
 from shared.net import happy_eyeballs
 from shared.net.address import Address
 from shared.net.dial import reason
+from shared.net.tls import ALPN_HTTP1, client_context
 
 if TYPE_CHECKING:
     import h11
@@ -137,7 +138,7 @@ async def _dial(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     context: ssl.SSLContext | None = None
     if target.scheme == "https":
-        context = tls if tls is not None else ssl.create_default_context()
+        context = tls or client_context(None, asyncio.get_running_loop().time(), ALPN_HTTP1)
     name = target.host if context is not None else None
     try:
         async with asyncio.timeout_at(deadline) as waiting:

@@ -1,8 +1,8 @@
 """TLS contexts for HTTP/2 between members of the mesh, both of whom prove a SPIFFE ID: HBONE, either end.
 
-Owned here: what Python's ssl is told of a folder of certificates, when the folder is read again, and whether
-the server that a client reached is one it wants. Who may come in to a server is its rules' matter
-(`gateway/hbone_rules.py`). Counterparts: `tls.py` for the outer TLS of Cloud Run, `tls_context.py` for the
+Owned here: which files of a folder of certificates a context gets, when the folder is read again, and whether
+the server that a client reached is one it wants. Versions and verify flags are the factory's (`tls.py`). Who
+may come in to a server is its rules' matter (`gateway/hbone_rules.py`). Counterpart: `tls_context.py` for the
 mTLS inside a tunnel.
 """
 
@@ -23,8 +23,8 @@ from shared.identity.peer_policy import PeerPolicy
 from shared.identity.revocations import Proof
 from shared.identity.spiffe import SpiffeId
 from shared.net.certificate_files import CertificateFiles
-from shared.net.revocation_watch import RevocationWatch, proved_chain
-from shared.net.tls import ALPN_H2
+from shared.net.revocation_watch import RevocationWatch
+from shared.net.tls import OLDEST, fault, load_own, mesh_context, proved_chain, read_file, trust
 
 log = logging.getLogger("hbone.mesh_tls")
 
@@ -60,9 +60,8 @@ def server_context(folder: Path, *, tls12: bool) -> ServerContext:
         UnavailableError: a file of `folder` is missing or cannot be read.
         ConfigError: a file has not what it should, or key and certificate do not belong together.
     """
-    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
-    _prepare(context, folder)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2 if tls12 else ssl.TLSVersion.TLSv1_3
+    context = mesh_context(ServerContext, server=True, oldest=OLDEST if tls12 else ssl.TLSVersion.TLSv1_3)
+    _load(context, folder)
     # Every connection proves its certificate anew, but for TLS 1.2, which has another way to resume than
     # tickets, and the ssl module no switch for it.
     context.options |= ssl.OP_NO_TICKET
@@ -111,10 +110,8 @@ def identity_files(folder: Path) -> tuple[Path, Path, Path]:
 @functools.lru_cache(maxsize=MAX_FOLDERS)
 def _client_files(folder: Path) -> CertificateFiles[MeshContext]:
     def make() -> MeshContext:
-        context = MeshContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # the mesh's names are SPIFFE IDs
-        _prepare(context, folder)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = mesh_context(MeshContext, server=False)
+        _load(context, folder)
         return context
 
     paths = certificate_folder.find(folder)
@@ -129,33 +126,27 @@ class MeshContext(ssl.SSLContext):
     bundles: TrustBundles
 
 
-def _prepare(context: MeshContext, folder: Path) -> None:
+def _load(context: MeshContext, folder: Path) -> None:
     paths = certificate_folder.find(folder)
     chain, key, roots = paths.all
-    for file in (chain, key, roots):
+    for file in (chain, key):
         try:
             file.open("rb").close()  # ssl's own errors name neither the file nor, for some, the reason
         except OSError as error:
             raise UnavailableError(f"{file}: {error.strerror or error}") from error
     try:
-        # A password that no key has: without one OpenSSL would ask the terminal for an encrypted key's.
-        context.load_cert_chain(chain, key, password="")
-    except (ssl.SSLError, OSError) as error:
+        load_own(context, chain, key)
+    except (OSError, ValueError) as error:
+        reason = fault(error) if isinstance(error, OSError) else str(error)
         raise ConfigError(
-            str(chain), None, "", f"no certificate chain for the key in {key}: {_reason(error)}"
+            str(chain), None, "", f"no certificate chain for the key in {key}: {reason}"
         ) from error
+    trusted = read_file(roots)
     try:
-        context.load_verify_locations(roots)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(str(roots), None, "", f"no usable root certificates: {_reason(error)}") from error
+        trust(context, trusted)
+    except ValueError as error:
+        raise ConfigError(str(roots), None, "", f"no usable root certificates: {error}") from error
     context.bundles = TrustBundles.of_file(paths.bundles)
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols([ALPN_H2])
-
-
-def _reason(error: OSError) -> str:
-    found = getattr(error, "reason", None) or error.strerror or str(error)
-    return str(found).lower().replace("_", " ")
 
 
 # Last words. The event loops drop what OpenSSL has to say when a handshake fails, so that the client sees a

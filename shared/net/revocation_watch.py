@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -223,19 +222,6 @@ def _content(file: Path) -> bytes:
             return opened.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UnavailableError(f"{file}: {error.strerror or error}") from error
-
-
-def proved_chain(tls: ssl.SSLObject) -> list[bytes]:
-    """The chain that the peer of a complete handshake was verified by, in DER, the leaf first and its root
-    last; the leaf alone of a session that TLS 1.2 has resumed."""
-    if hasattr(tls, "get_verified_chain"):  # Python 3.13
-        found: list[bytes] = tls.get_verified_chain()
-    else:
-        import _ssl
-
-        chain = tls._sslobj.get_verified_chain() or ()  # type: ignore[attr-defined]
-        found = [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain]
-    return found or [tls.getpeercert(binary_form=True) or b""]
 
 
 def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Metric]:

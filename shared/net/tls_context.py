@@ -30,6 +30,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.net.legs import Buffer
+from shared.net.tls import MESH_FLAGS, OLDEST, check_trusted, read_file
 from shared.wire import alerts
 from shared.wire.frames import CANCEL
 from shared.wire.sealed_alert import SUITES, sealed_alert
@@ -75,7 +76,10 @@ def server_context(
         ConfigError: a file has not what it should, or key and certificate do not belong together.
     """
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.set_min_proto_version(OLDEST)
+    store = context.get_cert_store()
+    assert store is not None, "a context has one"
+    store.set_flags(MESH_FLAGS)
     context.set_cipher_list(CIPHERS)
     context.set_tls13_ciphersuites(CIPHERS_13)
     context.set_options(
@@ -85,7 +89,7 @@ def server_context(
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 15 KiB less for each idle connection
     _load(certificates, "certificate chain", context.use_certificate_chain_file)
     _load(private_key, "private key of the certificate", lambda file: context.use_privatekey(_key(file)))
-    _load(roots, "root certificates", context.load_verify_locations)
+    _load_roots(context, roots)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _chain_checked)
     context.set_alpn_select_callback(
         lambda _, offered: next((name for name in ALPN if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
@@ -106,6 +110,16 @@ def _load(file: Path, what: str, load: Callable[[Path], None]) -> None:
         raise UnavailableError(f"{what}: {file}: {error.strerror}") from error
     except SSL.Error as error:
         raise ConfigError(str(file), None, "", f"no usable {what}: {reason(error)}") from error
+
+
+def _load_roots(context: SSL.Context, file: Path) -> None:
+    try:
+        check_trusted(read_file(file))
+    except UnavailableError as error:
+        raise UnavailableError(f"root certificates: {error}") from error
+    except ValueError as error:
+        raise ConfigError(str(file), None, "", f"no usable root certificates: {error}") from error
+    _load(file, "root certificates", context.load_verify_locations)
 
 
 def _key(file: Path) -> RSAPrivateKey | EllipticCurvePrivateKey:

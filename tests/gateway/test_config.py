@@ -305,24 +305,24 @@ def tunnel_to(url: str) -> str:
             "F:4: routes[0].token.file: has to be a file's path; this looks like what should be in the file",
         ),
         # Certificates.
-        (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem is no file"),
-        (route_with("ca: folder.pem"), "F:4: routes[0].ca: D/folder.pem is no file"),
-        (route_with("ca: pipe.pem"), "F:4: routes[0].ca: D/pipe.pem is no file"),
+        (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem: No such file or directory"),
+        (route_with("ca: folder.pem"), "F:4: routes[0].ca: D/folder.pem: no regular file"),
+        (route_with("ca: pipe.pem"), "F:4: routes[0].ca: D/pipe.pem: no regular file"),
         (
             route_with("ca: empty.pem"),
-            "F:4: routes[0].ca: D/empty.pem holds no PEM certificates that can be read",
+            "F:4: routes[0].ca: D/empty.pem: empty",
         ),
         (
             route_with("ca: text.pem"),
-            "F:4: routes[0].ca: D/text.pem holds no PEM certificates that can be read",
+            "F:4: routes[0].ca: D/text.pem: no certificate in PEM",
         ),
         (
             route_with("ca: cut.pem"),
-            "F:4: routes[0].ca: D/cut.pem holds no PEM certificates that can be read",
+            "F:4: routes[0].ca: D/cut.pem: a certificate that cannot be read",
         ),
         (
             route_with(f"ca: {'a' * 300}"),
-            f"F:4: routes[0].ca: D/{'a' * 300} cannot be read: File name too long",
+            f"F:4: routes[0].ca: D/{'a' * 300}: File name too long",
         ),
         (
             f"{HOST_ONLY}  tunnel: http://a/b\n  ca: ca.pem",

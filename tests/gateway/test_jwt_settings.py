@@ -12,6 +12,7 @@ from gateway.hbone_settings import HboneSettings
 from gateway.jwt_settings import MAX_AUDIENCES, MAX_CLAIMS, JwtSettings
 from shared.errors import ConfigError
 from shared.identity.certificates.authority import Authority
+from tests.support.revocation import revocation_list
 
 JWT = 'jwt: {issuer: "https://accounts.google.com", audiences: ["https://hgate.example", b], keys: KEYS}'
 GOOGLE = "https://www.googleapis.com/oauth2/v3/certs"
@@ -121,12 +122,12 @@ MANY_CLAIMS = ", ".join(f"c{number}: [a]" for number in range(MAX_CLAIMS + 1))
         (
             f"jwt: {{issuer: i, audiences: [a], keys: '{GOOGLE}', ca: /nonexistent}}",
             "",
-            "4: hbone.jwt.ca: /nonexistent is no file",
+            "4: hbone.jwt.ca: /nonexistent: No such file or directory",
         ),
         (
             f"jwt: {{issuer: i, audiences: [a], keys: '{GOOGLE}', ca: {__file__}}}",
             "",
-            f"4: hbone.jwt.ca: {__file__} holds no PEM certificates that can be read",
+            f"4: hbone.jwt.ca: {__file__}: no certificate in PEM",
         ),
         (
             "idle_timeout: 1h",
@@ -167,6 +168,13 @@ def test_a_mistake_is_told_with_its_place(jwt: str, rule: str, message: str) -> 
     with pytest.raises(ConfigError) as caught:
         parse(file(jwt, *([rule] if rule else [])), "F")
     assert str(caught.value) == f"F:{message}"
+
+
+def test_a_revocation_list_is_no_trusted_certificate(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(revocation_list(Authority.create("a.example")))
+    jwt = f"jwt: {{issuer: i, audiences: [a], keys: '{GOOGLE}', ca: ca.pem}}"
+    with pytest.raises(ConfigError, match=r"hbone\.jwt\.ca: .*ca\.pem: no certificate in PEM"):
+        parse(file(jwt), str(tmp_path / "hgate.yaml"))
 
 
 def test_workloads_that_register_show_no_tokens() -> None:

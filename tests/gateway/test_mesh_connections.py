@@ -21,7 +21,8 @@ from shared.identity.certificates.certificate_writer import Contents
 from shared.identity.spiffe import SpiffeId
 from shared.net.certificate_files import CertificateFiles
 from shared.net.mesh_tls import identity_files, server_context
-from shared.net.revocation_watch import RevocationWatch, proved_chain
+from shared.net.revocation_watch import RevocationWatch
+from shared.net.tls import proved_chain
 from shared.tasks import running, spawn
 from tests.support import hbone_port, reverse_port
 from tests.support.bundles import tell

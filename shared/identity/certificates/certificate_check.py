@@ -122,7 +122,10 @@ def chain_fault(chain: Sequence[x509.Certificate], trusted: Sequence[x509.Certif
     """Why `chain` leads to none of the roots `trusted` at `now`, "" if it does."""
     from OpenSSL import crypto  # 1 MiB that who only shows certificates does not need
 
+    from shared.net.tls import MESH_FLAGS
+
     store = crypto.X509Store()
+    store.set_flags(MESH_FLAGS)
     others = [crypto.X509.from_cryptography(certificate) for certificate in chain[1:]]
     try:
         for root in trusted:

@@ -28,7 +28,7 @@ from shared.identity.certificates.authority_client import (
     to_pem,
 )
 from shared.identity.signing import Signed
-from shared.net import grpc_call
+from shared.net import grpc_call, tls
 from shared.net.address import Address
 from shared.net.dial import reason
 from shared.wire.protobuf_fields import bytes_field, fields, integer_field
@@ -149,13 +149,16 @@ class IstioCa:
     # What the connection is made with; files and roots are read each time, for they change.
 
     def _context(self) -> ssl.SSLContext:
-        context = _trusting(None if self._roots is None else self._roots())
+        try:
+            context = tls.client_of(None if self._roots is None else self._roots(), alpn=tls.ALPN_H2)
+        except ValueError as error:
+            told = "the roots that its own certificate has to lead to cannot be used"
+            raise SigningError(f"{told}: {error}") from error
         if self._certificate is not None:
             chain, key = self._certificate
             try:
                 _check_dates(chain)
-                # A password, for OpenSSL would ask the terminal for one.
-                context.load_cert_chain(chain, key, password="")
+                tls.load_own(context, chain, key)
             except (OSError, ValueError) as error:
                 cause = reason(error) if isinstance(error, OSError) else str(error)
                 told = f"our certificate {chain} with key {key} does not serve: {cause}"
@@ -169,17 +172,6 @@ def _text(value: int | bytes) -> str:
     if isinstance(value, int):
         raise ValueError("its certificates are numbers")
     return value.decode()
-
-
-def _trusting(roots: bytes | None) -> ssl.SSLContext:
-    if roots is None:
-        return ssl.create_default_context()
-    if not roots.strip():  # Python would take the system's instead
-        raise SigningError("there are no roots that its own certificate could lead to")
-    try:
-        return ssl.create_default_context(cadata=roots.decode("ascii"))
-    except (ValueError, ssl.SSLError) as error:
-        raise SigningError("the roots that its own certificate has to lead to are not in PEM") from error
 
 
 def _check_dates(chain: Path) -> None:

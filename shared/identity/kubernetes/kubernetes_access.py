@@ -27,6 +27,7 @@ from shared.identity.kubernetes.kubernetes_names import (
 )
 from shared.identity.tokens import FileToken
 from shared.net.address import Address
+from shared.net.tls import ALPN_HTTP1, client_of, load_own_pem
 
 DEFAULT_PORT = 443
 
@@ -104,16 +105,12 @@ class Access:
 
         Raises UnavailableError when a file cannot be read, or is not what it should be.
         """
-        if self.authority is None:
-            context = ssl.create_default_context()
-        else:
-            try:
-                context = ssl.create_default_context(cadata=self.authority.read().decode("ascii", "ignore"))
-            except (ValueError, ssl.SSLError) as error:
-                raise UnavailableError(
-                    f"trusted certificates of {self.server}: no PEM certificate in {self.authority.place}"
-                ) from error
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        trusted = None if self.authority is None else self.authority.read()
+        try:
+            context = client_of(trusted, alpn=ALPN_HTTP1)
+        except ValueError as error:
+            place = self.authority.place if self.authority else ""
+            raise UnavailableError(f"trusted certificates of {self.server}: {place}: {error}") from error
         if self.certificate is not None:
             _load(context, *self.certificate)
         return context
@@ -173,24 +170,13 @@ def in_cluster(host: str, port: str = "", folder: Path = SERVICE_ACCOUNT_FOLDER)
 
 
 def _load(context: ssl.SSLContext, chain: Pem, key: Pem) -> None:
-    """Python's ssl loads files only: this one is in memory, so that a key that was given is on no disk."""
-    file = os.memfd_create("client certificate", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(file, "wb", closefd=False) as writer:
-            writer.write(chain.read().strip() + b"\n" + key.read())
-        context.load_cert_chain(f"/proc/self/fd/{file}", password=_no_password)
+        load_own_pem(context, chain.read().strip() + b"\n" + key.read())
     except OSError as error:  # ssl.SSLError is one
         raise _unusable(chain, key, "they are no PEM, or do not belong together") from error
     except ValueError as error:
         raise _unusable(chain, key, str(error)) from error
-    finally:
-        os.close(file)
 
 
 def _unusable(chain: Pem, key: Pem, reason: str) -> UnavailableError:
     return UnavailableError(f"cannot use client certificate {chain.place}, key {key.place}: {reason}")
-
-
-def _no_password() -> str:
-    """Without it OpenSSL asks for an encrypted key's password at the terminal, and waits."""
-    raise ValueError("the key is encrypted")

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from google.auth import exceptions, transport
 
 from shared.errors import HboneError, TokenError
-from shared.identity.token_sources.token_answers import MAX_ANSWER_BYTES, said, system_trust
+from shared.identity.token_sources.token_answers import MAX_ANSWER_BYTES, said
 from shared.identity.token_sources.token_settings import is_own_machine, target_of
 from shared.net import http1_client
 from shared.net.http1_client import Target
@@ -177,7 +177,7 @@ class LoopRequest(transport.Request):
                 body=body,
                 timeout_s=max(0.0, min(self._step_timeout_s, left_s)),
                 max_bytes=MAX_ANSWER_BYTES,
-                tls=system_trust() if self._tls is None and url.startswith("https:") else self._tls,
+                tls=self._tls,
             )
         except HboneError as error:
             outcome.set_exception(error)

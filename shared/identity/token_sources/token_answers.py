@@ -7,7 +7,6 @@ for the minters.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import ssl
@@ -27,12 +26,6 @@ MAX_ACCESS_TOKEN_S = 12 * 3600.0
 
 # RFC 6749 section 5.2 and google.rpc.Code spell theirs so. Of other shapes nothing is repeated.
 _ERROR_CODE = re.compile(r"(?=.{2,40}\Z)(?:[a-z]+(?:_[a-z]+)*|[A-Z]+(?:_[A-Z]+)*)")
-
-
-@functools.cache
-def system_trust() -> ssl.SSLContext:
-    """The system's trusted roots, read once: it takes 10 ms and 3 MiB each time."""
-    return ssl.create_default_context()
 
 
 async def ask(
@@ -58,7 +51,7 @@ async def ask(
             body=json.dumps(body).encode(),
             timeout_s=timeout_s,
             max_bytes=MAX_ANSWER_BYTES,
-            tls=system_trust() if tls is None and url.startswith("https:") else tls,
+            tls=tls,
         )
     except (DialError, UpstreamError) as error:
         raise TokenError(f"no token from {place}: {error}", "unreachable") from error

@@ -21,7 +21,8 @@ from shared.net.address import MAX_NAME_CHARS, Address, check_host_name, is_ipv4
         ("my_service:80", Address("my_service", 80), "my_service:80"),
         ("[::1]:80", Address("::1", 80), "[::1]:80"),
         ("[0:0:0:0:0:0:0:1]:80", Address("::1", 80), "[::1]:80"),
-        ("[::ffff:10.0.0.1]:80", Address("::ffff:a00:1", 80), "[::ffff:a00:1]:80"),
+        ("[::ffff:10.0.0.1]:80", Address("::ffff:10.0.0.1", 80), "[::ffff:10.0.0.1]:80"),
+        ("[::ffff:10.0.0.1%eth0]:80", Address("::ffff:10.0.0.1%eth0", 80), None),
         ("[fe80::1%eth0]:80", Address("fe80::1%eth0", 80), "[fe80::1%eth0]:80"),
     ],
 )
@@ -107,8 +108,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 @given(st.ip_addresses(), st.integers(0, 65535))
 def test_every_ip_address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
-    address = Address(str(ip), port)
-    assert Address.parse(str(address)) == address
+    address = Address.parse(str(Address(str(ip), port)))
+    assert (ipaddress.ip_address(address.host), address.port) == (ip, port)
+    assert Address.parse(str(address)) == address, "it is written as it is read"
     assert address.is_ip
     assert not Address(f"host{port}", port).is_ip
 

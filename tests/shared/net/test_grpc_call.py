@@ -14,7 +14,7 @@ import pytest
 from shared.errors import DialError, UpstreamError
 from shared.net.address import Address
 from shared.net.grpc_call import Reply, call
-from shared.net.tls import server_context
+from shared.net.tls import client_context, server_context
 from shared.tasks import spawn
 from shared.wire import frames
 from shared.wire.grpc_message import framed
@@ -64,7 +64,7 @@ async def ask(
         Address("127.0.0.1", port),
         path,
         message,
-        tls=ssl.create_default_context(cafile=str(credentials.ca)),
+        tls=client_context(credentials.ca, 0.0),
         server_name="localhost",
         metadata=metadata or {},
         timeout_s=timeout_s,

@@ -19,7 +19,8 @@ from shared.identity.certificates.authority import ROOTS_FILE, Authority, KeyPai
 from shared.identity.revocation_lists import RevocationList
 from shared.identity.spiffe import SpiffeId
 from shared.net import revocation_watch
-from shared.net.revocation_watch import RevocationWatch, families, proved_chain
+from shared.net.revocation_watch import RevocationWatch, families
+from shared.net.tls import proved_chain
 from tests.support.revocation import HOUR_S, Hierarchy, put, revocation_list, serial, trust
 from tests.support.tcp_peer import PATIENCE_S
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
 
 from shared.errors import (
     ALERT_DECODE_ERROR,
@@ -34,6 +35,7 @@ from shared.identity.spiffe import SpiffeId
 from shared.net.tls_context import ServerHandshake, outgoing, server_context
 from shared.wire import alerts
 from shared.wire.sealed_alert import SUITES
+from tests.support import odd_chains
 from tests.support.tls_client import VERSIONS, client_context, reason
 
 TRUST_DOMAIN = "demo.local"
@@ -371,6 +373,27 @@ def test_no_session_is_resumed(files: Path, authority: Authority, certificate: K
     second.set_session(session)
     shake(second, ServerHandshake(server_side))
     assert checked == [1, 0] * 2  # a resumed session checks nothing
+
+
+# Which chains: as the factory's contexts of the mesh.
+
+
+def test_chains_are_judged_as_by_others_of_the_mesh(files: Path) -> None:
+    accepted = set()
+    chains = odd_chains.all_chains()
+    for name, chain in chains.items():
+        (files / ROOTS_FILE).write_bytes(chain.trusted)
+        context = context_of(files)  # who owns the store, so it has to outlive it
+        store = context.get_cert_store()
+        assert store is not None
+        shown = re.findall(rb"-----BEGIN.*?-----END CERTIFICATE-----", chain.shown, re.DOTALL)
+        leaf, *others = (crypto.load_certificate(crypto.FILETYPE_PEM, pem) for pem in shown)
+        with suppress(crypto.X509StoreContextError):
+            crypto.X509StoreContext(store, leaf, others).verify_certificate()
+            accepted.add(name)
+    # What a certificate is for, and its names, are not the store's matter.
+    elsewhere = {"for clients", odd_chains.WRONG_NAME}
+    assert accepted == {*odd_chains.good(), *odd_chains.odd(), *elsewhere}
 
 
 # Files.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from shared.identity.kubernetes.kubernetes_api import KubernetesApi
 from shared.identity.kubernetes.kubernetes_config import GivenToken, NoBearer
 from shared.identity.kubernetes.kubernetes_tokens import KubernetesTokens
 from shared.net.http1_client import Target
+from shared.net.tls import server_context
+from tests.support import odd_chains
 from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer, access, kubeconfig
+from tests.support.tls_verdicts import handshake
 
 
 def pod_folder(folder: Path, server: LocalApiServer) -> Path:
@@ -97,12 +101,26 @@ def test_certificates_that_are_no_good() -> None:
         broken(certificate=crossed).tls()
     with pytest.raises(UnavailableError, match="client certificate the chain"):
         broken(certificate=(Pem("the chain", given=b"garbage"), Pem("the key", given=b"garbage"))).tls()
-    with pytest.raises(UnavailableError, match="no PEM certificate in the authority"):
-        broken(authority=Pem("the authority", given=b"garbage")).tls()
+    for pem, reason in ((b"garbage", "no certificate in PEM"), (b"", "empty"), (b" \n", "empty")):
+        # An empty ca.crt is not the system's certificates.
+        with pytest.raises(UnavailableError, match=f"trusted certificates of .*: the authority: {reason}"):
+            broken(authority=Pem("the authority", given=pem)).tls()
     with pytest.raises(UnavailableError, match=r"cannot read /no/such/ca: No such file"):
         broken(authority=Pem("/no/such/ca", Path("/no/such/ca"))).tls()
     with pytest.raises(UnavailableError, match=r"no ca\.crt for https"):
         broken().authority_pem()
+
+
+@pytest.mark.parametrize("name", ["no key identifiers", "no key identifiers, three", "issuing authority"])
+def test_a_server_whose_authority_has_no_key_identifiers(tmp_path: Path, name: str) -> None:
+    """As EKS has them; and one whose kubeconfig has the issuing authority without its root."""
+    chain = odd_chains.all_chains()[name]
+    chain.write(tmp_path / "chain")
+    server = server_context(tmp_path / "chain" / "shown.pem", tmp_path / "chain" / "key.pem")
+    client = broken(authority=Pem("certificate-authority-data", given=chain.trusted)).tls()
+    handshake(client, server, odd_chains.NAME)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        handshake(client, server, "other.example.test")
 
 
 def test_a_key_with_a_password_is_refused_without_asking_anybody_for_it() -> None:
