@@ -46,7 +46,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_CAS_NAMES": "who is in its certificates: caller (of the token) or request, if it may ask (caller)",
     "HBONE_CA_TOKEN_FILE": "token for the CA, - for none (istio: where HBONE_K8S_TOKENS keeps it)",
     "GCE_METADATA_HOST": "metadata server, whose access token Google's CA Service takes (Google's)",
-    "HBONE_CA_FOLDER": "folder of the development CA, made if it is missing (/tmp/hbone-dev-ca)",
+    "HBONE_CA_FOLDER": "folder of the development CA, the user's own (XDG_RUNTIME_DIR/hbone/dev-ca)",
     "HBONE_CA_TIMEOUT": "seconds until krun has to have its first certificate (30)",
     "HBONE_CERT_LIFETIME": "seconds that a certificate is asked for (86400)",
     "HBONE_CERT_RENEW_AT": "part of its life after which it is renewed, 0.2 to 0.9 (0.5)",
@@ -61,7 +61,8 @@ CAS: tuple[Ca, ...] = get_args(Ca)
 CAS_NAMES: tuple[CasNames, ...] = get_args(CasNames)
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
-DEV_CA_FOLDER = Path("/tmp/hbone-dev-ca")
+DEV_CA_FOLDER = "dev-ca"
+"""Below what `private_folder.runtime_folder` gives."""
 
 ISTIO_CA_NAME = "istiod.istio-system.svc"
 """What istiod's certificate says, however it is reached."""
@@ -105,8 +106,8 @@ class CertificateSettings:
     metadata_host: str = token_settings.DEFAULT_METADATA_HOST
     """HOST or HOST:PORT of that."""
 
-    folder: Path = DEV_CA_FOLDER
-    """The development CA's."""
+    folder: Path | None = None
+    """The development CA's; only that has one."""
 
     start_timeout_s: float = 30.0
     """For the first certificate: without one krun does not start, and whoever started it tries again."""
@@ -153,7 +154,7 @@ def read(
             token_file or ISTIO_FILE if ca == "istio" else None,
         ),
         metadata_host=read("GCE_METADATA_HOST", token_settings.metadata_host, default.metadata_host),
-        folder=read("HBONE_CA_FOLDER", Path, default.folder),
+        folder=read("HBONE_CA_FOLDER", Path, None) or (_own_folder(read) if ca == "dev" else None),
         start_timeout_s=read("HBONE_CA_TIMEOUT", number_in(1, MAX_TIMEOUT_S), default.start_timeout_s),
         lifetime_s=read("HBONE_CERT_LIFETIME", number_in(MIN_LIFETIME_S, MAX_LIFETIME_S), default.lifetime_s),
         renew_at=read("HBONE_CERT_RENEW_AT", number_in(MIN_SHARE, MAX_SHARE, "of a life"), default.renew_at),
@@ -172,6 +173,13 @@ def read(
         if not is_pool(settings.pool):
             raise UsageError("HBONE_CA=cas, but CA_POOL is no projects/P/locations/L/caPools/POOL")
     return settings
+
+
+def _own_folder(read: Variables) -> Path:
+    """The development CA's, if nobody names one: all programs of this user share it."""
+    from shared.private_folder import runtime_folder
+
+    return runtime_folder(read("XDG_RUNTIME_DIR", Path, None)) / DEV_CA_FOLDER
 
 
 def _identity(read: Variables, trust_domain: str, ca: Ca) -> SpiffeId:

@@ -38,11 +38,14 @@ def make_keeper(settings: CertificateSettings, folder: Path) -> CertificateKeepe
 
 def make_signer(settings: CertificateSettings, folder: Path, roots: RootSources) -> Signer:
     """The authority that the settings name; `folder` has the certificate that is to be renewed. Raises
-    UnavailableError or ConfigError if the roots cannot be read."""
+    UnavailableError or ConfigError if the roots cannot be read, or a folder cannot be used."""
     if settings.ca == "dev":
         from shared.identity.certificates.dev_ca import DevCa
 
-        return DevCa(settings.folder, settings.identity)
+        assert settings.folder is not None, "settings of a development CA"
+        development = DevCa(settings.folder, settings.identity)
+        development.check()  # at once, for what is wrong with its folder does not pass by itself
+        return development
     if settings.ca == "istio":
         from shared.identity.certificates.istio_ca import IstioCa
 

@@ -225,6 +225,18 @@ async def test_a_certificate_is_there_before_the_mtls_end(tmp_path: Path) -> Non
         await it.listening()
 
 
+async def test_a_development_ca_that_others_could_use(tmp_path: Path) -> None:
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca").chmod(0o777)
+    settings = {"HBONE_CA": "dev", "HBONE_CA_FOLDER": str(tmp_path / "ca"), "TRUST_DOMAIN": "demo.local"}
+    async with krun("true", environ=settings | {"HBONE_CERTS": str(tmp_path / "certs")}) as it:
+        code, _, err = await it.process.ended()
+    assert code == 69
+    (line,) = err.splitlines()
+    assert line.startswith(f"krun: development CA: {tmp_path}/ca may be written by others than user ")
+    assert line.endswith("(mode 0777); set HBONE_CA_FOLDER to another folder, or remove this one")
+
+
 async def test_no_certificate_is_to_be_had(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(unsigned_token(aud="istio-ca", exp=time.time() + 3600))

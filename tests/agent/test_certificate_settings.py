@@ -14,6 +14,7 @@ from shared.identity.certificates import certificate_folder
 from shared.identity.certificates.certificate_folder import NAMES
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
+from shared.private_folder import runtime_folder
 
 LEAST = {"HBONE_CA": "istio", "TRUST_DOMAIN": "cluster.local", "CA_ADDR": "istiod.example:15012"}
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJpc3Rpby1jYSJ9.c2lnbmF0dXJl"
@@ -24,6 +25,14 @@ def read(**environ: str) -> CertificateSettings:
     found = from_env(LEAST | environ).authority
     assert found is not None
     return found
+
+
+def test_the_development_ca_is_the_user_s_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    assert read(HBONE_CA="dev", XDG_RUNTIME_DIR=str(tmp_path)).folder == tmp_path / "hbone" / "dev-ca"
+    elsewhere = read(HBONE_CA="dev", XDG_RUNTIME_DIR="/nonexistent").folder
+    assert elsewhere == runtime_folder(None) / "dev-ca"
+    assert read(HBONE_CA="dev", HBONE_CA_FOLDER="/ca").folder == Path("/ca")
 
 
 def test_the_least() -> None:

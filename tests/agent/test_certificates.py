@@ -24,6 +24,7 @@ from tests.support.cas_server import POOL, CasServer
 from tests.support.google import Google
 from tests.support.google_services import MACHINE
 from tests.support.istiod import Istiod
+from tests.support.system_trust import system_trusts
 from tests.support.tcp_peer import PATIENCE_S
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
@@ -131,12 +132,14 @@ def keeper_of(settings: Settings) -> CertificateKeeper:
     return make_keeper(settings.authority, settings.certificates)
 
 
-async def test_google_cas_as_the_account_that_the_machine_runs_as(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_google_cas_as_the_account_that_the_machine_runs_as(tmp_path: Path) -> None:
     mesh = Authority.create("demo.local")
     (tmp_path / "ca.pem").write_bytes(mesh.root_pem)
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with system_trusts(tmp_path / "ca.pem"):
+        await renewed_by_the_machine_s_account(mesh, tmp_path)
+
+
+async def renewed_by_the_machine_s_account(mesh: Authority, tmp_path: Path) -> None:
     async with (
         Google() as google,
         CasServer(mesh, HELLO, accepts=lambda token: google.owner(token) == MACHINE) as server,
@@ -164,19 +167,23 @@ async def test_google_cas_as_the_account_that_the_machine_runs_as(
     assert read.chain[0].serial_number == serials[-1]
 
 
-async def test_google_cas_with_a_token_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_google_cas_with_a_token_in_a_file(tmp_path: Path) -> None:
     mesh = Authority.create("demo.local")
     (tmp_path / "ca.pem").write_bytes(mesh.root_pem)
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     (tmp_path / "token").write_text("one-token")
-    async with CasServer(mesh, HELLO, token="one-token") as server:
-        keeper = keeper_of(cas(server, tmp_path, HBONE_CA_TOKEN_FILE=str(tmp_path / "token")))
-        await keeper.start()
-        server.token = "another-token"
-        (tmp_path / "token").write_text("another-token")
-        await keeper.renew()
-        await keeper.close()
+    with system_trusts(tmp_path / "ca.pem"):
+        async with CasServer(mesh, HELLO, token="one-token") as server:
+            await renewed_by_a_token_in_a_file(server, tmp_path)
     assert found(tmp_path / "certs").identity == HELLO
+
+
+async def renewed_by_a_token_in_a_file(server: CasServer, tmp_path: Path) -> None:
+    keeper = keeper_of(cas(server, tmp_path, HBONE_CA_TOKEN_FILE=str(tmp_path / "token")))
+    await keeper.start()
+    server.token = "another-token"
+    (tmp_path / "token").write_text("another-token")
+    await keeper.renew()
+    await keeper.close()
 
 
 async def test_google_cas_without_a_metadata_server(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.errors import UnavailableError
 from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.identity.spiffe import SpiffeId
+from shared.private_folder import PrivateFolder
 
 BACKDATED_S = 300
 """How far `not_before` lies back: clocks of containers and laptops differ by seconds, seldom by minutes."""
@@ -197,39 +198,33 @@ class Authority:
         write_atomically(target / PRIVATE_KEY_FILE, key_pair.key_pem, PRIVATE_MODE)
         write_atomically(target / CERTIFICATES_FILE, key_pair.certificate_pem, PUBLIC_MODE)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the root and, readable for the owner only, its key into `folder`, which is there; each file
-        appears whole or not at all, the root last. Raises OSError when the folder cannot be written."""
-        target = Path(folder)
-        write_atomically(target / CA_KEY_FILE, _key_pem(self.key), PRIVATE_MODE)
-        write_atomically(target / CA_CERTIFICATE_FILE, self.root_pem, PUBLIC_MODE)
+    def save(self, folder: PrivateFolder) -> None:
+        """Writes the root and, readable for the owner only, its key into `folder`; each file appears whole or
+        not at all, the root last. Raises OSError when the folder cannot be written."""
+        folder.write(CA_KEY_FILE, _key_pem(self.key), PRIVATE_MODE)
+        folder.write(CA_CERTIFICATE_FILE, self.root_pem, PUBLIC_MODE)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Authority:
+    def load(cls, folder: PrivateFolder) -> Authority:
         """What `save` has written into `folder`. Raises UnavailableError, which names the file, when one is
-        missing, cannot be read, is not what it should be, or they do not belong together."""
-        certificate_file, key_file = Path(folder) / CA_CERTIFICATE_FILE, Path(folder) / CA_KEY_FILE
+        missing, cannot be read, is not ours alone, is not what it should be, or does not belong to the other.
+        """
+        certificate_file, key_file = folder.path / CA_CERTIFICATE_FILE, folder.path / CA_KEY_FILE
+        certificate_pem = folder.read(CA_CERTIFICATE_FILE, MAX_CA_FILE_BYTES, secret=False)
+        key_pem = folder.read(CA_KEY_FILE, MAX_CA_FILE_BYTES, secret=True)
         try:
-            root = x509.load_pem_x509_certificate(_read(certificate_file))
+            root = x509.load_pem_x509_certificate(certificate_pem)
             trust_domain = _trust_domain(root)
         except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
-            raise UnavailableError(f"authority: {certificate_file} is no certificate of ours") from error
+            raise UnavailableError(f"{certificate_file} is no certificate of ours") from error
         try:
-            key = serialization.load_pem_private_key(_read(key_file), None)
+            key = serialization.load_pem_private_key(key_pem, None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             # Without the original, whose text may have something of the file.
-            raise UnavailableError(f"authority: {key_file} is no private key in PEM") from None
+            raise UnavailableError(f"{key_file} is no private key in PEM") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != root.public_key():
-            raise UnavailableError(f"authority: {key_file} is not the key of {certificate_file}")
+            raise UnavailableError(f"{key_file} is not the key of {certificate_file}")
         return cls(trust_domain, root, key)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(MAX_CA_FILE_BYTES)
-    except OSError as error:
-        raise UnavailableError(f"authority: {file}: {error.strerror or error}") from error
 
 
 def _trust_domain(root: x509.Certificate) -> str:

@@ -1,8 +1,8 @@
 """The development CA as an authority that signs for us: no network, no proof, one folder for all.
 
-Owned here: the folder that several processes of a demo share, made by whichever comes first, and the contract
-of `signing` over it. Whoever can read the folder can be anybody in its trust domain. Counterpart:
-`authority`, which has the key.
+Owned here: the folder that several processes of one user share, made by whichever comes first, and the
+contract of `signing` over it. Whoever can write to the folder, or read the key in it, can be anybody in its
+trust domain; so only a `PrivateFolder` will do. Counterpart: `authority`, which has the key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +19,9 @@ from shared.identity.certificates.authority import CA_CERTIFICATE_FILE, LEAF_LIF
 from shared.identity.certificates.authority_client import to_pem
 from shared.identity.signing import Signed
 from shared.identity.spiffe import SpiffeId
+from shared.private_folder import PrivateFolder
 
 log = logging.getLogger("hbone.dev_ca")
-
-FOLDER_MODE = 0o700
-"""Of a folder that we make: the key in it is worth as much as all that it signs."""
 
 LOCK_TIMEOUT_S = 2.0
 """Until another process has let go of the folder, which takes it a millisecond; one that was stopped never
@@ -45,6 +42,16 @@ class DevCa:
     def name(self) -> str:
         return f"development CA in {self._folder}"
 
+    def check(self) -> None:
+        """Raises UnavailableError where no attempt to sign could succeed: the folder cannot be used, or is of
+        another trust domain. Makes it if it is missing; blocks as `open_authority`."""
+        try:
+            open_authority(self._folder, self._identity.trust_domain)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"development CA: {error}; set HBONE_CA_FOLDER to another folder, or remove this one"
+            ) from error
+
     async def sign(self, request_pem: bytes, lifetime_s: float = LEAF_LIFETIME_S) -> Signed:
         """As `signing.Signer.sign` has it."""
         try:
@@ -56,53 +63,47 @@ class DevCa:
         return Signed(to_pem([certificate]), authority.root_pem)
 
 
-def open_authority(folder: Path, trust_domain: str) -> Authority:
-    """The authority in `folder`, made there if it is missing, and anew if its root has ended. Processes that
-    do this together get the same one.
+def open_authority(path: Path, trust_domain: str) -> Authority:
+    """The authority in the folder `path`, made there if it is missing, and anew if its root has ended.
+    Processes that do this together get the same one.
 
     Blocks for LOCK_TIMEOUT_S at most while another one does it. Raises UnavailableError when the folder or
-    what is in it cannot be used, or it is of another trust domain; ValueError when `trust_domain` is not a
-    valid one.
+    what is in it cannot be used, is not ours alone, or is of another trust domain; ValueError when
+    `trust_domain` is not a valid one.
     """
-    try:
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise UnavailableError(f"authority: {folder}: {error.strerror or error}") from error
-    try:
-        _take(lock, folder)
-        if not (folder / CA_CERTIFICATE_FILE).exists():
-            return _made(folder, trust_domain)
-        authority = Authority.load(folder)
-        if authority.trust_domain != trust_domain:
-            raise UnavailableError(
-                f"authority: {folder} is of trust domain {authority.trust_domain}, not {trust_domain}"
-            )
-        if authority.root.not_valid_after_utc <= datetime.now(UTC):
-            log.warning("the root in %s has ended: a new one is made, which others have to be told", folder)
-            return _made(folder, trust_domain)
+    with PrivateFolder(path) as folder:
+        try:
+            _lock(folder)
+            if not folder.has(CA_CERTIFICATE_FILE):
+                return _made(folder, trust_domain)
+            authority = Authority.load(folder)
+            if authority.trust_domain != trust_domain:
+                raise UnavailableError(
+                    f"{path} is of trust domain {authority.trust_domain}, not {trust_domain}"
+                )
+            if authority.root.not_valid_after_utc <= datetime.now(UTC):
+                log.warning("the root in %s has ended: a new one is made, which others have to be told", path)
+                return _made(folder, trust_domain)
+        except OSError as error:
+            raise UnavailableError(f"{path}: {error.strerror or error}") from error
         return authority
-    finally:
-        os.close(lock)
 
 
-def _take(lock: int, folder: Path) -> None:
+def _lock(folder: PrivateFolder) -> None:
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise UnavailableError(f"authority: {folder} is locked by another process") from error
+                raise UnavailableError(f"{folder.path} is locked by another process") from error
             time.sleep(LOCK_PAUSE_S)
         else:
             return
 
 
-def _made(folder: Path, trust_domain: str) -> Authority:
+def _made(folder: PrivateFolder, trust_domain: str) -> Authority:
+    """Raises OSError."""
     authority = Authority.create(trust_domain)
-    try:
-        authority.save(folder)
-    except OSError as error:
-        raise UnavailableError(f"authority: {folder}: {error.strerror or error}") from error
+    authority.save(folder)
     return authority

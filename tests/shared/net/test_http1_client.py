@@ -16,6 +16,7 @@ from shared.net import tls
 from shared.net.http1_client import Response, Target, get, request
 from tests.support import odd_chains
 from tests.support.metadata_server import PATIENCE_S, closed_port, listening
+from tests.support.system_trust import system_trusts
 
 SECRET = "eyJhbGciOiJSUzI1NiJ9.eyJzZWNyZXQiOjF9.c2lnbmF0dXJl"
 
@@ -130,21 +131,17 @@ async def test_https_with_a_trust_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["by the book", "no key identifiers", "issuing authority"])
-async def test_https_with_the_system_s_trust(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+async def test_https_with_the_system_s_trust(tmp_path: Path, name: str) -> None:
     """An authority that a company has put into its machines' store, as its tools made it long ago."""
     chain = odd_chains.all_chains()[name]
     chain.write(tmp_path / "chain")
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "chain" / "trusted.pem"))
-    tls._followed.cache_clear()
     serving = tls.server_context(tmp_path / "chain" / "shown.pem", tmp_path / "chain" / "key.pem")
     serving.set_alpn_protocols(["h2", "http/1.1"])
     async with server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", tls=serving) as far:
         url = f"https://localhost:{far.port}/"
-        response = await get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=10)
+        with system_trusts(tmp_path / "chain" / "trusted.pem"):
+            response = await get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=10)
     assert response.body == b"ok"
-    tls._followed.cache_clear()
 
 
 # Failures.

@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from shared.errors import UnavailableError
 from shared.identity.certificates.authority import Authority, KeyPair
 from shared.identity.spiffe import SpiffeId, ids_of
+from shared.private_folder import PrivateFolder
 from tests.support.certificate_requests import new_key, request_pem
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
@@ -231,24 +232,26 @@ def test_a_request_with_a_key_that_is_somebody_elses() -> None:
 
 def test_an_authority_comes_back_from_its_files(tmp_path: Path) -> None:
     authority = Authority.create("demo.local")
-    authority.save(tmp_path)
-    loaded = Authority.load(tmp_path)
+    with PrivateFolder(tmp_path) as folder:
+        authority.save(folder)
+        loaded = Authority.load(folder)
     assert (loaded.trust_domain, loaded.root) == (authority.trust_domain, authority.root)
     leaf(loaded.issue(HELLO)).verify_directly_issued_by(authority.root)
 
 
 def test_files_that_are_no_authority(tmp_path: Path) -> None:
     authority, other = Authority.create("demo.local"), Authority.create("demo.local")
-    with pytest.raises(UnavailableError, match=r"ca-cert\.pem: No such file or directory$"):
-        Authority.load(tmp_path)
-    authority.save(tmp_path)
-    (tmp_path / "ca-key.pem").unlink()
-    with pytest.raises(UnavailableError, match=r"ca-key\.pem: No such file or directory$"):
-        Authority.load(tmp_path)
-    other.save(tmp_path)
-    (tmp_path / "ca-cert.pem").write_bytes(authority.root_pem)
-    with pytest.raises(UnavailableError, match=r"ca-key\.pem is not the key of .*ca-cert\.pem$"):
-        Authority.load(tmp_path)
-    (tmp_path / "ca-cert.pem").write_bytes(authority.issue(dns_names=["a"]).certificate_pem)
-    with pytest.raises(UnavailableError, match=r"ca-cert\.pem is no certificate of ours$"):
-        Authority.load(tmp_path)
+    with PrivateFolder(tmp_path) as folder:
+        with pytest.raises(UnavailableError, match=r"ca-cert\.pem: No such file or directory$"):
+            Authority.load(folder)
+        authority.save(folder)
+        (tmp_path / "ca-key.pem").unlink()
+        with pytest.raises(UnavailableError, match=r"ca-key\.pem: No such file or directory$"):
+            Authority.load(folder)
+        other.save(folder)
+        (tmp_path / "ca-cert.pem").write_bytes(authority.root_pem)
+        with pytest.raises(UnavailableError, match=r"ca-key\.pem is not the key of .*ca-cert\.pem$"):
+            Authority.load(folder)
+        (tmp_path / "ca-cert.pem").write_bytes(authority.issue(dns_names=["a"]).certificate_pem)
+        with pytest.raises(UnavailableError, match=r"ca-cert\.pem is no certificate of ours$"):
+            Authority.load(folder)

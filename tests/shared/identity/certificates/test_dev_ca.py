@@ -19,6 +19,8 @@ from shared.identity.certificates import dev_ca
 from shared.identity.certificates.authority import Authority
 from shared.identity.certificates.dev_ca import DevCa, open_authority
 from shared.identity.spiffe import SpiffeId, peer_id
+from shared.private_folder import PrivateFolder
+from tests.support import other_user
 from tests.support.certificate_requests import new_key, request_pem, told
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
@@ -37,7 +39,7 @@ async def test_a_certificate_from_a_folder_that_was_not_there(tmp_path: Path) ->
 async def test_all_share_a_root(tmp_path: Path) -> None:
     other = SpiffeId.of_workload("demo.local", "demo", "other")
     signed = [await DevCa(tmp_path, identity).sign(request_pem(new_key()), 60) for identity in (HELLO, other)]
-    assert signed[0].roots_pem == signed[1].roots_pem == Authority.load(tmp_path).root_pem
+    assert signed[0].roots_pem == signed[1].roots_pem == (tmp_path / "ca-cert.pem").read_bytes()
 
 
 def test_processes_that_begin_together_have_the_same_root(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ async def test_a_process_that_was_stopped_holds_up_nobody_for_ever(
     monkeypatch.setattr(dev_ca, "LOCK_TIMEOUT_S", 0.05)
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    told = f"development CA in {tmp_path}: authority: {tmp_path} is locked by another process"
+    told = f"development CA in {tmp_path}: {tmp_path} is locked by another process"
     with pytest.raises(SigningError, match=told):
         await DevCa(tmp_path, HELLO).sign(request_pem(new_key()), 60)
     os.close(lock)
@@ -83,7 +85,8 @@ def test_what_is_made_is_the_owners_only(tmp_path: Path) -> None:
 
 def test_a_root_that_has_ended_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old = Authority.create("demo.local", lifetime_s=-1)
-    old.save(tmp_path)
+    with PrivateFolder(tmp_path) as folder:
+        old.save(folder)
     new = open_authority(tmp_path, "demo.local")
     assert new.root != old.root
     assert "has ended" in caplog.text
@@ -95,7 +98,7 @@ async def test_another_trust_domain(tmp_path: Path) -> None:
     with pytest.raises(SigningError) as caught:
         await DevCa(tmp_path, HELLO).sign(request_pem(new_key()), 60)
     assert str(caught.value) == (
-        f"development CA in {tmp_path}: authority: {tmp_path} is of trust domain other.local, not demo.local"
+        f"development CA in {tmp_path}: {tmp_path} is of trust domain other.local, not demo.local"
     )
 
 
@@ -120,13 +123,60 @@ async def test_spoilt_files_are_named(tmp_path: Path, spoilt: str, content: byte
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UnavailableError, match=r"^authority: .*/file: File exists$"):
-        open_authority(tmp_path / "file", "demo.local")
-    with pytest.raises(UnavailableError, match=r"^authority: .*/file/ca: Not a directory$"):
-        open_authority(tmp_path / "file" / "ca", "demo.local")
+    for folder in (tmp_path / "file", tmp_path / "file" / "ca"):
+        with pytest.raises(UnavailableError, match=r"/file: Not a directory$"):
+            open_authority(folder, "demo.local")
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "ca-key.pem" / "in the way").mkdir(parents=True)
-    with pytest.raises(UnavailableError, match=r"^authority: .*: Is a directory$"):
+    with pytest.raises(UnavailableError, match=f"^{tmp_path}: Is a directory$"):
         open_authority(tmp_path, "demo.local")
+
+
+# Another user of the machine, who was there first.
+
+
+@other_user.root_only
+async def test_the_authority_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    """They have its key, so they could sign as anybody."""
+    with PrivateFolder(tmp_path) as folder:
+        Authority.create("demo.local").save(folder)
+    with other_user.shared_folder() as public:
+        for name in ("ca-cert.pem", "ca-key.pem"):
+            (public / name).write_bytes((tmp_path / name).read_bytes())
+            (public / name).chmod(0o644)
+        copies = [str(public / name) for name in ("ca-cert.pem", "ca-key.pem")]
+        other_user.run("sh", "-c", 'mkdir -m 755 "$1" && cp "$2" "$3" "$1"', "sh", public / "ca", *copies)
+        with pytest.raises(SigningError, match="/ca belongs to user nobody, not to user root"):
+            await DevCa(public / "ca", HELLO).sign(request_pem(new_key()), 60)
+        with pytest.raises(UnavailableError) as caught:
+            DevCa(public / "ca", HELLO).check()
+        assert str(caught.value) == (
+            f"development CA: {public}/ca belongs to user nobody, not to user root; "
+            "set HBONE_CA_FOLDER to another folder, or remove this one"
+        )
+
+
+@other_user.root_only
+async def test_no_key_is_written_where_another_user_s_link_leads(tmp_path: Path) -> None:
+    with other_user.shared_folder() as public:
+        other_user.run("ln", "-s", tmp_path, public / "ca")
+        with pytest.raises(SigningError, match="/ca is a symbolic link of user nobody"):
+            await DevCa(public / "ca", HELLO).sign(request_pem(new_key()), 60)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "reason"),
+    [
+        (".", 0o770, "may be written by others than user"),
+        ("ca-key.pem", 0o640, "ca-key.pem may be read or written by others than user"),
+        ("ca-cert.pem", 0o664, "ca-cert.pem may be written by others than user"),
+    ],
+)
+async def test_what_others_may_write_or_read(tmp_path: Path, name: str, bits: int, reason: str) -> None:
+    open_authority(tmp_path / "ca", "demo.local")
+    (tmp_path / "ca" / name).chmod(bits)
+    with pytest.raises(SigningError, match=reason):
+        await DevCa(tmp_path / "ca", HELLO).sign(request_pem(new_key()), 60)
