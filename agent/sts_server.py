@@ -4,7 +4,7 @@ Owned here: the protocol, that is what a request has to have, and the errors of 
 8693 section 2.2.2. Not owned: the exchange itself (`sts_exchange`), nor keeping tokens: who asks does that,
 by `expires_in`. The subject token is the caller's only credential, and nothing of krun's own identity is
 lent; so whoever reaches the port gains nothing that the token would not give at Google's own. It is on
-loopback only, all the same, for the answers are not encrypted.
+loopback only, all the same, for the answers are not encrypted, and it answers no web page.
 
 For which audience which token, as the original has it: none, or one of Google's APIs: the federated access
 token; any other, such as a Cloud Run service: an ID token of the service account behind it.
@@ -99,7 +99,9 @@ class StsServer:
         """`now` is the wall clock in seconds since 1970."""
         self._exchange = exchange
         self._now = now
-        self._server = HttpServer({("POST", PATH): self._answer}, name="token exchange", limits=limits)
+        self._server = HttpServer(
+            {("POST", PATH): self._answer}, name="token exchange", limits=limits, local_only=True
+        )
 
     async def start(self, address: Address) -> Address:
         """Listens; returns the address with the port in place of 0. Raises UnavailableError."""

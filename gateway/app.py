@@ -186,6 +186,7 @@ class Gateway:
         self._watch_limits()
         if crew is None:
             self.metrics.add(self._reloads.families)
+            self.metrics.add(self._ports.families)
 
     async def run(self) -> int:
         """Serves until a signal ends it; returns the exit code.

@@ -6,7 +6,8 @@ carries no tunnel, so it answers while they are busy, and if it dies its replace
 know.
 
 Ready: all workers are. Alive: all workers answer. Metrics: their sum. Tunnels, connections and certificates:
-their lists, with the worker's number.
+their lists, with the worker's number. Requests for the same thing share one answer as long as it is being
+made, so that a flood of them is no flood of questions, among which a probe's would be lost.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway import admin, metric_sums
 from gateway.config import GatewayConfig
@@ -60,17 +61,18 @@ class Front:
         self._is_replacement = is_replacement
         self._reloads = Reloads(file, self._apply)
         self._sums = metric_sums.Sums()
+        self._making: dict[str, asyncio.Task[Response]] = {}
         self._stop = asyncio.Event()
         self._draining = False
         self._ports = OpsPorts(
-            ready=self._ready,
-            live=self._live,
+            ready=lambda _: self._shared("/ready", self._ready),
+            live=lambda _: self._shared("/live", self._live),
             scrape=self._scrape,
             config=lambda _: admin.config(self._config),
-            tunnels=lambda _: self._lists("/tunnels"),
-            connections=lambda _: self._lists("/connections"),
-            certificates=lambda _: self._lists("/certs"),
-            tokens=lambda _: self._lists("/tokens"),
+            tunnels=lambda _: self._shared_lists("/tunnels"),
+            connections=lambda _: self._shared_lists("/connections"),
+            certificates=lambda _: self._shared_lists("/certs"),
+            tokens=lambda _: self._shared_lists("/tokens"),
         )
 
     async def run(self) -> int:
@@ -116,7 +118,19 @@ class Front:
             raise UpstreamError("; ".join(failed))
         self._config = keep_fixed(self._config, config)
 
-    # Asking.
+    # Answers.
+
+    async def _shared(self, what: str, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+        """The answer to `what` that is being made, else that of `make`."""
+        making = self._making.get(what)
+        if making is None:
+            making = spawn(make(), name=f"answer {what}")
+            making.add_done_callback(lambda _: self._making.pop(what))
+            self._making[what] = making
+        return await asyncio.shield(making)  # if one client goes, the others still want it
+
+    def _shared_lists(self, path: str) -> Awaitable[Response]:
+        return self._shared(path, lambda: self._lists(path))
 
     async def _ask_all(self, path: str, timeout_s: float = ANSWER_S) -> dict[int, Response | UpstreamError]:
         """What each worker answers, by its number."""
@@ -130,13 +144,13 @@ class Front:
         asking = [spawn(ask(asker), name=f"ask worker {asker.number}") for asker in self._askers]
         return dict(zip((asker.number for asker in self._askers), await asyncio.gather(*asking), strict=True))
 
-    async def _ready(self, _: Request) -> Response:
+    async def _ready(self) -> Response:
         if self._draining:
             return Response.text(503, "draining")
         failed = _failed(await self._ask_all("/ready"))
         return Response.text(503, "; ".join(failed)) if failed else Response.text(200, "ready")
 
-    async def _live(self, _: Request) -> Response:
+    async def _live(self) -> Response:
         failed = _failed(await self._ask_all("/live"))
         return Response.text(503, "; ".join(failed)) if failed else Response.text(200, "alive")
 
@@ -151,7 +165,11 @@ class Front:
 
     # Metrics.
 
-    async def _scrape(self, request: Request) -> Response:
+    def _scrape(self, request: Request) -> Awaitable[Response]:
+        media_type = metrics.format_of(request.headers.get("accept", ""))
+        return self._shared(f"/metrics {media_type}", lambda: self._scraped(media_type))
+
+    async def _scraped(self, media_type: str) -> Response:
         for number, answer in (await self._ask_all("/metrics")).items():
             if isinstance(answer, UpstreamError):
                 log.warning("%s", answer)
@@ -159,15 +177,14 @@ class Front:
             else:
                 families = metric_sums.decode(answer.body)
                 self._sums.heard(number, int(answer.content_type), families)
-        return Response(
-            200, *metrics.render(metrics.Scrape(self._families), request.headers.get("accept", ""))
-        )
+        return Response(200, *metrics.render(metrics.Scrape(self._families), media_type))
 
     def _families(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         yield from self._sums.collect()
         yield from self._reloads.families()
+        yield from self._ports.families()
         yield GaugeMetricFamily("hbone_workers", "Worker processes.", value=len(self._askers))
         yield CounterMetricFamily(
             "hbone_worker_restarts", "Workers that took a dead one's place.", value=self._sums.restarts

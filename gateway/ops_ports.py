@@ -3,6 +3,10 @@
 Owned here: that they are served, and left to a successor. What they answer is told by who makes them: the
 gateway itself (`app.py`), or the front of several workers (`front.py`).
 
+Each port has its own places for connections, and a probe is answered before what the others are asked for; so
+neither a flood on one port nor a crowd of half requests on its own keeps probes from their answer. The admin
+port shows who talks to whom, so it answers nothing that a web page may have asked for.
+
 A successor that starts on the same machine takes the same ports (SO_REUSEPORT). As long as both serve, either
 may be asked. Once we drain, only the successor should be: its readiness is the machine's.
 """
@@ -11,13 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
 from gateway.listeners import listening_on
 from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Request, Response
 from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 log = logging.getLogger("hbone.gateway")
 
@@ -48,7 +56,9 @@ class OpsPorts:
         self._servers: dict[Address, HttpServer] = {}
         self._leaving: asyncio.Task[None] | None = None
         self._health = HttpServer(
-            {("GET", "/healthz/ready"): self._is_ready, ("GET", "/healthz/live"): live}, name="health"
+            {("GET", "/healthz/ready"): self._is_ready, ("GET", "/healthz/live"): live},
+            name="health",
+            at_once=True,
         )
         self._metrics = HttpServer(
             {("GET", "/metrics"): scrape, ("GET", "/stats/prometheus"): scrape}, name="metrics"
@@ -62,6 +72,7 @@ class OpsPorts:
                 ("GET", "/tokens"): tokens,
             },
             name="admin",
+            local_only=True,
         )
 
     async def start(self, config: GatewayConfig) -> None:
@@ -75,6 +86,27 @@ class OpsPorts:
                 bound = await server.start(address, shared=True)
                 self._servers[bound] = server
                 log.info("%s on %s", server.name, bound)
+
+    def families(self) -> Iterator[Metric]:
+        """The metrics about the ports themselves."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["port"]
+        open_now = GaugeMetricFamily("hbone_ops_connections_open", "Connections to it.", labels=labels)
+        most = GaugeMetricFamily("hbone_ops_connections_limit", "Those that it may have.", labels=labels)
+        evicted = CounterMetricFamily(
+            "hbone_ops_connections_evicted", "Connections that had to make room for others.", labels=labels
+        )
+        refused = CounterMetricFamily(
+            "hbone_ops_refusals", "Connections and requests turned away, by why.", labels=["port", "reason"]
+        )
+        for server in (self._health, self._metrics, self._admin):
+            open_now.add_metric([server.name], server.open_connections)
+            most.add_metric([server.name], server.limits.connections)
+            evicted.add_metric([server.name], server.counts.evicted)
+            for reason, count in server.counts.refused.items():
+                refused.add_metric([server.name, reason], count)
+        yield from (open_now, most, evicted, refused)
 
     @property
     def readiness_is_asked_for(self) -> bool:

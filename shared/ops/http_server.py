@@ -1,15 +1,16 @@
 """A small HTTP/1.1 server for the admin, health and metrics ports.
 
 Owned here: reading requests within limits, finding their handler, writing responses, closing in good order.
-Not owned: what the paths answer (their handlers do), TLS, and anything a tunnel needs. h11 does the protocol
-(RFC 9112); this is its thin asyncio side.
+Not owned: what the paths answer (their handlers do), who has to go when there are too many connections
+(`http_places.py`), TLS, and anything a tunnel needs. h11 does the protocol (RFC 9112); this is its thin
+asyncio side.
 
 A connection is in one of these states, each with a deadline:
 
 - READING   a request is on its way in, or awaited on a new connection
 - HANDLING  its handler runs; reading is paused, so that pipelined requests wait in the kernel
 - WRITING   the response leaves
-- IDLE      between requests; the first to go when there are too many connections
+- IDLE      between requests
 - LINGERING we have sent our last byte and drop what still comes: closing at once would make the kernel reset
             the connection and could take the response with it (RFC 9112 section 9.6)
 """
@@ -22,6 +23,7 @@ import inspect
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
@@ -32,6 +34,8 @@ import h11
 from shared.errors import HboneError
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.ops import local_requests
+from shared.ops.http_places import Activity, source_of, to_evict
 from shared.ops.log import one_line
 from shared.tasks import spawn
 
@@ -41,6 +45,9 @@ TEXT = "text/plain; charset=utf-8"
 MAX_QUERY_FIELDS = 100
 LINGER_S = 1.0
 """For the client to take a response and close its side."""
+
+TELL_EVERY_S = 60.0
+"""Between two lines in the log about connections that had to go, or were turned away."""
 
 _ABSOLUTE_FORM = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)  # RFC 9112 section 3.2.2
 
@@ -89,17 +96,34 @@ class Limits:
     idle_s: float = 60.0
     """Seconds between requests: above the scrape interval of Prometheus' usual 15 or 30."""
     connections: int = 64
-    """Served at once: a few scrapers, probes and people. As many again may hear that there is no room."""
+    """Served at once: a few scrapers, probes and people. As many again may be closing."""
 
 
 DEFAULT_LIMITS = Limits()
+
+FULL = "full"
+REFUSALS = (FULL, *local_requests.FAULTS)
+"""Why requests are refused without a look for their handler: there is no place, and no connection that could
+go; the faults of `local_requests`."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the bounds of one server have come to."""
+
+    evicted: int = 0
+    """Connections that had to make room for others."""
+
+    refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSALS, 0))
+    """Connections and requests turned away, by why."""
 
 
 class HttpServer:
     """Serves `routes`, from method and path to handler; a handler of GET answers HEAD as well.
 
     A handler is a plain function, which must not block, or a coroutine function. If it raises, the client
-    gets a 500 of one line and the log gets the reason.
+    gets a 500 of one line and the log gets the reason. One handler is begun in a turn of the loop, however
+    many requests have come, so that a flood of them holds up nothing else for longer than one answer.
     """
 
     def __init__(
@@ -108,14 +132,23 @@ class HttpServer:
         *,
         name: str = "admin",
         limits: Limits = DEFAULT_LIMITS,
+        local_only: bool = False,
+        at_once: bool = False,
     ) -> None:
-        """`name` says in errors and in the log what the port is for."""
+        """`name` says in errors and in the log what the port is for. `local_only` refuses requests that a web
+        page may have sent (`local_requests.py`). `at_once`: handlers are so cheap that none waits for its
+        turn, so that probes are answered before anything else."""
         self.name = name
         self.limits = limits
+        self.local_only = local_only
         self.closing = False
+        self.counts = Counts()
+        self._at_once = at_once
+        self._turns: deque[Callable[[], bool]] = deque()
+        self._tell_at = 0.0
         self._routes = dict(routes)
         self._servers: list[asyncio.Server] = []
-        self._connections: dict[_Connection, None] = {}  # in order of arrival
+        self._connections: dict[_Connection, None] = {}
         self._all_gone = asyncio.Event()
         self._all_gone.set()
 
@@ -164,25 +197,75 @@ class HttpServer:
             refusal = Response.text(404, f"no such path; known paths:{known}")
         return lambda _: refusal
 
+    @property
+    def open_connections(self) -> int:
+        """Those that have a place."""
+        return sum(one.activity is not Activity.LEAVING for one in self._connections)
+
     def admit(self, connection: _Connection) -> bool:
-        """Counts a new connection in. False: there is no place for it, not even to tell it so."""
-        if self.closing or len(self._connections) >= 2 * self.limits.connections:
-            return False
+        """Gives a new connection a place, for which another one may have to go. False: there is none."""
         self._connections[connection] = None
         self._all_gone.clear()
+        self._end_leaving()
+        loop = asyncio.get_running_loop()
+        if self.open_connections <= self.limits.connections:
+            return True
+        evicted = to_evict(connection, self._connections, self.limits.connections, loop.time())
+        if evicted is None:
+            self.refused(FULL)
+            return False
+        self.counts.evicted += 1
+        evicted.abort()
+        self.forget(evicted)
+        self._tell()
         return True
 
-    def has_room(self) -> bool:
-        """Whether the newest connection is within the limit; an idle one has to go if that helps."""
-        counted = [c for c in self._connections if c.state is not _State.LINGERING]
-        if len(counted) <= self.limits.connections:
-            return True
-        idle = next((c for c in counted if c.state is _State.IDLE), None)
-        if idle is None:
-            return False
-        idle.finish_soon()
-        self.forget(idle)
-        return True
+    def refused(self, reason: str) -> None:
+        """Counts a connection or request that was turned away; `reason` is one of REFUSALS."""
+        self.counts.refused[reason] += 1
+        self._tell()
+
+    def in_turn(self, step: Callable[[], bool]) -> None:
+        """Calls `step` soon; in each turn of the loop only one that returns True: it had something to do."""
+        if self._at_once:
+            step()
+            return
+        self._turns.append(step)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        has_begun = False
+        while self._turns and not has_begun:
+            has_begun = self._turns[0]()
+            self._turns.popleft()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _end_leaving(self) -> None:
+        """Ends the oldest of those that only wait for their client to close, if there are too many."""
+        if len(self._connections) <= 2 * self.limits.connections:
+            return
+        leaving = [one for one in self._connections if one.activity is Activity.LEAVING]
+        if leaving:
+            oldest = min(leaving, key=lambda one: one.since)
+            oldest.abort()
+            self.forget(oldest)
+
+    def _tell(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + TELL_EVERY_S
+        refused = ", ".join(f"{count} for {reason}" for reason, count in self.counts.refused.items() if count)
+        log.warning(
+            "%s: %d of %d connections; since the start %d had to make room for others; refused: %s",
+            self.name,
+            self.open_connections,
+            self.limits.connections,
+            self.counts.evicted,
+            refused or "none",
+        )
 
     def forget(self, connection: _Connection) -> None:
         """Counts a connection out."""
@@ -199,6 +282,15 @@ class _State(enum.Enum):
     LINGERING = enum.auto()
 
 
+_ACTIVITIES = {
+    _State.READING: Activity.MOVING,
+    _State.HANDLING: Activity.ANSWERING,
+    _State.WRITING: Activity.MOVING,
+    _State.IDLE: Activity.IDLE,
+    _State.LINGERING: Activity.LEAVING,
+}
+
+
 class _Connection(asyncio.Protocol):
     """One client."""
 
@@ -206,6 +298,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self.state = _State.READING
+        self.since = 0.0
+        self.source = ""
         self._server = server
         self._limits = server.limits
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=server.limits.header_bytes)
@@ -222,11 +316,12 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         # High water 0: `pause_writing` then says that the response has not left yet.
         self._transport.set_write_buffer_limits(high=0)
-        if not self._server.admit(self):
+        if self._server.closing:
             self._transport.abort()
-        elif self._server.has_room():
-            self._enter(_State.READING, self._limits.request_s)
-        else:
+            return
+        self.source = source_of(transport.get_extra_info("peername"))
+        self._enter(_State.READING, self._limits.request_s)
+        if not self._server.admit(self):
             self._refuse(503, "no room for another connection")
 
     def data_received(self, data: bytes) -> None:
@@ -259,7 +354,11 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
         self._server.forget(self)
 
-    # What the server calls.
+    # What the server asks and calls.
+
+    @property
+    def activity(self) -> Activity:
+        return _ACTIVITIES[self.state]
 
     def finish_soon(self) -> None:
         """Closes after the request that is under way, or now if there is none."""
@@ -288,6 +387,10 @@ class _Connection(asyncio.Protocol):
                     return
                 if isinstance(event, h11.Request):
                     self._check_head(event)
+                    if self._server.local_only and (fault := self._fault(event)):
+                        self._server.refused(fault)
+                        self._refuse(403, local_requests.FAULTS[fault])
+                        return
                 elif isinstance(event, h11.Data):
                     self._body += event.data
                     if len(self._body) > self._limits.body_bytes:
@@ -310,6 +413,11 @@ class _Connection(asyncio.Protocol):
         if self._h11.they_are_waiting_for_100_continue:
             self._transport.write(self._h11.send(h11.InformationalResponse(status_code=100, headers=[])))
 
+    def _fault(self, head: h11.Request) -> str:
+        own = self._transport.get_extra_info("sockname")
+        own_address = str(own[0]) if isinstance(own, tuple) else ""
+        return local_requests.fault(head.method, head.target, head.headers, own_address)
+
     def _handle(self) -> None:
         assert self._head is not None
         try:
@@ -319,11 +427,18 @@ class _Connection(asyncio.Protocol):
             return
         self._transport.pause_reading()
         self.state = _State.HANDLING  # with the deadline of READING
+        self._server.in_turn(lambda: self._begin(request))
+
+    def _begin(self, request: Request) -> bool:
+        """False: it is too late."""
+        if self.state is not _State.HANDLING or self._transport.is_closing():
+            return False
         self._task = spawn(
             _answer(self._server.find(request.method, request.path), request),
             name=f"{self._server.name} {request.method} {one_line(request.path)}",
         )
         self._task.add_done_callback(self._answered)
+        return True
 
     def _answered(self, task: asyncio.Task[Response]) -> None:
         self._task = None
@@ -398,9 +513,11 @@ class _Connection(asyncio.Protocol):
     # Deadlines.
 
     def _enter(self, state: _State, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
         self.state = state
+        self.since = loop.time()
         self._cancel_timer()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._too_late)
+        self._timer = loop.call_later(seconds, self._too_late)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -411,8 +528,9 @@ class _Connection(asyncio.Protocol):
         self._timer = None
         if self._transport.is_closing():
             self._transport.abort()
-        elif self.state is _State.HANDLING and self._task is not None:
-            self._task.cancel()
+        elif self.state is _State.HANDLING:
+            if self._task is not None:
+                self._task.cancel()
             self._refuse(503, f"no answer within {self._limits.request_s:g} seconds")
         elif self.state is _State.READING and self._has_begun():
             self._refuse(408, f"request not complete within {self._limits.request_s:g} seconds")

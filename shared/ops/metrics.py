@@ -228,8 +228,13 @@ class TunnelMetrics:
 def render(metrics: Collector, accept: str) -> tuple[str, bytes]:
     """The content type and body of a scrape: OpenMetrics if `accept` (a request's header) names it."""
     # The library is told what we chose, not the header: it would answer with the version it finds there.
-    encoder, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+    encoder, content_type = choose_encoder(format_of(accept))
     return content_type, encoder(metrics)
+
+
+def format_of(accept: str) -> str:
+    """What such a header asks for: OpenMetrics' media type, or "" for Prometheus' text."""
+    return _OPENMETRICS if _OPENMETRICS in accept.lower() else ""
 
 
 class Scrape(Collector):

@@ -312,3 +312,39 @@ async def test_curl(sts: Sts) -> None:
     out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 0
     assert json.loads(out)["access_token"] == "id-token"
+
+
+# Web pages, and programs that say nothing.
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "rebound.example:15463"},
+        {"origin": "http://page.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    ],
+)
+async def test_a_web_page_exchanges_nothing(sts: Sts, headers: dict[str, str]) -> None:
+    """Neither by a form, which a browser sends anywhere unasked, nor by a name that leads here."""
+    lines = [f"-H{name}: {value}" for name, value in headers.items()]
+    process = await asyncio.create_subprocess_exec(
+        *("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--noproxy", "*", *lines),
+        *("--data", urlencode(form(audience=CLOUD_RUN)), sts.url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert (await process.communicate())[0] == b"403"
+    assert sts.exchanges.asked == []
+
+
+async def test_programs_that_never_finish_their_request(sts: Sts) -> None:
+    address = Address.parse(sts.url.removeprefix("http://").removesuffix("/token"))
+    writers = []
+    for _ in range(100):
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"P")
+        writers.append(writer)
+    assert (await sts.post(form(audience=CLOUD_RUN))).status == 200
+    for writer in writers:
+        writer.transport.abort()

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 
 from gateway import front, metric_sums, reload
 from gateway.front import Front
+from gateway.ops_ports import OpsPorts
 from gateway.worker_link import Answerer, Asker, pair
 from shared.errors import EXIT_OK, HboneError
 from shared.net import http1_client
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
+from tests.shared.net.loopback import until
 from tests.support.running_gateway import Records, write_config
 from tests.support.tcp_peer import PATIENCE_S
 
@@ -37,7 +40,7 @@ class Worker:
         self.metrics = TunnelMetrics("gateway")
         self.mistake: str | None = None
         self.reloads = 0
-        answers: dict[str, Handler] = {
+        self.answers: dict[str, Handler] = {
             "/started": lambda _: self.ready,
             "/ready": lambda _: self.ready,
             "/live": lambda _: Response.text(200, "alive"),
@@ -47,7 +50,7 @@ class Worker:
             "/connections": lambda _: Response(200, "application/json", b"[]"),
             "/tokens": lambda _: Response(200, "application/json", b'[{"audience": "a"}]'),
         }
-        self.answerer = Answerer(self._is_asked, answers)
+        self.answerer = Answerer(self._is_asked, self.answers)
         self.answerer.start()
 
     def close(self) -> None:
@@ -68,6 +71,13 @@ class RunningFront:
         self.workers = workers
         self.file = file
         self.task: asyncio.Task[int]
+        self.ports: OpsPorts
+
+    @property
+    def open_connections(self) -> dict[str, float]:
+        """By port."""
+        family = next(one for one in self.ports.families() if one.name == "hbone_ops_connections_open")
+        return {sample.labels["port"]: sample.value for sample in family.samples}
 
     async def get(self, server: str, path: str) -> tuple[int, str]:
         port = (await self.records.match(rf"^{server} on 127\.0\.0\.1:(\d+)$"))[1]
@@ -96,6 +106,7 @@ async def running(file: Path, *, is_replacement: bool = False) -> AsyncIterator[
     with Records() as records:
         running = RunningFront(records, workers, file)
         made = Front(file, [worker.asker for worker in workers], ours, is_replacement=is_replacement)
+        running.ports = made._ports
         running.task = spawn(made.run(), name="front")
         yield running
         os.close(theirs)
@@ -204,3 +215,33 @@ async def test_a_drain_ends_readiness_at_once_and_nothing_else(started: RunningF
     os.kill(os.getpid(), signal.SIGQUIT)
     async with asyncio.timeout(PATIENCE_S):
         assert await started.task == EXIT_OK
+
+
+async def test_a_probe_is_answered_while_others_wait_for_a_worker(started: RunningFront) -> None:
+    """With more requests than a worker takes questions; what is asked for is made once for all of them."""
+    held, asked = asyncio.Event(), Counter[str]()
+    answers = started.workers[0].answers
+
+    def held_up(path: str, handler: Handler) -> Handler:
+        async def slow(request: Request) -> Response:
+            asked[path] += 1
+            await held.wait()
+            answer = handler(request)
+            assert isinstance(answer, Response)
+            return answer
+
+        return slow
+
+    for path in ("/tunnels", "/connections", "/metrics"):
+        answers[path] = held_up(path, answers[path])
+    waiting = [spawn(started.rows("/tunnels"), name="ask") for _ in range(31)]
+    waiting += [spawn(started.rows("/connections"), name="ask") for _ in range(31)]
+    waiting += [spawn(started.get("metrics", "/metrics"), name="scrape") for _ in range(62)]
+    await until(lambda: started.open_connections == {"health": 0, "metrics": 62, "admin": 62})
+    for _ in range(10):
+        assert await started.get("health", "/healthz/ready") == (200, "ready\n")
+        assert await started.get("health", "/healthz/live") == (200, "alive\n")
+    held.set()
+    await asyncio.gather(*waiting)
+    assert set(asked) == {"/tunnels", "/connections", "/metrics"}
+    assert max(asked.values()) <= 2, "once for those that came first, and for those after it at most"

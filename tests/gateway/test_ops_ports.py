@@ -134,3 +134,65 @@ async def test_a_successor_that_has_one_port_gets_that() -> None:
             await until_nobody_listens(where.health, count=1)
             assert await ask(where.health, "/healthz/ready") == "ready of new"
         assert await ask(where.metrics, "/metrics") == "scrape of old"
+
+
+# Floods, and web pages.
+
+
+@asynccontextmanager
+async def half_requests(address: Address | None, count: int) -> AsyncIterator[None]:
+    """Clients that say one byte and wait."""
+    assert address is not None
+    writers = []
+    for _ in range(count):
+        _, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"G")
+        writers.append(writer)
+    try:
+        yield
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_probes_are_answered_while_all_ports_are_crowded() -> None:
+    where = config()
+    async with (
+        serving("a", where) as ports,
+        half_requests(where.health, 130),
+        half_requests(where.metrics, 130),
+        half_requests(where.admin, 130),
+    ):
+        for _ in range(18):
+            assert await ask(where.health, "/healthz/ready") == "ready of a"
+            assert await ask(where.health, "/healthz/live") == "live of a"
+        assert await ask(where.metrics, "/metrics") == "scrape of a"
+        assert await ask(where.admin, "/tunnels") == "tunnels of a"
+        told = {family.name: family for family in ports.families()}
+        evicted = {
+            sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_evicted"].samples
+        }
+        assert all(evicted[port] >= 130 - 64 for port in ("health", "metrics", "admin"))
+        most = {sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_limit"].samples}
+        open_now = {
+            sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_open"].samples
+        }
+        assert all(0 < open_now[port] <= most[port] == 64 for port in most)
+
+
+async def test_the_admin_port_shows_nothing_to_a_web_page() -> None:
+    where = config()
+    async with serving("a", where) as ports:
+        for address, status in ((where.admin, 403), (where.metrics, 200), (where.health, 200)):
+            path = {where.admin: "/tunnels", where.metrics: "/metrics", where.health: "/healthz/ready"}[
+                address
+            ]
+            assert address is not None
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: rebound.example:{address.port}\r\n\r\n".encode())
+            answer = await reader.readuntil(b"\r\n")
+            assert answer == f"HTTP/1.1 {status} \r\n".encode()
+            writer.transport.abort()
+        refused = next(family for family in ports.families() if family.name == "hbone_ops_refusals")
+        told = {(sample.labels["port"], sample.labels["reason"]): sample.value for sample in refused.samples}
+        assert {key for key, value in told.items() if value} == {("admin", "host")}

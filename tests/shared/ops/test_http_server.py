@@ -6,8 +6,9 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from shared.errors import UnavailableError, UpstreamError
 from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
+from tests.shared.net.loopback import until
 
 ANY_PORT = Address("127.0.0.1", 0)
 PATIENCE_S = 10.0
@@ -113,16 +115,6 @@ async def client(address: Address) -> AsyncIterator[Client]:
         yield Client(reader, writer)
     finally:
         writer.transport.abort()
-
-
-async def is_refused(address: Address) -> bool:
-    """Whether there is no room for one more connection."""
-    async with client(address) as one:
-        one.send(GET_READY)
-        try:
-            return (await one.response())[0] == 503
-        except (asyncio.IncompleteReadError, ConnectionResetError):
-            return True
 
 
 GET_READY = b"GET /healthz/ready HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -394,15 +386,15 @@ async def test_slow_handler() -> None:
 
 
 async def test_a_client_that_does_not_take_its_response_is_cut_off() -> None:
-    limits = Limits(connections=1, request_s=0.5)
-    async with serving(limits=limits) as address, client(address) as stuck:
+    server = HttpServer(ROUTES, limits=QUICK)
+    address = await server.start(ANY_PORT)
+    async with client(address) as stuck:
         stuck.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
         begun = await stuck.reader.readexactly(1)
-        assert await is_refused(address)
-        async with asyncio.timeout(PATIENCE_S):
-            while await is_refused(address):
-                pass
+        assert server.open_connections == 1
+        await until(lambda: not server.open_connections)
         assert len(begun + await stuck.rest()) < len(LARGE)
+    await server.close()
 
 
 def reset(one: Client) -> None:
@@ -450,18 +442,181 @@ async def test_an_idle_connection_makes_room() -> None:
         assert await idle.rest() == b""
 
 
-async def test_without_an_idle_one_there_is_no_room() -> None:
+@asynccontextmanager
+async def clients(address: Address, count: int, said: bytes = b"") -> AsyncIterator[list[Client]]:
+    """As many clients that have `said` something, and the server knows of all of them."""
+    async with AsyncExitStack() as stack:
+        opened = []
+        for _ in range(count):
+            one = await stack.enter_async_context(client(address))
+            one.send(said)
+            opened.append(one)
+        yield opened
+
+
+async def test_probes_are_answered_while_others_say_next_to_nothing() -> None:
+    """From one address, as all of them are to a server behind a NAT."""
+    server = HttpServer(ROUTES)
+    address = await server.start(ANY_PORT)
+    async with clients(address, 130, b"G"):
+        for _ in range(36):
+            async with client(address) as probe:
+                probe.send(GET_READY)
+                assert await probe.response() == READY
+        assert server.open_connections <= Limits().connections
+        assert 130 - 64 <= server.counts.evicted <= 130 + 36 - 64
+        assert server.counts.refused["full"] == 0
+    await server.close(0)
+
+
+async def test_silence_makes_room_too() -> None:
+    async with serving() as address, clients(address, 200):
+        assert await curl(address, "/healthz/ready") == "ready\n"
+
+
+async def test_the_oldest_unfinished_request_makes_room() -> None:
     limits = Limits(connections=2)
-    async with serving(limits=limits) as address, client(address) as one, client(address) as other:
-        one.send(b"GET /ne")
-        other.send(b"GET /ne")
-        # As many again are told so; the rest are not.
-        async with client(address) as third, client(address) as fourth, client(address) as fifth:
-            third.send(GET_READY)
-            assert await third.response() == (503, b"no room for another connection\n")
-            assert await third.rest() == b""
-            assert (await fourth.response())[0] == 503
-            assert await fifth.rest() == b""
+    async with serving(limits=limits) as address, client(address) as first, client(address) as second:
+        first.send(b"GET /he")
+        assert await curl(address, "/healthz/ready") == "ready\n"
+        assert await first.rest() == b"", "without a word: it said too little to be answered"
+        second.send(GET_READY)
+        assert await second.response() == READY
+
+
+async def test_a_response_that_is_not_taken_makes_room() -> None:
+    async with serving(limits=Limits(connections=1)) as address, client(address) as stuck:
+        stuck.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        await stuck.reader.readexactly(1)
+        assert await curl(address, "/healthz/ready") == "ready\n"
+
+
+async def test_those_that_do_not_close_make_room() -> None:
+    """They have had their answer, and wait for nothing but their own close."""
+    ask = GET_READY.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    async with serving(limits=Limits(connections=2)) as address, clients(address, 8, ask) as lingering:
+        for one in lingering:
+            assert await one.response() == READY
+        assert await curl(address, "/healthz/ready") == "ready\n"
+
+
+async def test_requests_that_are_being_answered_stay(caplog: pytest.LogCaptureFixture) -> None:
+    server = HttpServer(ROUTES, limits=Limits(connections=2))
+    address = await server.start(ANY_PORT)
+    ask = b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with clients(address, 2, ask), client(address) as third, client(address) as fourth:
+        third.send(GET_READY)
+        assert await third.response() == (503, b"no room for another connection\n")
+        assert await third.rest() == b""
+        assert (await fourth.response())[0] == 503
+        assert server.counts.refused["full"] == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "admin: 3 of 2 connections; since the start 0 had to make room for others; refused: 1 for full"
+    ], "once a minute"
+    await server.close(0)
+
+
+async def test_one_source_does_not_crowd_out_another() -> None:
+    """In namespaces' place: the whole network 127.0.0.0/8 is this machine's."""
+    server = HttpServer(ROUTES, limits=Limits(connections=8))
+    address = await server.start(ANY_PORT)
+    reader, writer = await asyncio.open_connection(address.host, address.port, local_addr=("127.0.0.2", 0))
+    honest = Client(reader, writer)
+    honest.send(GET_READY[:-2])
+    async with clients(address, 100, b"G"):
+        assert await curl(address, "/healthz/ready") == "ready\n"
+        honest.send(b"\r\n")
+        assert await honest.response() == READY
+    writer.transport.abort()
+    await server.close(0)
+
+
+# Answers in turn.
+
+
+async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() -> None:
+    """Of another port in the same process, whose handlers take their time."""
+    order: list[str] = []
+
+    def slow(_: Request) -> Response:
+        order.append("admin")
+        time.sleep(0.01)
+        return Response.text(200, "much")
+
+    def quick(_: Request) -> Response:
+        order.append("probe")
+        return Response.text(200, "ready")
+
+    admin = HttpServer({("GET", "/x"): slow})
+    health = HttpServer({("GET", "/healthz/ready"): quick}, name="health", at_once=True)
+    admin_at, health_at = await admin.start(ANY_PORT), await health.start(ANY_PORT)
+    async with client(health_at) as probe, clients(admin_at, 40) as flood:
+        for one in flood:
+            one.send(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
+        probe.send(GET_READY)
+        assert await probe.response() == READY
+        for one in flood:
+            assert await one.response() == (200, b"much\n")
+    assert order.count("admin") == 40
+    assert order.index("probe") <= 5
+    for server in (admin, health):
+        await server.close()
+
+
+# Requests that a web page may have sent.
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "[::1]"])
+@pytest.mark.parametrize("port", ["", ":15000"])
+async def test_a_local_port_answers_to_its_own_names(host: str, port: str) -> None:
+    async with local() as (server, address):
+        assert await curl(address, "/healthz/ready", "-H", f"Host: {host}{port}") == "ready\n"
+        assert server.counts.refused["host"] == 0
+
+
+async def test_a_name_that_leads_to_a_local_port_is_refused() -> None:
+    """As the browser asks whose page has a name that leads there by now."""
+    async with local() as (server, address):
+        rebound = f"rebound.example:{address.port}:{address.host}"
+        process = await asyncio.create_subprocess_exec(
+            *("curl", "-s", "-i", "--noproxy", "*", "--resolve", rebound),
+            f"http://rebound.example:{address.port}/healthz/ready",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output = (await process.communicate())[0].decode()
+        assert output.startswith("HTTP/1.1 403") and "connection: close" in output
+        assert output.endswith("this port answers to localhost, 127.0.0.1 and [::1]\n")
+        assert (server.counts.refused["host"], server.counts.refused["site"]) == (1, 0)
+
+
+async def test_another_site_s_page_is_refused() -> None:
+    async with local() as (server, address):
+        posted = await curl(address, "/quitquitquit", "-i", "-X", "POST", "-H", "Origin: http://a.example")
+        fetched = await curl(address, "/healthz/ready", "-i", "-H", "Sec-Fetch-Site: cross-site")
+        assert posted.startswith("HTTP/1.1 403") and fetched.startswith("HTTP/1.1 403")
+        assert server.counts.refused["site"] == 2
+        own = f"Origin: http://{address}"
+        assert await curl(address, "/quitquitquit", "-X", "POST", "-H", own) == "ready\n"
+
+
+async def test_clients_without_a_host() -> None:
+    async with local() as (_, address), client(address) as one:
+        one.send(b"GET /healthz/ready HTTP/1.0\r\n\r\n")
+        assert await one.response() == READY
+
+
+async def test_other_ports_answer_to_any_name() -> None:
+    async with serving() as address:
+        assert await curl(address, "/healthz/ready", "-H", "Host: hgate.mesh.svc") == "ready\n"
+
+
+@asynccontextmanager
+async def local() -> AsyncIterator[tuple[HttpServer, Address]]:
+    server = HttpServer(ROUTES, local_only=True)
+    try:
+        yield server, await server.start(ANY_PORT)
+    finally:
+        await server.close()
 
 
 # The end.

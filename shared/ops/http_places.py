@@ -1,0 +1,108 @@
+"""Which connection has to go when a server has no place for one more.
+
+Owned here: the choice, and the source that a client address belongs to. A pure function of what is known of
+the connections; the server (`http_server.py`) has them, and ends the one that is named.
+
+The rules:
+
+1. As long as there is room nobody has to go, however many connections one source has: behind a NAT, or the
+   kubelet of a node, many clients are one address.
+2. A newcomer takes the place of a connection whose source has at least as many as its own, itself included.
+   So no source can crowd out one that has fewer.
+3. Of those it is a slow one (a request that is not complete, a response that is not taken), else an idle one,
+   else one that has just begun; in each case the longest of the source that has most, which goes before the
+   difference between the last two. A request that is being answered stays.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+SLOW_S = 0.25
+"""A request has come, and its response been taken, within a round trip, which takes milliseconds where
+probes and scrapers are."""
+
+IPV6_SOURCE_BITS = 64
+"""What a customer of a network has at least (RFC 6177): each of its addresses is the same source."""
+
+
+class Activity(enum.Enum):
+    """What a connection is at."""
+
+    MOVING = enum.auto()
+    """Bytes are on their way: a request to us, or a response to the client."""
+
+    IDLE = enum.auto()
+    """Between two requests."""
+
+    ANSWERING = enum.auto()
+    """Its request is being answered."""
+
+    LEAVING = enum.auto()
+    """It has had all, and needs no place any more."""
+
+
+class Occupant(Protocol):
+    """A connection, as far as it matters here."""
+
+    @property
+    def source(self) -> str:
+        """What `source_of` gave for its address."""
+        ...
+
+    @property
+    def activity(self) -> Activity: ...
+
+    @property
+    def since(self) -> float:
+        """When that began, in the loop's seconds."""
+        ...
+
+
+T = TypeVar("T", bound=Occupant)
+
+
+def to_evict(newcomer: T, occupants: Iterable[T], most: int, now: float) -> T | None:
+    """Who has to go so that `newcomer`, which is one of `occupants`, leaves no more than `most` of them;
+    None: nobody, or nobody may. The caller knows which, for it has counted them."""
+    counted = [one for one in occupants if one.activity is not Activity.LEAVING]
+    if len(counted) <= most:
+        return None
+    held = Counter(one.source for one in counted)
+    own = held[newcomer.source]
+
+    def order(one: T) -> tuple[bool, int, bool, float]:
+        is_idle = one.activity is Activity.IDLE
+        is_slow = not is_idle and now - one.since >= SLOW_S
+        return not is_slow, -held[one.source], not is_idle, one.since
+
+    return min(
+        (
+            one
+            for one in counted
+            if one is not newcomer and one.activity is not Activity.ANSWERING and held[one.source] >= own
+        ),
+        key=order,
+        default=None,
+    )
+
+
+def source_of(peer: object) -> str:
+    """The source that a client belongs to: its IPv4 address, its IPv6 network, "" for a socket without
+    addresses. `peer` is what a transport has as `peername`."""
+    if not isinstance(peer, tuple) or not peer:
+        return ""
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Address(int(address) >> IPV6_SOURCE_BITS << IPV6_SOURCE_BITS))
