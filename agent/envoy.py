@@ -11,7 +11,6 @@ only so does it watch them and take up rotated ones.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -22,13 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent.envoy_bootstrap import Json, access_record
+from agent.envoy_bootstrap import ADMIN_SOCKET, Json, access_record
 from agent.inbound_record import InboundRecord
 from agent.launcher import POLL_S, Child
 from shared.atomic_files import PRIVATE_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
 from shared.net.address import Address
-from shared.net.http1_client import get
+from shared.net.http1_client import Response, get
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.envoy")
@@ -37,7 +36,10 @@ WORKERS = 1
 """Envoy's worker threads: one needs 8 µs for a round trip of 64 bytes, the relay in front of it 12 µs."""
 
 ADMIN_TIMEOUT_S = 2.0
-"""For one answer of the admin port, which is on loopback."""
+"""For one answer of the admin interface, which is on this machine."""
+
+MAX_SOCKET_BYTES = 107
+"""Longest path of a socket (unix(7), less the byte that ends it)."""
 
 ADMIN_BYTES = 1024 * 1024
 """Longest answer that is read from it; a trust domain's roots are some KiB."""
@@ -49,7 +51,6 @@ LOG_FLUSH_MS = 200
 """How long Envoy keeps a connection's record; its default of 10 s is too late for whoever watches the log."""
 
 BOOTSTRAP_FILE = "envoy.json"
-_ADMIN_FILE = "admin"
 
 _SCRIPT = b"#!"
 _SEVERITIES = {
@@ -103,6 +104,8 @@ class EnvoyProcess:
         """Its exit code, once it has ended, wanted or not."""
         self.inbound: Address | None = None
         """Where it takes connections, once it is ready."""
+        self.admin = folder / ADMIN_SOCKET
+        """The socket of its admin interface, which is there once it is ready."""
         self._folder = folder
         self._finished = finished
         self._last_words = ""
@@ -126,6 +129,8 @@ class EnvoyProcess:
         It gets a session of its own, so that no terminal's signal reaches it: tunnels are to drain before it
         ends. Raises UnavailableError when it cannot be started.
         """
+        if len(os.fsencode(folder / ADMIN_SOCKET)) > MAX_SOCKET_BYTES:
+            raise UnavailableError(f"cannot start envoy: {folder} is too long for a socket: set TMPDIR")
         level = "info" if log.isEnabledFor(logging.DEBUG) else "warning"
         try:
             _write(folder, {BOOTSTRAP_FILE: configuration, **secret_files})
@@ -136,7 +141,6 @@ class EnvoyProcess:
                 "--disable-hot-restart",
                 *("--concurrency", str(workers)),
                 *("--file-flush-interval-msec", str(LOG_FLUSH_MS)),
-                *("--admin-address-path", str(folder / _ADMIN_FILE)),
                 *("--log-level", level, "--log-format", "%l %v", "--log-format-escaped"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -179,29 +183,23 @@ class EnvoyProcess:
         await self._child.stop(grace_s)
         await asyncio.wait({self._log}, timeout=LAST_WORDS_S)
 
-    # Its admin port.
+    # Its admin interface.
 
     async def _is_live(self) -> bool:
-        admin = _read_admin_address(self._folder)
-        if admin is None:
-            return False
         try:
-            answer = await get(
-                f"http://{admin}/ready", headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=ADMIN_BYTES
-            )
+            return (await self._admin("/ready")).status == 200
         except HboneError:  # not accepting yet, or ended
             return False
-        return answer.status == 200
 
     async def _ask(self, path: str) -> Any:
-        admin = _read_admin_address(self._folder)
         try:
-            answer = await get(
-                f"http://{admin}{path}", headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=ADMIN_BYTES
-            )
-            return json.loads(answer.body)
+            return json.loads((await self._admin(path)).body)
         except (HboneError, ValueError) as error:
-            raise await self._failure(f"envoy's admin port gives no answer to {path}: {error}") from error
+            raise await self._failure(f"envoy's admin interface does not answer {path}: {error}") from error
+
+    async def _admin(self, path: str) -> Response:
+        url = f"http://envoy{path}"
+        return await get(url, headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=ADMIN_BYTES, unix=self.admin)
 
     # Its log.
 
@@ -237,14 +235,6 @@ class EnvoyProcess:
 
 def _write(folder: Path, files: Mapping[str, Json]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # Envoy writes it when its admin port is open; one left from an earlier run would lead to somebody else.
-    (folder / _ADMIN_FILE).unlink(missing_ok=True)
+    (folder / ADMIN_SOCKET).unlink(missing_ok=True)  # of an earlier run
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1))
-
-
-def _read_admin_address(folder: Path) -> Address | None:
-    """Where our own Envoy's admin port is, None until it is open."""
-    with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is not complete yet
-        return Address.parse((folder / _ADMIN_FILE).read_text())
-    return None

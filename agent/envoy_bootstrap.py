@@ -44,6 +44,9 @@ MAX_CONNECTIONS = 2048
 HANDSHAKE_TIMEOUT_S = 10
 """For a client's whole TLS handshake: several round trips between continents, and no more."""
 
+ADMIN_SOCKET = "admin.sock"
+"""No port: the admin interface can end Envoy, and checks nothing of a request (`envoy_admin.py`)."""
+
 OWN_SECRET = "own"
 ROOTS_SECRET = "roots"
 _TYPES = "type.googleapis.com/envoy.extensions"
@@ -53,20 +56,20 @@ def bootstrap(
     *,
     listen: Address,
     app: Address,
-    admin: Address,
     policy: PeerPolicy,
     secrets_folder: Path,
     connect_timeout_s: float,
 ) -> Json:
-    """Envoy's configuration: mTLS on `listen`, its bytes to `app`, the admin port on `admin`.
+    """Envoy's configuration: mTLS on `listen`, its bytes to `app`, the admin interface on ADMIN_SOCKET in
+    `secrets_folder`.
 
-    `listen` and `admin` have IP addresses. `connect_timeout_s` is what the app may take to accept, in
+    `listen` has an IP address. `connect_timeout_s` is what the app may take to accept, in
     seconds. The files of `secrets` have to be in `secrets_folder`. Raises ValueError for an empty allow list,
     which Envoy would take for "everybody".
     """
     return {
         "node": {"id": "krun", "cluster": "krun"},  # secret discovery asks for it, nobody is told
-        "admin": {"address": _address(admin)},
+        "admin": {"address": {"pipe": {"path": str(secrets_folder / ADMIN_SOCKET), "mode": 0o600}}},
         "static_resources": {
             "listeners": [_listener(listen, _downstream_tls(policy, secrets_folder))],
             "clusters": [_cluster(app, connect_timeout_s)],

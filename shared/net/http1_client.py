@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -88,9 +89,12 @@ async def get(
     timeout_s: float,
     max_bytes: int,
     tls: ssl.SSLContext | None = None,
+    unix: Path | None = None,
 ) -> Response:
     """`request` with GET and no body."""
-    return await request("GET", url, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes, tls=tls)
+    return await request(
+        "GET", url, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes, tls=tls, unix=unix
+    )
 
 
 async def request(
@@ -102,13 +106,15 @@ async def request(
     timeout_s: float,
     max_bytes: int,
     tls: ssl.SSLContext | None = None,
+    unix: Path | None = None,
 ) -> Response:
     """Sends one request, with `body` if there is one, and returns the answer, whatever its status.
 
     `timeout_s` bounds the whole exchange in seconds, name lookup included, `max_bytes` the answer's body.
-    `tls` is for https only and None means the system's trust. Raises DialError when no connection comes
-    about, UpstreamError when the answer is broken, late or too long, both naming host and port; ValueError
-    when `url` or `headers` cannot be sent at all.
+    `tls` is for https only and None means the system's trust. `unix` is a socket to connect to, without TLS,
+    in place of the URL's host and port. Raises DialError when no connection comes about, UpstreamError when
+    the answer is broken, late or too long, both naming host and port; ValueError when `url` or `headers`
+    cannot be sent at all.
     """
     import h11
 
@@ -122,7 +128,10 @@ async def request(
         # Without the original: its text quotes the header's value, which may be a secret.
         raise ValueError(f"request to {target} cannot be sent: malformed header or path") from None
     deadline = asyncio.get_running_loop().time() + timeout_s
-    reader, writer = await _dial(target, tls, deadline, timeout_s)
+    if unix is None:
+        reader, writer = await _dial(target, tls, deadline, timeout_s)
+    else:
+        reader, writer = await _dial_unix(unix, deadline, timeout_s)
     try:
         async with asyncio.timeout_at(deadline):
             return await _exchange(head, body, target, reader, writer, max_bytes)
@@ -147,6 +156,17 @@ async def _dial(
     except OSError as error:
         cause = f"no connection within {timeout_s:g} s" if waiting.expired() else reason(error)
         raise DialError(f"cannot connect to {target}: {cause}") from error
+
+
+async def _dial_unix(
+    path: Path, deadline: float, timeout_s: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        async with asyncio.timeout_at(deadline) as waiting:
+            return await asyncio.open_unix_connection(path)
+    except OSError as error:
+        cause = f"no connection within {timeout_s:g} s" if waiting.expired() else error.strerror or str(error)
+        raise DialError(f"cannot connect to {path}: {cause}") from error
 
 
 async def _exchange(

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -57,7 +58,6 @@ def configuration(folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = A
     return bootstrap(
         listen=ANY_PORT,
         app=app,
-        admin=ANY_PORT,
         policy=policy,
         secrets_folder=folder,
         connect_timeout_s=PATIENCE_S,
@@ -447,11 +447,9 @@ def certificates(tmp_path: Path) -> Path:
     return tmp_path / "certificates"
 
 
-async def start(folder: Path, certificates: Path, **changed: Address) -> EnvoyProcess:
+async def start(folder: Path, certificates: Path, listen: Address = ANY_PORT) -> EnvoyProcess:
     told = configuration(folder)
-    addresses = {"admin": told["admin"], "listen": told["static_resources"]["listeners"][0]}
-    for name, address in changed.items():
-        addresses[name]["address"]["socket_address"]["port_value"] = address.port
+    told["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = listen.port
     return await EnvoyProcess.start(BINARY, told, secrets(certificates), folder)
 
 
@@ -505,15 +503,55 @@ def test_what_envoy_says_goes_to_our_log_at_its_level(
     assert record.getMessage().startswith("envoy: Filesystem config update rejected: ")
 
 
-@pytest.mark.parametrize("which", ["listen", "admin"])
-def test_a_port_in_use_is_named(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path, which: str
-) -> None:
+def test_a_port_in_use_is_named(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
     async def story() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = Address(*taken.getsockname())
-            text = await failure(await start(tmp_path, certificates, **{which: address}))
+            text = await failure(await start(tmp_path, certificates, address))
         assert text == f"envoy ended with exit code 1: cannot bind '{address}': Address already in use"
+
+    runner.run(story())
+
+
+def test_its_admin_interface_is_the_user_s_own(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    """No other user reaches it, and no web page; a socket that an earlier run has left is no hindrance."""
+
+    async def story() -> None:
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as left:
+                (tmp_path / "admin.sock").unlink(missing_ok=True)
+                left.bind(str(tmp_path / "admin.sock"))
+            envoy = await start(tmp_path, certificates)
+            await envoy.ready(PATIENCE_S)
+            found = envoy.admin.stat()
+            assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+            assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
+            await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def listening(pid: int) -> int:
+    """How many TCP ports a process listens on (proc(5)); each of its workers' sockets counts once."""
+    held = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+                ports.add(fields[1])
+    return len(ports)
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        folder = tmp_path / ("a" * 100)
+        with pytest.raises(UnavailableError, match="is too long for a socket: set TMPDIR"):
+            await start(folder, certificates)
 
     runner.run(story())
 

@@ -60,9 +60,7 @@ LINE: Json = {
 
 
 def configuration(folder: Path, app: Address, policy: PeerPolicy = ALLOWED) -> Json:
-    return bootstrap(
-        listen=ANY_PORT, app=app, admin=ANY_PORT, policy=policy, secrets_folder=folder, connect_timeout_s=1
-    )
+    return bootstrap(listen=ANY_PORT, app=app, policy=policy, secrets_folder=folder, connect_timeout_s=1)
 
 
 def line(**changes: object) -> str:

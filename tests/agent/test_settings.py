@@ -76,6 +76,7 @@ def test_every_name_has_a_meaning_on_one_line() -> None:
         ("XDS_ADDR", "-", "xds", None),
         ("ENVOY_BIN", "/opt/envoy", "envoy_bin", "/opt/envoy"),
         ("HBONE_ENVOY_ADMIN", "[::1]:15000", "envoy_admin", Address("::1", 15000)),
+        ("HBONE_ENVOY_ADMIN", "-", "envoy_admin", None),
         ("HBONE_APP_START_TIMEOUT", "30", "app_start_timeout_s", 30.0),
         ("HBONE_DIAL_TIMEOUT", "0.5", "dial_timeout_s", 0.5),
         ("HBONE_CONNECTION_IDLE_TIMEOUT", "0", "connection_idle_timeout_s", 0.0),

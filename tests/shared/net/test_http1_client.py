@@ -144,6 +144,22 @@ async def test_https_with_the_system_s_trust(tmp_path: Path, name: str) -> None:
     assert response.body == b"ok"
 
 
+async def test_a_socket_in_a_folder(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"GET /path HTTP/1.1\r\nhost: name\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    path = tmp_path / "socket"
+    with pytest.raises(DialError, match=f"cannot connect to {path}: No such file or directory"):
+        await get("http://name/path", headers={}, timeout_s=PATIENCE_S, max_bytes=10, unix=path)
+    serving = await asyncio.start_unix_server(answer, path)
+    got = await get("http://name/path", headers={}, timeout_s=PATIENCE_S, max_bytes=10, unix=path)
+    assert got.body == b"ok"
+    serving.close()
+
+
 # Failures.
 
 
