@@ -3,9 +3,9 @@
 Owned here: that they are served, and left to a successor. What they answer is told by who makes them: the
 gateway itself (`app.py`), or the front of several workers (`front.py`).
 
-Each port has its own places for connections, and a probe is answered before what the others are asked for; so
-neither a flood on one port nor a crowd of half requests on its own keeps probes from their answer. The admin
-port shows who talks to whom, so it answers nothing that a web page may have asked for.
+Each port has its own places for connections, and answers one request in a turn of the loop; so neither a
+flood on another port nor a crowd of half requests on their own keeps probes from their answer. The admin port
+shows who talks to whom, so it answers nothing that a web page may have asked for.
 
 A successor that starts on the same machine takes the same ports (SO_REUSEPORT). As long as both serve, either
 may be asked. Once we drain, only the successor should be: its readiness is the machine's.
@@ -58,7 +58,6 @@ class OpsPorts:
         self._health = HttpServer(
             {("GET", "/healthz/ready"): self._is_ready, ("GET", "/healthz/live"): live},
             name="health",
-            at_once=True,
         )
         self._metrics = HttpServer(
             {("GET", "/metrics"): scrape, ("GET", "/stats/prometheus"): scrape}, name="metrics"

@@ -123,7 +123,8 @@ class HttpServer:
 
     A handler is a plain function, which must not block, or a coroutine function. If it raises, the client
     gets a 500 of one line and the log gets the reason. One handler is begun in a turn of the loop, however
-    many requests have come, so that a flood of them holds up nothing else for longer than one answer.
+    many requests have come, so that a flood of them holds up nothing else for longer than one answer; nor
+    those who wait to be accepted, one in each turn (libuv).
     """
 
     def __init__(
@@ -133,17 +134,14 @@ class HttpServer:
         name: str = "admin",
         limits: Limits = DEFAULT_LIMITS,
         local_only: bool = False,
-        at_once: bool = False,
     ) -> None:
         """`name` says in errors and in the log what the port is for. `local_only` refuses requests that a web
-        page may have sent (`local_requests.py`). `at_once`: handlers are so cheap that none waits for its
-        turn, so that probes are answered before anything else."""
+        page may have sent (`local_requests.py`)."""
         self.name = name
         self.limits = limits
         self.local_only = local_only
         self.closing = False
         self.counts = Counts()
-        self._at_once = at_once
         self._turns: deque[Callable[[], bool]] = deque()
         self._tell_at = 0.0
         self._routes = dict(routes)
@@ -227,9 +225,6 @@ class HttpServer:
 
     def in_turn(self, step: Callable[[], bool]) -> None:
         """Calls `step` soon; in each turn of the loop only one that returns True: it had something to do."""
-        if self._at_once:
-            step()
-            return
         self._turns.append(step)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._take_turn)

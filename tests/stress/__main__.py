@@ -16,7 +16,19 @@ from pathlib import Path
 
 from shared import loop
 from shared.errors import EXIT_OK, HboneError
-from tests.stress import churn, descriptors, figures, flood, idle, impatient, million, names, restart, stall
+from tests.stress import (
+    churn,
+    descriptors,
+    figures,
+    flood,
+    idle,
+    impatient,
+    million,
+    names,
+    probes,
+    restart,
+    stall,
+)
 from tests.stress.clients import BrokenError
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -31,6 +43,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "descriptors": (descriptors.exhaust, 120.0),
     "flood": (flood.flood, 300.0),
     "impatient": (impatient.impatient, 60.0),
+    "probes": (probes.probes, 90.0),
     "million": (million.million, 150.0),
     "stall": (stall.stall, 150.0),
     "names": (names.random_names, 120.0),

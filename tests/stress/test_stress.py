@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hyperframe.frame import Frame
 
-from tests.stress import attack, churn, idle, names
+from tests.stress import attack, churn, idle, names, probes
 from tests.stress.figures import percentile
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -59,6 +59,13 @@ async def test_names_are_asked_for_beside_others(tmp_path: Path) -> None:
     if len(run.rows) == 1:
         pytest.skip(run.rows[0].measured)
     assert [row.measured.split()[1] for row in run.rows] == ["ms,", "ms,"]
+
+
+async def test_floods_of_the_ops_ports_are_floods(tmp_path: Path) -> None:
+    run = Run("probes", tmp_path, quiet=True)
+    await probes.probes(run, flood_s=0.2)
+    assert len(verdicts(run)) == 6
+    assert verdicts(run)["counted"]
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)

@@ -548,7 +548,7 @@ async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() 
         return Response.text(200, "ready")
 
     admin = HttpServer({("GET", "/x"): slow})
-    health = HttpServer({("GET", "/healthz/ready"): quick}, name="health", at_once=True)
+    health = HttpServer({("GET", "/healthz/ready"): quick}, name="health")
     admin_at, health_at = await admin.start(ANY_PORT), await health.start(ANY_PORT)
     async with client(health_at) as probe, clients(admin_at, 40) as flood:
         for one in flood:
