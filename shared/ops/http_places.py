@@ -9,9 +9,11 @@ The rules:
    kubelet of a node, many clients are one address.
 2. A newcomer takes the place of a connection whose source has at least as many as its own, itself included.
    So no source can crowd out one that has fewer.
-3. Of those it is a slow one (a request that is not complete, a response that is not taken), else an idle one,
-   else one that has just begun; in each case the longest of the source that has most, which goes before the
-   difference between the last two. A request that is being answered stays.
+3. First go slow ones of any source (a request that is not complete, a response that is not taken), then the
+   others. Of both first those of the source that has most connections; of its own an idle one before one that
+   has just begun; of these the one that has been so for longest.
+4. A request that waits for its answer has to go only for a newcomer whose source has fewer connections, the
+   last one that came; one whose answer is being made never.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class Activity(enum.Enum):
 
     IDLE = enum.auto()
     """Between two requests."""
+
+    WAITING = enum.auto()
+    """Its request is complete, and waits for its turn."""
 
     ANSWERING = enum.auto()
     """Its request is being answered."""
@@ -75,20 +80,19 @@ def to_evict(newcomer: T, occupants: Iterable[T], most: int, now: float) -> T | 
     held = Counter(one.source for one in counted)
     own = held[newcomer.source]
 
-    def order(one: T) -> tuple[bool, int, bool, float]:
+    def may_go(one: T) -> bool:
+        if one is newcomer or one.activity is Activity.ANSWERING:
+            return False
+        return held[one.source] > own if one.activity is Activity.WAITING else held[one.source] >= own
+
+    def order(one: T) -> tuple[int, int, bool, float]:
+        if one.activity is Activity.WAITING:
+            return 2, -held[one.source], False, -one.since
         is_idle = one.activity is Activity.IDLE
         is_slow = not is_idle and now - one.since >= SLOW_S
-        return not is_slow, -held[one.source], not is_idle, one.since
+        return (0 if is_slow else 1), -held[one.source], not is_idle, one.since
 
-    return min(
-        (
-            one
-            for one in counted
-            if one is not newcomer and one.activity is not Activity.ANSWERING and held[one.source] >= own
-        ),
-        key=order,
-        default=None,
-    )
+    return min(filter(may_go, counted), key=order, default=None)
 
 
 def source_of(peer: object) -> str:

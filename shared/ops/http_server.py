@@ -47,7 +47,7 @@ LINGER_S = 1.0
 """For the client to take a response and close its side."""
 
 TELL_EVERY_S = 60.0
-"""Between two lines in the log about connections that had to go, or were turned away."""
+"""Between two lines in the log about connections that had to go, or were turned away for the same reason."""
 
 _ABSOLUTE_FORM = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)  # RFC 9112 section 3.2.2
 
@@ -102,9 +102,8 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 FULL = "full"
-REFUSALS = (FULL, *local_requests.FAULTS)
-"""Why requests are refused without a look for their handler: there is no place, and no connection that could
-go; the faults of `local_requests`."""
+REFUSALS = {FULL: "all places are taken by requests that are being answered", **local_requests.FAULTS}
+"""Why requests are refused without a look for their handler, by a word for each, a metric's label."""
 
 
 @dataclass(slots=True)
@@ -143,7 +142,7 @@ class HttpServer:
         self.closing = False
         self.counts = Counts()
         self._turns: deque[Callable[[], bool]] = deque()
-        self._tell_at = 0.0
+        self._told_at: dict[str, float] = {}
         self._routes = dict(routes)
         self._servers: list[asyncio.Server] = []
         self._connections: dict[_Connection, None] = {}
@@ -215,13 +214,15 @@ class HttpServer:
         self.counts.evicted += 1
         evicted.abort()
         self.forget(evicted)
-        self._tell()
+        text = "all %d places were taken: a slow or idle connection made room, as %d have since the start"
+        self._tell("evicted", text, self.limits.connections, self.counts.evicted)
         return True
 
     def refused(self, reason: str) -> None:
         """Counts a connection or request that was turned away; `reason` is one of REFUSALS."""
         self.counts.refused[reason] += 1
-        self._tell()
+        count = self.counts.refused[reason]
+        self._tell(reason, "refused, %d times since the start: %s", count, REFUSALS[reason])
 
     def in_turn(self, step: Callable[[], bool]) -> None:
         """Calls `step` soon; in each turn of the loop only one that returns True: it had something to do."""
@@ -247,20 +248,12 @@ class HttpServer:
             oldest.abort()
             self.forget(oldest)
 
-    def _tell(self) -> None:
+    def _tell(self, kind: str, text: str, *arguments: object) -> None:
+        """A warning, unless there was one of that kind a moment ago."""
         now = asyncio.get_running_loop().time()
-        if now < self._tell_at:
-            return
-        self._tell_at = now + TELL_EVERY_S
-        refused = ", ".join(f"{count} for {reason}" for reason, count in self.counts.refused.items() if count)
-        log.warning(
-            "%s: %d of %d connections; since the start %d had to make room for others; refused: %s",
-            self.name,
-            self.open_connections,
-            self.limits.connections,
-            self.counts.evicted,
-            refused or "none",
-        )
+        if now - self._told_at.get(kind, -TELL_EVERY_S) >= TELL_EVERY_S:
+            self._told_at[kind] = now
+            log.warning(f"%s: {text}", self.name, *arguments)
 
     def forget(self, connection: _Connection) -> None:
         """Counts a connection out."""
@@ -279,7 +272,7 @@ class _State(enum.Enum):
 
 _ACTIVITIES = {
     _State.READING: Activity.MOVING,
-    _State.HANDLING: Activity.ANSWERING,
+    _State.HANDLING: Activity.WAITING,  # until its task has begun
     _State.WRITING: Activity.MOVING,
     _State.IDLE: Activity.IDLE,
     _State.LINGERING: Activity.LEAVING,
@@ -353,7 +346,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def activity(self) -> Activity:
-        return _ACTIVITIES[self.state]
+        return Activity.ANSWERING if self._task is not None else _ACTIVITIES[self.state]
 
     def finish_soon(self) -> None:
         """Closes after the request that is under way, or now if there is none."""

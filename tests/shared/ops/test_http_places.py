@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.ops.http_places import SLOW_S, Activity, source_of, to_evict
 
 NOW = 100.0
-MOVING, IDLE, ANSWERING, LEAVING = Activity
+MOVING, IDLE, WAITING, ANSWERING, LEAVING = Activity
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +73,16 @@ def test_a_source_whose_requests_are_all_answered_crowds_out_nobody() -> None:
     assert to_evict(newcomer, [honest, *flood, newcomer], 10, NOW) is honest
 
 
+def test_who_waits_for_an_answer_makes_room_for_a_source_with_fewer() -> None:
+    waiting = [One("flood", WAITING, NOW - number) for number in range(4)]
+    newcomer = One("flood")
+    assert to_evict(newcomer, [*waiting, newcomer], 4, NOW) is None
+    newcomer = One("other")
+    assert to_evict(newcomer, [*waiting, newcomer], 4, NOW) is waiting[0], "the last one that came"
+    idle = One("flood", IDLE, 0.0)
+    assert to_evict(newcomer, [*waiting, idle, newcomer], 5, NOW) is idle
+
+
 ONES = st.builds(One, st.sampled_from("abc"), st.sampled_from(Activity), st.floats(NOW - 1, NOW))
 
 
@@ -86,7 +96,9 @@ def test_any_crowd(crowd: list[One], most: int, data: st.DataObject) -> None:
     may_go = [
         one
         for one in counted
-        if one is not newcomer and one.activity is not ANSWERING and held[one.source] >= held[newcomer.source]
+        if one is not newcomer
+        and one.activity is not ANSWERING
+        and held[one.source] >= held[newcomer.source] + (one.activity is WAITING)
     ]
     if len(counted) <= most or not may_go:
         assert victim is None
@@ -95,7 +107,8 @@ def test_any_crowd(crowd: list[One], most: int, data: st.DataObject) -> None:
     slow = [one for one in may_go if one.activity is MOVING and NOW - one.since >= SLOW_S]
     if slow:
         assert victim in slow
-    heaviest = max(held[one.source] for one in slow or may_go)
+    moving = [one for one in may_go if one.activity is not WAITING]
+    heaviest = max(held[one.source] for one in slow or moving or may_go)
     assert victim is not None and held[victim.source] == heaviest
 
 

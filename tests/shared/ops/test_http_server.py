@@ -511,8 +511,35 @@ async def test_requests_that_are_being_answered_stay(caplog: pytest.LogCaptureFi
         assert (await fourth.response())[0] == 503
         assert server.counts.refused["full"] == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "admin: 3 of 2 connections; since the start 0 had to make room for others; refused: 1 for full"
+        "admin: refused, 1 times since the start: all places are taken by requests that are being answered"
     ], "once a minute"
+    await server.close(0)
+
+
+async def test_requests_that_wait_for_their_turn_make_room_for_another_source(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A port that is flooded with whole requests still answers the probes of somebody else."""
+
+    def slow(_: Request) -> Response:
+        time.sleep(0.002)
+        return Response.text(200, "slow")
+
+    server = HttpServer(
+        {("GET", "/slow"): slow, ("GET", "/healthz/ready"): ready}, limits=Limits(connections=8)
+    )
+    address = await server.start(ANY_PORT)
+    ask = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with clients(address, 60, ask * 20):
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection(
+                address.host, address.port, local_addr=("127.0.0.2", 0)
+            )
+            probe = Client(reader, writer)
+            probe.send(GET_READY)
+            assert await probe.response() == READY
+            writer.transport.abort()
+    assert "all 8 places were taken: a slow or idle connection made room" in caplog.text
     await server.close(0)
 
 
