@@ -42,8 +42,7 @@ def why_not(path: Path) -> str:
 
 
 def test_a_folder_that_was_not_there(tmp_path: Path) -> None:
-    os.umask(before := os.umask(0))
-    os.umask(0)
+    before = os.umask(0)
     try:
         with PrivateFolder(tmp_path / "run" / "ca") as folder:
             folder.write("key", b"secret", 0o600)
