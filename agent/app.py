@@ -76,6 +76,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
         self._idle = asyncio.Event()
+        self._draining = False
 
     async def run(self) -> int:
         """Serves until the app or a signal ends it; returns the exit code.
@@ -176,6 +177,8 @@ class Agent:
             idle_timeout_s=self._settings.connection_idle_timeout_s or None,
         )
         self._connections.add(connection)
+        if self._draining:  # it waited in the kernel's queue: what it asks for at once is served
+            connection.drain()
         return connection
 
     def _turned_away(self, peer: str) -> None:
@@ -195,12 +198,16 @@ class Agent:
                 self._stop.set()
 
     async def _drain(self) -> None:
-        """No new streams; those that are open have until the drain timeout, or the app's end, to finish.
+        """No new streams, once the peers know; those that are open have until the drain timeout, or the app's
+        end, to finish.
 
         A connection is over when all that was written to it has left, which is after its last stream's end.
         """
+        from shared.net.listen_close import close_listening
+
+        self._draining = True
         if self._listener is not None:
-            self._listener.close()
+            await close_listening([self._listener], self._accept)
         if self._reverse is not None:
             self._reverse.stop()
         for connection in list(self._connections):

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from gateway.config import GatewayConfig
-from gateway.listeners import listening_on
 from shared.net.address import Address
+from shared.net.listen_close import listening_on
 from shared.ops.http_server import Handler, HttpServer, Request, Response
 from shared.tasks import spawn
 

@@ -39,6 +39,7 @@ from shared.wire.events import (
     DataReceived,
     Event,
     GoAwayReceived,
+    GoAwaySeen,
     Headers,
     NoticeGiven,
     RequestReceived,
@@ -50,7 +51,7 @@ from shared.wire.events import (
     WindowOpened,
 )
 from shared.wire.header_rules import list_bytes
-from shared.wire.session import Session, SessionError, SessionLimits, StreamState
+from shared.wire.session import GoAway, Session, SessionError, SessionLimits, StreamState
 
 if TYPE_CHECKING:
     from shared.identity.revocations import Proof
@@ -74,6 +75,10 @@ once, and a network that delivers nothing for so long has lost most of its conne
 STALL_S = 20.0
 """Between two looks at a peer that takes nothing of what waits for it: heard of before the first, asked by
 PING at the second, it is dropped at the third if it has said nothing at all."""
+
+GOAWAY_SEEN_S = 1.0
+"""How long a peer may take to show that it has seen our first GOAWAY: several round trips to the other side
+of the world. Streams that it opens later are refused."""
 
 FAIR_S = 0.001
 """Work on one full read beyond which the others get their turn before the next: uvloop reads up to 32 times
@@ -128,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stall_heard_at = 0.0  # what `heard_at` was at the last look at a stall
         self._idle_timeout_s = idle_timeout_s
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._goaway_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._idle_since = self._loop.time()
@@ -182,9 +188,15 @@ class Connection(asyncio.BufferedProtocol):
         return stream
 
     def drain(self) -> None:
-        """Takes no new stream; the connection closes when the last one is over."""
-        self.session.goaway()
+        """Has the peer open no new stream, and closes when the last one is over.
+
+        A server says GOAWAY twice (RFC 9113 section 6.8). Streams that the peer opened before it saw the
+        first are served, however long their path is; only then it is told the last one, and only after that
+        the connection may close.
+        """
         self._closing = True
+        self.session.announce_goaway()
+        self._watch_goaway()
         self._flush()
         self._close_if_done()
 
@@ -264,6 +276,7 @@ class Connection(asyncio.BufferedProtocol):
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
         if self._idle_timeout_s is not None:
             self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._look_at_idle)
+        self._watch_goaway()  # drained already, maybe
         self._flush()
         self._close_if_done()
 
@@ -300,7 +313,13 @@ class Connection(asyncio.BufferedProtocol):
         return False  # a connection that cannot send cannot carry tunnels: close
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._preface_timer, self._frame_timer, self._stall_timer, self._idle_timer):
+        for timer in (
+            self._preface_timer,
+            self._frame_timer,
+            self._stall_timer,
+            self._idle_timer,
+            self._goaway_timer,
+        ):
             if timer is not None:
                 timer.cancel()
         if self._close_watch is not None:
@@ -410,6 +429,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.drain()
             case GoAwayReceived(last_stream_id, code):
                 self._goaway(last_stream_id, code)
+            case GoAwaySeen():
+                self._say_last_stream()
 
     def _goaway(self, last_stream_id: int, code: int) -> None:
         log.debug("GOAWAY from %s: %s", self.peer_name, frames.error_name(code))
@@ -441,11 +462,23 @@ class Connection(asyncio.BufferedProtocol):
             self._on_change()
 
     def _close_if_done(self) -> None:
-        done = self._closing or (self.session.client and self.session.goaway_received)
-        if done and not self.session.streams:
-            self.session.last_words()
+        session = self.session
+        told = self._closing and session.goaway_said is GoAway.FINAL
+        if (told or (session.client and session.goaway_received)) and not session.streams:
+            session.last_words()
             self._flush()
             self._end()
+
+    def _watch_goaway(self) -> None:
+        announced = self.session.goaway_said is GoAway.ANNOUNCED
+        if announced and self._goaway_timer is None and self._transport is not None:
+            self._goaway_timer = self._loop.call_later(GOAWAY_SEEN_S, self._say_last_stream)
+
+    def _say_last_stream(self) -> None:
+        """The second GOAWAY."""
+        self.session.goaway()
+        self._flush()
+        self._close_if_done()
 
     # Writing.
 

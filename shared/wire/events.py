@@ -84,6 +84,11 @@ class NoticeGiven(Event):
 
 
 @dataclass(slots=True)
+class GoAwaySeen(Event):
+    """The peer has seen the GOAWAY of `announce_goaway`: all streams that it opened before have come."""
+
+
+@dataclass(slots=True)
 class SettingsReceived(Event):
     """The peer's SETTINGS are in force."""
 

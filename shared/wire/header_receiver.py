@@ -21,6 +21,7 @@ from shared.wire.stream_state import (
     End,
     StreamState,
 )
+from shared.wire.stream_table import GoAway
 
 READABLE_LISTS = 2
 """Times the announced header list that is decoded: HPACK's state is lost with a list that is not, and with it
@@ -97,7 +98,7 @@ class HeaderReceiver(DataReceiver):
         count = len(headers.fields)
         if count > FREE_FIELDS:  # a byte each on the wire and much work
             self._stream_wasted(refused=True, units=(count - FREE_FIELDS) / FIELDS_PER_STREAM)
-        if len(self.streams) >= self.limits.max_streams or self.goaway_sent:
+        if len(self.streams) >= self.limits.max_streams or self.goaway_said is GoAway.FINAL:
             self._refuse(stream_id, frames.REFUSED_STREAM)
             self._stream_wasted(refused=True)
         elif headers.shape is not Shape.REQUEST:

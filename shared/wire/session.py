@@ -5,7 +5,8 @@ The rules:
 1. The owner calls `receive_data`, then takes `events()`, then writes `data_to_send()` to the network. Every
    method that sends only appends to what `data_to_send` returns next, in the order of the calls.
 2. Flow control is ours alone, both ways. Bytes received count as held until the owner calls `consumed`.
-3. After GOAWAY, in either direction, open streams go on.
+3. After GOAWAY, in either direction, open streams go on. A server says it in two steps (`announce_goaway`),
+   so that no stream is lost that was on its way; in one (`goaway`) only to a peer that is at fault.
 4. What a stream does wrong costs the stream, as far as RFC 9113 allows; what the connection does wrong costs
    it with all its tunnels. What is too much is an error of the connection (`flood_guard.py`).
 5. A peer that opens too many streams in vain is first given notice, if it may be a front end that passes on
@@ -28,15 +29,16 @@ What is not here: sockets, deadlines, which stream gets what (`shared/net/connec
 from __future__ import annotations
 
 from shared.wire import frames
-from shared.wire.events import GoAwayReceived, SettingsReceived, StreamReset, WindowOpened
+from shared.wire.events import GoAwayReceived, GoAwaySeen, SettingsReceived, StreamReset, WindowOpened
 from shared.wire.flood_guard import FloodError
 from shared.wire.frame_rules import SessionError, check, depends_on
 from shared.wire.frame_scanner import FrameScanner
 from shared.wire.header_receiver import HeaderReceiver
 from shared.wire.session_limits import SessionLimits
 from shared.wire.stream_state import End, StreamState
+from shared.wire.stream_table import GOAWAY_PING, GoAway
 
-__all__ = ["Session", "SessionError", "SessionLimits", "StreamState"]
+__all__ = ["GoAway", "Session", "SessionError", "SessionLimits", "StreamState"]
 
 
 class Session(HeaderReceiver):
@@ -98,6 +100,8 @@ class Session(HeaderReceiver):
         elif kind == frames.PING:
             if not flags & frames.FLAG_ACK:
                 self._out += frames.ping(payload, ack=True)
+            elif payload == GOAWAY_PING and self.goaway_said is GoAway.ANNOUNCED:
+                self._events.append(GoAwaySeen())
         elif kind == frames.CONTINUATION:
             if not self._in_headers:
                 raise SessionError("CONTINUATION of nothing", frames.PROTOCOL_ERROR)

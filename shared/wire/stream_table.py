@@ -6,6 +6,8 @@ windows, GOAWAY, and the price of streams opened in vain. `stream_sender.py` sta
 
 from __future__ import annotations
 
+from enum import Enum
+
 from shared.wire import frames
 from shared.wire.events import Event, NoticeGiven, StreamEnded, StreamReset
 from shared.wire.flood_guard import FloodError, FloodGuard
@@ -13,6 +15,22 @@ from shared.wire.frame_rules import SessionError
 from shared.wire.peer_settings import FIRST_WINDOW, PeerSettings
 from shared.wire.session_limits import SessionLimits
 from shared.wire.stream_state import PastStreams, StreamState
+
+GOAWAY_PING = b"goaway\0\0"
+"""In the PING behind the first of two GOAWAYs: its answer says that the peer has seen that GOAWAY. Our other
+PINGs have something else in them."""
+
+
+class GoAway(Enum):
+    """What we have told the peer of the connection's end (RFC 9113 section 6.8)."""
+
+    UNSAID = "unsaid"
+
+    ANNOUNCED = "announced"
+    """It is to open no new stream. Those that it opened before it knew are still taken."""
+
+    FINAL = "final"
+    """It knows the last stream that was taken; further ones are refused."""
 
 
 class StreamTable:
@@ -35,7 +53,7 @@ class StreamTable:
         "broken",
         "client",
         "goaway_received",
-        "goaway_sent",
+        "goaway_said",
         "limits",
         "send_window",
         "streams",
@@ -46,7 +64,7 @@ class StreamTable:
         self.limits = limits or SessionLimits()
         self.streams: dict[int, StreamState] = {}
         self.goaway_received = False
-        self.goaway_sent = False
+        self.goaway_said = GoAway.UNSAID
         self.broken = False  # a connection error: nothing can be sent any more
         self.send_window = FIRST_WINDOW
         self._receive_window = self.limits.connection_window_bytes
@@ -105,10 +123,20 @@ class StreamTable:
             if self._credit >= self._credit_mark:
                 self._return_credit(0)
 
+    def announce_goaway(self) -> None:
+        """The first of two GOAWAYs, by which no stream is lost that is on its way: it names no last stream,
+        and the PING behind it tells when the peer has seen it (`GoAwaySeen`). Then, or when that takes too
+        long, the owner calls `goaway`. Of a client, whose peer opens no streams, one GOAWAY says all."""
+        if self.client:
+            self.goaway()
+        elif self.goaway_said is GoAway.UNSAID:
+            self.goaway_said = GoAway.ANNOUNCED
+            self._out += frames.goaway(frames.MAX_STREAM_ID, frames.NO_ERROR) + frames.ping(GOAWAY_PING)
+
     def goaway(self, code: int = frames.NO_ERROR) -> None:
-        """Tells the peer that no new stream is taken; open ones go on."""
-        if not self.goaway_sent:
-            self.goaway_sent = True
+        """Tells the peer the last stream that was taken: no further one is, and open ones go on."""
+        if self.goaway_said is not GoAway.FINAL:
+            self.goaway_said = GoAway.FINAL
             self._say_goaway(code)
 
     def last_words(self) -> None:
@@ -165,12 +193,12 @@ class StreamTable:
         """A stream was opened in vain (rule 5 of the session). After notice only those count that were opened
         after it: the others are as many as were open."""
         spare = self.limits.floods.front_end
-        if spare and self.goaway_sent and not refused:
+        if spare and self.goaway_said is GoAway.FINAL and not refused:
             return
         try:
             self._guard.stream_wasted(self._now, units)
         except FloodError:
-            if not spare or self.goaway_sent or not self.streams:
+            if not spare or self.goaway_said is GoAway.FINAL or not self.streams:
                 raise
             self._guard.forgive_resets()
             self._notice_given = True
@@ -188,7 +216,8 @@ class StreamTable:
 
     def _break(self, error: SessionError) -> None:
         """The connection ends with this error."""
-        self.broken = self.goaway_sent = True
+        self.broken = True
+        self.goaway_said = GoAway.FINAL
         self._say_goaway(error.code)
 
     def _say_goaway(self, code: int) -> None:

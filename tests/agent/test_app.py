@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import sys
@@ -15,12 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from agent.app import Agent
 from agent.envoy import find_binary
+from agent.requests import Requests
+from agent.settings import Settings
 from shared.errors import UpstreamError
 from shared.identity.certificates.certificate_folder import find
 from shared.identity.spiffe import SpiffeId
+from shared.net.address import Address
+from shared.net.listen import bound_address, listen
+from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 from tests.agent.test_sts_server import Sts, form
+from tests.shared.wire.dialogue import GET, LAST_OF_ALL, PREFACE, goaway_seen, headers, read
+from tests.shared.wire.dialogue import settings as settings_frame
 from tests.support.api_server import SERVICE_ACCOUNT, ApiServer, LocalApiServer, api_server, kubeconfig
 from tests.support.google import Google
 from tests.support.google_services import DATA_PLANE, WORKLOAD
@@ -379,6 +388,7 @@ async def test_a_sidecar_lets_tunnels_and_requests_finish(target: TcpServer) -> 
         it.process.send(signal.SIGTERM)
         await it.process.said("^draining: 2 streams have up to 8 s$")
         await peer.until(lambda: peer.goaway)
+        await peer.answered()  # so krun knows that it is known
         with pytest.raises(ConnectionRefusedError):
             await TcpPeer.connect(it.port)
         late = peer.request(b"POST", b"/_hbone/HERE")
@@ -396,6 +406,27 @@ async def test_a_sidecar_lets_tunnels_and_requests_finish(target: TcpServer) -> 
     [line] = [json.loads(text) for text in err.splitlines() if "connection complete" in text]
     assert (line["tunnel.target"], line["dst.addr"], line["flags"]) == ("HERE", here, "-")
     assert (line["bytes_sent"], line["bytes_recv"], line["status"]) == (4, 4, 200)
+
+
+async def test_who_waited_in_the_queue_when_the_drain_began_is_served(target: TcpServer) -> None:
+    settings = Settings(targets={"HERE": Address("127.0.0.1", target.port)})
+    with Path(os.devnull).open("w") as nowhere:  # noqa: ASYNC230 - it takes no time
+        agent = Agent(settings, (), {}, AccessLog(nowhere, "json", "krun"))
+    agent._requests = Requests(settings, agent._tunnel_over)
+    agent._draining = True
+    listener = await listen(Address("127.0.0.1", 0), agent._accept, purpose="test")
+    request = [(b":method", b"POST"), *GET[1:3], (b":path", b"/_hbone/HERE")]
+    try:
+        async with TcpPeer.connected(bound_address(listener).port) as client:
+            await client.send(PREFACE + settings_frame() + headers(1, request))
+            said = read(await client.read_until(b"\x01\x04\x00\x00\x00\x01\x88"))
+            assert said[-1] == "HEADERS 1 :status=200"
+            assert f"GOAWAY {LAST_OF_ALL} NO_ERROR" in said
+            await client.send(goaway_seen())
+            assert read(await client.read(17)) == ["GOAWAY 1 NO_ERROR"]
+    finally:
+        listener.close()
+        await agent._close()
 
 
 async def test_a_sidecars_end_loses_no_byte_of_a_finished_tunnel(target: TcpServer) -> None:

@@ -21,6 +21,7 @@ from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.mesh_tls import server_context
 from shared.wire import registration
+from shared.wire.frames import REFUSED_STREAM
 from shared.wire.registration import ALREADY_REGISTERED, REGISTERED, Verdict
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
@@ -249,6 +250,28 @@ async def test_after_goaway_there_is_a_new_one_and_the_old_one_finishes(mesh: Me
         assert await stream.read(10) == b"still here"
         late = old.request(b"POST", b"/_hbone/15003")  # the gateway may, until it ends
         assert await late.status() == 200
+
+
+async def test_a_tunnel_that_is_on_its_way_when_krun_ends_is_served(mesh: Mesh, gateway: Gateway) -> None:
+    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port) as krun:
+        peer = await gateway.registered()
+        krun.tunnels.stop()
+        (connection,) = krun.connections
+        connection.drain()
+        stream = peer.request(b"POST", b"/_hbone/15003")  # not a turn of the loop later: GOAWAY has not come
+        assert not peer.goaway
+        assert await stream.status() == 200
+        target = await app.accept()
+        await peer.answered()
+        assert peer.goaway
+        late = peer.request(b"POST", b"/_hbone/15003")
+        assert await late.broken() == REFUSED_STREAM
+        await stream.send(b"in time")
+        stream.end()
+        assert await target.rest() == b"in time"
+        target.end()
+        assert await stream.rest() == b""
+        await peer.until(lambda: peer.lost)
 
 
 async def test_after_a_reset_there_is_a_new_one(mesh: Mesh, gateway: Gateway) -> None:

@@ -760,6 +760,8 @@ class ScriptedPeer:
                 conversation.open(choice % 8)
             case 1 if action == 1:  # seldom: no stream is taken after it
                 conversation.session.goaway()
+            case 1 if action == 9:
+                conversation.session.announce_goaway()
             case 2 if stream is not None:
                 conversation.answer(stream, end=amount > 15)
             case 3 if stream is not None:

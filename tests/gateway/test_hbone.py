@@ -330,6 +330,7 @@ async def test_a_drain_lets_tunnels_finish(port: HbonePort, peer: Http2Peer, tar
         await port.listener.drain()
         await idle.until(lambda: idle.goaway and idle.lost)
     await peer.until(lambda: peer.goaway)
+    await peer.answered()  # so the port knows that it is known
     await stream.send(b"in peace")
     assert await there.read(8) == b"in peace"
     late = ask(peer, f"127.0.0.1:{target.port}")
@@ -340,6 +341,26 @@ async def test_a_drain_lets_tunnels_finish(port: HbonePort, peer: Http2Peer, tar
     there.end()
     assert await stream.rest() == b""
     await port.until(0)
+    assert (await port.line())["flags"] == "-"
+
+
+async def test_a_drain_serves_who_does_not_know_of_it(
+    port: HbonePort, peer: Http2Peer, target: TcpServer
+) -> None:
+    await peer.answered()
+    peer.pause()  # as if it were far away
+    await port.listener.drain()
+    stream = ask(peer, f"127.0.0.1:{target.port}")
+    there = await target.accept()
+    assert not peer.goaway
+    peer.resume()
+    assert await stream.status() == 200
+    assert peer.goaway
+    await there.send(b"in time")
+    there.end()
+    stream.end()
+    assert await stream.rest() == b"in time"
+    await peer.until(lambda: peer.lost)
     assert (await port.line())["flags"] == "-"
 
 

@@ -14,16 +14,17 @@ from typing import cast
 
 import pytest
 
-from gateway.listeners import Listeners, keys, listening_on
+from gateway.listeners import Listeners, keys
 from shared.errors import EXIT_OK, UnavailableError
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.net.listen_close import listening_on
 from shared.tasks import spawn
 from tests.support.gateway_load import EchoService, flowing, staying
 from tests.support.gateway_world import tunnel
 from tests.support.hgate_process import hgate
 from tests.support.running_gateway import write_config
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+from tests.support.tcp_peer import TcpPeer
 
 FREE = Address("127.0.0.1", 0)
 
@@ -126,24 +127,6 @@ async def test_a_settled_port_in_place_of_port_0() -> None:
 # Who listens.
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-async def test_who_listens_is_counted(host: str) -> None:
-    first = await listen(Address(host, 0), asyncio.Protocol, purpose="test", shared=True)
-    address = Address(host, bound_address(first).port)
-    assert listening_on(address) == 1
-    second = await listen(address, asyncio.Protocol, purpose="test", shared=True)
-    assert listening_on(address) == 2
-    second.close()
-    with socket.create_connection(("::1" if ":" in host else "127.0.0.1", address.port)):
-        assert listening_on(address) == 1, "connections do not count"
-    first.close()
-    assert listening_on(address) == 0
-
-
-def test_nobody_can_tell_without_proc(tmp_path: Path) -> None:
-    assert listening_on(FREE, tmp_path) == 0
-
-
 async def test_company_is_another_process_on_every_address() -> None:
     one, two = free_port(), free_port()
     listeners, successor = greeting(b"a"), greeting(b"b")
@@ -169,36 +152,6 @@ async def test_siblings_are_no_company() -> None:
 
 
 # Nobody is lost.
-
-
-async def test_who_waits_to_be_accepted_is_served() -> None:
-    """They are in the kernel's queue, and a closed socket would reset them."""
-    address = free_port()
-    listeners = greeting(b"a")
-    await listeners.open([address])
-    clients = [
-        socket.create_connection(("127.0.0.1", address.port)) for _ in range(100)
-    ]  # no turn of the loop
-    await listeners.close()
-    with pytest.raises(ConnectionRefusedError):
-        await TcpPeer.connect(address.port)
-    for client in clients:
-        reader, writer = await asyncio.open_connection(sock=client)
-        async with asyncio.timeout(PATIENCE_S):
-            assert await reader.read() == b"a"
-        writer.close()
-        await writer.wait_closed()
-
-
-async def test_who_has_gone_again_does_no_harm() -> None:
-    address = free_port()
-    listeners = greeting(b"a")
-    await listeners.open([address])
-    for _ in range(10):
-        TcpPeer(*await asyncio.open_connection("127.0.0.1", address.port)).reset()
-    client = socket.create_connection(("127.0.0.1", address.port))
-    client.close()
-    await listeners.close()
 
 
 @pytest.mark.parametrize("rounds", [5])

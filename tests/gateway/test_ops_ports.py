@@ -10,12 +10,12 @@ import pytest
 
 from gateway import ops_ports
 from gateway.config import GatewayConfig
-from gateway.listeners import listening_on
 from gateway.ops_ports import OpsPorts
 from shared.errors import UnavailableError, UpstreamError
 from shared.net import http1_client
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.net.listen_close import listening_on
 from shared.ops.http_server import Handler, Response
 from tests.support.tcp_peer import PATIENCE_S
 from tests.support.world import free_port

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gateway.listeners import listening_on
 from shared.errors import EXIT_CONFIG, EXIT_OK, EXIT_SIGTERM, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.net.listen_close import listening_on
 from shared.tasks import spawn
 from tests.support.gateway_load import HELLO, EchoService, flowing, say, staying
 from tests.support.gateway_world import tunnel

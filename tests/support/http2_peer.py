@@ -198,6 +198,10 @@ class Http2Peer(asyncio.Protocol):
         """Reads nothing any more, as a peer that has gone without a word."""
         self._transport.pause_reading()
 
+    def resume(self) -> None:
+        """Undoes `pause`."""
+        self._transport.resume_reading()
+
     def request(
         self, method: bytes, path: bytes, fields: Fields = (), *, end: bool = False, authority: bytes = b"app"
     ) -> PeerStream:

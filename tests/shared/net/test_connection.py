@@ -11,6 +11,7 @@ from shared.errors import StreamResetError
 from shared.net.connection import (
     CONGESTED_BYTES,
     FRAME_TIMEOUT_S,
+    GOAWAY_SEEN_S,
     PREFACE_TIMEOUT_S,
     STALL_S,
     Connection,
@@ -29,6 +30,7 @@ from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.wire.dialogue import (
     GET,
     INITIAL_WINDOW,
+    LAST_OF_ALL,
     MAX_STREAMS,
     OK,
     POST,
@@ -37,6 +39,7 @@ from tests.shared.wire.dialogue import (
     data,
     frame,
     goaway,
+    goaway_seen,
     headers,
     ping,
     read,
@@ -46,6 +49,16 @@ from tests.shared.wire.dialogue import (
 )
 
 PEER_NAME = "192.0.2.7:4431"
+
+
+ANNOUNCED = [f"GOAWAY {LAST_OF_ALL} NO_ERROR", "PING b'goaway\\x00\\x00'"]
+
+
+def drained(line: Line) -> Line:
+    """A server's line that has been drained, and whose peer knows."""
+    line.connection.drain()
+    line.get(goaway_seen())
+    return line
 
 
 def joined(stream: Stream) -> Seen:
@@ -421,6 +434,8 @@ async def test_drain() -> None:
     line = Line(client=False)
     stream = line.request(1)
     line.connection.drain()
+    assert await line.sent() == ANNOUNCED
+    line.get(goaway_seen())
     assert await line.sent() == ["GOAWAY 1 NO_ERROR"]
     line.get(headers(3, POST), data(3, b"x"), data(1, b"y", end=True))
     assert len(line.requests) == 1
@@ -433,27 +448,92 @@ async def test_drain() -> None:
     assert await line.sent() == ["HEADERS 1 :status=200", "DATA 1 b'z'", "DATA 1 b'' END"]
 
 
-async def test_drain_without_streams_closes_at_once() -> None:
+async def test_a_stream_that_is_on_its_way_when_a_drain_begins_is_served() -> None:
+    """RFC 9113 section 6.8. Nothing is open meanwhile, and yet the connection is."""
     line = Line(client=False)
     line.connection.drain()
+    line.connection.drain()
+    assert await line.sent() == ANNOUNCED
+    assert not line.wire.ended
+    stream = line.request(1, end=True)
+    line.get(headers(3, POST, end=True), goaway_seen(), headers(5, POST))
+    late = line.requests[-1]
+    assert [request.id for request in line.requests] == [1, 3, 5], "before the second GOAWAY none is refused"
+    assert await line.sent() == ["GOAWAY 5 NO_ERROR"]
+    for request in line.requests[1:]:
+        line.connection.reset(request._state, frames.CANCEL)
+    assert late.over
+    stream.respond(OK)
+    assert not line.wire.ended
+    stream.write_eof()
+    assert line.wire.ended
+
+
+@hasty
+async def test_a_peer_that_does_not_say_that_it_has_seen_the_goaway() -> None:
+    line = Line(client=False)
+    started = asyncio.get_running_loop().time()
+    line.connection.drain()
+    await asyncio.sleep(GOAWAY_SEEN_S - 0.1)
+    assert not line.wire.ended
+    line.wire.take()
+    line.request(1)
+    await asyncio.sleep(0.2)
+    assert await line.sent() == ["GOAWAY 1 NO_ERROR"]
+    line.get(goaway_seen(), headers(3, POST))
+    assert await line.sent() == ["RST_STREAM 3 REFUSED_STREAM"]
+    assert asyncio.get_running_loop().time() - started == pytest.approx(GOAWAY_SEEN_S, abs=0.5)
+    line.lose()
+
+
+async def test_drain_without_streams_closes_once_the_peer_knows() -> None:
+    line = Line(client=False)
+    line.connection.drain()
+    assert await line.sent() == ANNOUNCED
+    assert not line.wire.ended
+    line.get(goaway_seen())
     assert line.wire.ended
     assert await line.sent() == ["GOAWAY 0 NO_ERROR"]
 
 
+async def test_a_client_opens_all_streams_itself_and_drains_at_once() -> None:
+    line = Line(client=True)
+    line.connection.drain()
+    assert await line.sent() == ["GOAWAY 0 NO_ERROR"]
+    assert line.wire.ended
+
+
+@hasty
 async def test_drain_before_there_is_a_transport() -> None:
     connection = Connection(client=False)
     connection.drain()
+    await asyncio.sleep(10 * GOAWAY_SEEN_S)
     wire = Wire()
     connection.connection_made(wire)
-    assert read(wire.take())[-1] == "GOAWAY 0 NO_ERROR"
+    assert read(wire.take())[-2:] == ANNOUNCED
+    feed(connection, PREFACE + settings() + headers(1, POST) + goaway_seen())
+    assert not wire.ended
+    feed(connection, reset(1, frames.CANCEL))
     assert wire.ended
     connection.connection_lost(None)
 
 
+async def test_a_client_leaves_at_the_first_of_two_goaways() -> None:
+    """It has nothing on its way, so no more is to be waited for."""
+    line = Line(client=True)
+    stream = line.connection.open(POST)
+    await line.sent()
+    line.get(goaway(LAST_OF_ALL), ping(b"goaway\0\0"))
+    assert not (line.connection.usable or stream.over)
+    assert await line.sent() == ["PING ACK b'goaway\\x00\\x00'"]
+    line.get(goaway(1), headers(1, OK), data(1, b"x", end=True))
+    stream.write_eof()
+    assert line.wire.ended
+
+
 async def test_what_a_peer_still_sends_to_a_drained_connection() -> None:
     """The transport has ended: nothing may be written, and nothing pile up."""
-    line = Line(client=False)
-    line.connection.drain()
+    line = drained(Line(client=False))
     await line.sent()
     line.get(*[headers(number, POST) for number in range(1, 2001, 2)], *[ping(b"12345678")] * 1000)
     assert await line.sent() == []
@@ -507,15 +587,13 @@ async def test_close_breaks_what_is_open() -> None:
 
 
 async def test_tls_ends_with_its_own_farewell() -> None:
-    line = Line(client=False, half_close=False)
-    line.connection.drain()
+    line = drained(Line(client=False, half_close=False))
     assert (line.wire.closed, line.wire.ended) == (True, False)
 
 
 @hasty
 async def test_a_peer_that_never_closes_is_reset() -> None:
-    line = Line(client=False)
-    line.connection.drain()
+    line = drained(Line(client=False))
     started = asyncio.get_running_loop().time()
     await line.wire.gone.wait()
     assert asyncio.get_running_loop().time() - started == pytest.approx(CLOSE_TIMEOUT_S, abs=0.5)
@@ -525,7 +603,7 @@ async def test_a_peer_that_never_closes_is_reset() -> None:
 async def test_a_peer_that_takes_its_time_is_waited_for() -> None:
     line = Line(client=False)
     line.wire.unsent = 3000
-    line.connection.drain()
+    drained(line)
     loop = asyncio.get_running_loop()
     started = loop.time()
     for seconds in (20, 40, 70):
@@ -536,8 +614,7 @@ async def test_a_peer_that_takes_its_time_is_waited_for() -> None:
 
 @hasty
 async def test_a_peer_that_closes_is_not_reset() -> None:
-    line = Line(client=False)
-    line.connection.drain()
+    line = drained(Line(client=False))
     line.lose()
     line.wire.closed = False
     await asyncio.sleep(2 * CLOSE_TIMEOUT_S)
@@ -565,7 +642,7 @@ async def test_the_last_bytes_arrive_while_the_peer_goes_on_sending() -> None:
         sock.setblocking(False)
         await loop.sock_connect(sock, server.sockets[0].getsockname())
         start = PREFACE + settings({INITIAL_WINDOW: 1 << 30}) + window(0, 1 << 30) + headers(1, GET, end=True)
-        await loop.sock_sendall(sock, start)
+        await loop.sock_sendall(sock, start + goaway_seen())
         await until(lambda: bool(connections) and connections[0]._ended)
         received = bytearray()
         async with asyncio.timeout(20):
@@ -805,9 +882,10 @@ async def test_an_idle_connection_is_closed_gently() -> None:
     feed(connection, reset(1, frames.CANCEL))
     await asyncio.sleep(99)
     assert not wire.ended
-    await asyncio.sleep(2)
+    await asyncio.sleep(GOAWAY_SEEN_S + 1)
+    feed(connection, goaway_seen())
     assert wire.ended
-    assert read(wire.take()) == ["GOAWAY 1 NO_ERROR"]
+    assert read(wire.take()) == [*ANNOUNCED, "GOAWAY 1 NO_ERROR"]
     connection.connection_lost(None)
 
 

@@ -28,6 +28,9 @@ from shared.wire.session import Session, SessionError, SessionLimits, StreamStat
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES = 9
+LAST_OF_ALL = 2**31 - 1
+"""The stream that the first of two GOAWAYs names: none is beyond it (RFC 9113 section 6.8)."""
+
 WINDOW = 65535
 """The smallest windows that a session may have, and those that a peer starts with."""
 
@@ -111,6 +114,11 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
     return PingFrame(0, payload, flags=["ACK"] if ack else []).serialize()
 
 
+def goaway_seen() -> bytes:
+    """What a peer says that has seen the first of two GOAWAYs."""
+    return ping(b"goaway\0\0", ack=True)
+
+
 def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     """Any frame, right or wrong."""
     return len(body).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + body
@@ -191,6 +199,8 @@ def _tuple(event: events.Event) -> Told:
             return ("window", stream.id if stream else 0)
         case events.GoAwayReceived(last, code):
             return ("goaway", last, code_name(code))
+        case events.GoAwaySeen():
+            return ("goaway seen",)
         case events.NoticeGiven():
             return ("notice",)
         case events.SettingsReceived():

@@ -25,6 +25,7 @@ from tests.shared.wire.dialogue import (
     data,
     frame,
     goaway,
+    goaway_seen,
     headers,
     length,
     ping,
@@ -73,6 +74,7 @@ good_frames = st.one_of(
     st.builds(reset, st.sampled_from([1, 3, 5]), codes),
     st.builds(goaway, numbers, codes),
     st.builds(ping, st.binary(min_size=8, max_size=8), ack=st.booleans()),
+    st.just(goaway_seen()),
     st.builds(settings, st.dictionaries(st.integers(1, 9), st.integers(0, 2**32 - 1), max_size=3)),
 )
 bad_frames = st.builds(frame, st.integers(0, 12), st.integers(0, 255), numbers, st.binary(max_size=30))
@@ -136,7 +138,7 @@ def test_any_bytes_after_a_good_start(wire: bytes, client: bool) -> None:
     outcome([(b"" if client else PREFACE) + settings() + wire], client=client)
 
 
-actions = st.sampled_from(["respond", "send", "end", "trailers", "reset", "consume", "goaway"])
+actions = st.sampled_from(["respond", "send", "end", "trailers", "reset", "consume", "announce", "goaway"])
 
 
 @given(
@@ -178,6 +180,8 @@ def act(session: Session, stream: StreamState, action: str, responded: set[Strea
         session.send_headers(stream, TRAILERS, end_stream=True)
     elif action == "reset":
         session.reset(stream, 8)
+    elif action == "announce":
+        session.announce_goaway()
     elif action == "goaway":
         session.goaway()
 

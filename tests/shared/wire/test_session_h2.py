@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shared.wire import frames
 from shared.wire.events import DataReceived, Event
-from shared.wire.session import Session, SessionLimits, StreamState
+from shared.wire.session import GoAway, Session, SessionLimits, StreamState
 from tests.shared.wire.dialogue import CONNECT, OK, POST, SMALL, TRAILERS, WINDOW, Told, told
 
 MAX_FRAME = h2.settings.SettingCodes.MAX_FRAME_SIZE
@@ -277,6 +277,21 @@ def test_our_goaway_is_understood() -> None:
     pair.session.goaway()
     pair.exchange()
     assert pair.saw(h2.events.ConnectionTerminated)
+
+
+def test_the_first_of_two_goaways_leaves_no_stream_out() -> None:
+    pair, _ = server()
+    pair.session.announce_goaway()
+    said = bytes(pair.session.data_to_send())
+    first, second = said[:17], said[17:]
+    (event,) = pair.h2.receive_data(first)
+    assert isinstance(event, h2.events.ConnectionTerminated)
+    assert (event.last_stream_id, event.error_code) == (2**31 - 1, 0)
+    other = Pair(client=False)  # h2 takes no frame after a GOAWAY, RFC 9113 section 6.8 or not
+    assert [type(event) for event in other.h2.receive_data(second)] == [h2.events.PingReceived]
+    assert other.session.goaway_said is GoAway.UNSAID
+    pair.session.receive_data(other.h2.data_to_send())
+    assert told(pair.session.events()) == [("goaway seen",)]
 
 
 lengths = st.integers(0, 100_000)

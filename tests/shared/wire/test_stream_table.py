@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from shared.wire import frames
 from shared.wire.stream_state import REMEMBERED_STREAMS
-from tests.shared.wire.dialogue import OK, POST, Dialogue, data, headers, reset, window
+from tests.shared.wire.dialogue import (
+    LAST_OF_ALL,
+    OK,
+    POST,
+    Dialogue,
+    data,
+    frame,
+    goaway_seen,
+    headers,
+    ping,
+    reset,
+    window,
+)
+
+ANNOUNCED = [f"GOAWAY {LAST_OF_ALL} NO_ERROR", "PING b'goaway\\x00\\x00'"]
 
 
 def test_a_reset_by_the_peer() -> None:
@@ -71,3 +85,50 @@ def test_a_client_has_taken_no_stream() -> None:
     talk.opened()
     talk.session.goaway()
     assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
+
+
+# GOAWAY in two steps (RFC 9113 section 6.8).
+
+
+def test_streams_that_were_on_their_way_are_taken() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    talk.session.announce_goaway()
+    talk.session.announce_goaway()
+    assert talk.sent() == ANNOUNCED
+    assert talk.received(headers(3, POST), goaway_seen()) == [
+        ("request", 3, b"POST", False),
+        ("goaway seen",),
+    ]
+    talk.session.goaway()
+    talk.session.announce_goaway()
+    talk.session.goaway()
+    assert talk.sent() == ["GOAWAY 3 NO_ERROR"]
+    assert talk.received(headers(5, POST), data(3, b"x")) == [("data", 3, b"x")]
+    assert talk.sent() == ["RST_STREAM 5 REFUSED_STREAM"]
+
+
+def test_other_pings_say_nothing_of_goaway() -> None:
+    talk = Dialogue.server()
+    assert talk.received(goaway_seen()) == [], "nothing was announced"
+    talk.session.announce_goaway()
+    assert talk.received(ping(bytes(8), ack=True), ping(b"goaway\0\0")) == []
+    assert talk.sent() == [*ANNOUNCED, "PING ACK b'goaway\\x00\\x00'"]
+    talk.session.goaway()
+    assert talk.received(goaway_seen()) == [], "said already, as it took too long"
+    assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
+
+
+def test_a_client_says_it_once() -> None:
+    talk = Dialogue.client()
+    talk.session.announce_goaway()
+    assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
+
+
+def test_a_fault_in_between_ends_it_with_the_last_stream() -> None:
+    talk = Dialogue.server()
+    talk.asked(1)
+    talk.session.announce_goaway()
+    talk.asked(3)
+    talk.sent()
+    assert talk.broke(frame(frames.DATA, 0, 0, b"x")) == "PROTOCOL_ERROR: DATA on stream 0"
