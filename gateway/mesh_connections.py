@@ -51,7 +51,6 @@ from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp import peer_of, reset
 from shared.net.tls import ALPN_H2, proved_chain
 from shared.tasks import spawn
-from shared.wire import frames
 
 log = logging.getLogger("hbone.gateway")
 
@@ -110,8 +109,7 @@ class MemberConnection(Connection):
             self.identity = identity
         except RefusedError as error:
             self.refusal = error
-            self.session.goaway(frames.INADEQUATE_SECURITY)
-            self.close()
+            self.expel(error)
 
 
 class MeshConnections:

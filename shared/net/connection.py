@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from shared.errors import ExpelledError, RevokedError, StreamDoneError, StreamResetError
+from shared.errors import ExpelledError, RefusedError, StreamDoneError, StreamResetError
 from shared.net.answers import answer
 from shared.net.legs import Buffer
 from shared.net.read_buffer import (
@@ -80,6 +80,11 @@ GOAWAY_SEEN_S = 1.0
 """How long a peer may take to show that it has seen our first GOAWAY: several round trips to the other side
 of the world. Streams that it opens later are refused."""
 
+FAULT_LINGER_S = 1.0
+"""How long a connection that we have ended for its peer's fault stays open, for GOAWAY to arrive: closed at
+once over what the peer still sends, it would take GOAWAY with it (RST). It counts as a connection until
+then."""
+
 FAIR_S = 0.001
 """Work on one full read beyond which the others get their turn before the next: uvloop reads up to 32 times
 while reads are full. 64 KiB of large frames are a tenth of it; of one-byte frames three times as much. So a
@@ -126,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: dict[Stream, None] = {}  # in the order in which they began to wait
         self._closing = False
         self._ended = False  # nothing more can be written
-        self._close_watch: CloseWatch | None = None
+        self._close_watch: CloseWatch | asyncio.TimerHandle | None = None
         self._preface_timer: asyncio.TimerHandle | None = None
         self._frame_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -208,13 +213,14 @@ class Connection(asyncio.BufferedProtocol):
         self._break_streams(f"connection to {self.peer_name} closed by us", frames.CANCEL)
         self._end()
 
-    def expel(self, error: RevokedError) -> None:
-        """Closes for a peer whose certificate is revoked: GOAWAY says it, and what is open is broken off."""
+    def expel(self, error: RefusedError) -> None:
+        """Closes for a peer that is not to be here, or not any more: GOAWAY says it, and what is open is
+        broken off."""
         self.session.goaway(frames.INADEQUATE_SECURITY)
         self._closing = True
         self._flush()
         self._break_streams(str(error), frames.CANCEL, ExpelledError)
-        self._end()
+        self._end_soon()
 
     async def wait_closed(self, timeout_s: float) -> bool:
         """Waits until the connection is gone, with all that was written to it, for `timeout_s` seconds at
@@ -582,7 +588,7 @@ class Connection(asyncio.BufferedProtocol):
         log.info("protocol error of %s: %s", self.peer_name, error)
         self._flush()
         self._break_streams(f"connection ended, protocol error: {error}", error.code)
-        self._end()
+        self._end_soon()
 
     def _end(self) -> None:
         """Closes the transport after all that was written has arrived.
@@ -601,6 +607,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         else:
             self._transport.close()
+
+    def _end_soon(self) -> None:
+        """The same for a peer at fault, whatever it takes or sends: its place is for others."""
+        self._end()
+        if self._close_watch is not None and self._transport is not None:
+            self._close_watch.cancel()
+            self._close_watch = self._loop.call_later(FAULT_LINGER_S, reset, self._transport)
 
     def _break_streams(self, text: str, code: int, how: type[StreamResetError] = StreamResetError) -> None:
         was_lost, self.lost = self.lost, True

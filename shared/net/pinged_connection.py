@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import RevokedError
+from shared.errors import RefusedError
 from shared.net.connection import Connection
 from shared.net.stream import Stream
 from shared.wire.session import SessionLimits
@@ -58,7 +58,7 @@ class PingedConnection(Connection):
         self.cause = self.cause or text
         super().abort(text)
 
-    def expel(self, error: RevokedError) -> None:
+    def expel(self, error: RefusedError) -> None:
         self.cause = self.cause or str(error)
         super().expel(error)
 

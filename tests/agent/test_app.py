@@ -25,10 +25,12 @@ from shared.identity.certificates.certificate_folder import find
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
+from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from shared.wire.frames import ENHANCE_YOUR_CALM
 from tests.agent.test_sts_server import Sts, form
-from tests.shared.wire.dialogue import GET, LAST_OF_ALL, PREFACE, goaway_seen, headers, read
+from tests.shared.wire.dialogue import GET, LAST_OF_ALL, PREFACE, goaway, goaway_seen, headers, ping, read
 from tests.shared.wire.dialogue import settings as settings_frame
 from tests.support.api_server import SERVICE_ACCOUNT, ApiServer, LocalApiServer, api_server, kubeconfig
 from tests.support.google import Google
@@ -493,6 +495,29 @@ async def test_one_connection_too_many() -> None:
     [line] = [json.loads(text) for text in err.splitlines() if "HBONE_MAX_CONNECTIONS" in text]
     assert line["error"] == "1 connections are open, which is HBONE_MAX_CONNECTIONS"
     assert (line["flags"], line["src.addr"]) == ("LIMIT", address)
+
+
+async def test_a_flooder_s_place_is_soon_another_s() -> None:
+    """It is told why, and then goes on for as long as it can."""
+    async with krun(environ={"HBONE_MAX_CONNECTIONS": "1"}) as it:
+        await it.listening()
+        flooder = await TcpPeer.connect(it.port)
+        await flooder.send(PREFACE + settings_frame() + ping(b"12345678") * 1500)
+        await flooder.read_until(goaway(0, ENHANCE_YOUR_CALM))
+
+        async def flood() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    await flooder.send(ping(b"12345678") * 100)
+                    await asyncio.sleep(0.01)
+
+        flooding = spawn(flood(), name="flood")
+        async with asyncio.timeout(CLOSE_TIMEOUT_S / 3):
+            await asyncio.wait({flooding})
+        async with Http2Peer.connected(it.port) as peer:
+            await peer.answered()
+            assert not peer.lost
+        await flooder.close()
 
 
 # Who may come in: the same settings for either end.

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,8 +22,10 @@ from shared.identity.spiffe import SpiffeId
 from shared.net.certificate_files import CertificateFiles
 from shared.net.mesh_tls import identity_files, server_context
 from shared.net.revocation_watch import RevocationWatch
+from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.net.tls import proved_chain
 from shared.tasks import running, spawn
+from tests.shared.wire.dialogue import PREFACE, ping, settings
 from tests.support import hbone_port, reverse_port
 from tests.support.bundles import tell
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort, Mesh
@@ -235,6 +237,22 @@ async def test_one_connection_too_many(tmp_path: Path) -> None:
         async with port.caller():
             await port.until(2)
         await third.close()
+
+
+async def test_a_flooder_s_place_is_soon_another_s(tmp_path: Path) -> None:
+    """It neither reads why, nor ends."""
+    async with hbone_port.serving(tmp_path, max_connections=1) as port:
+        tls = port.mesh.tls(port.mesh.member(CALLER))
+        _, writer = await asyncio.open_connection("127.0.0.1", port.port, ssl=tls, server_hostname="")
+        await port.until(1)
+        cast("asyncio.Transport", writer.transport).pause_reading()
+        writer.write(PREFACE + settings() + ping(b"12345678") * 1500)
+        async with asyncio.timeout(CLOSE_TIMEOUT_S / 3):
+            await port.until(0)
+        async with port.caller() as peer:
+            await peer.answered()
+            assert not peer.lost
+        writer.transport.abort()
 
 
 async def test_one_connection_of_an_address_too_many(tmp_path: Path) -> None:

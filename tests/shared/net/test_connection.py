@@ -7,9 +7,10 @@ import socket
 
 import pytest
 
-from shared.errors import StreamResetError
+from shared.errors import RevokedError, StreamResetError
 from shared.net.connection import (
     CONGESTED_BYTES,
+    FAULT_LINGER_S,
     FRAME_TIMEOUT_S,
     GOAWAY_SEEN_S,
     PREFACE_TIMEOUT_S,
@@ -594,9 +595,7 @@ async def test_tls_ends_with_its_own_farewell() -> None:
 @hasty
 async def test_a_peer_that_never_closes_is_reset() -> None:
     line = drained(Line(client=False))
-    started = asyncio.get_running_loop().time()
-    await line.wire.gone.wait()
-    assert asyncio.get_running_loop().time() - started == pytest.approx(CLOSE_TIMEOUT_S, abs=0.5)
+    assert await gone_after(line) == pytest.approx(CLOSE_TIMEOUT_S, abs=0.5)
 
 
 @hasty
@@ -610,6 +609,37 @@ async def test_a_peer_that_takes_its_time_is_waited_for() -> None:
         loop.call_later(seconds, setattr, line.wire, "unsent", line.wire.unsent - seconds)
     await line.wire.gone.wait()
     assert loop.time() - started == pytest.approx(4 * CLOSE_TIMEOUT_S, abs=1)
+
+
+async def gone_after(line: Line) -> float:
+    """Seconds until the transport is aborted."""
+    started = asyncio.get_running_loop().time()
+    await line.wire.gone.wait()
+    return asyncio.get_running_loop().time() - started
+
+
+@hasty
+@pytest.mark.parametrize("drained_before", [False, True])
+async def test_a_peer_at_fault_has_its_place_for_a_moment_only(drained_before: bool) -> None:
+    """However much it sends, and however little it takes."""
+    line = Line(client=False)
+    if drained_before:
+        drained(line)
+        line.wire.ended = False  # so that more can be seen to be written
+    line.wire.unsent = 3000
+    asyncio.get_running_loop().call_later(FAULT_LINGER_S / 2, setattr, line.wire, "unsent", 2000)
+    line.get(*[ping(b"12345678")] * 1500)
+    assert line.connection.lost
+    line.get(*[ping(b"12345678")] * 1500)
+    assert await gone_after(line) == pytest.approx(FAULT_LINGER_S, abs=0.5)
+
+
+@hasty
+async def test_so_has_a_peer_that_is_expelled() -> None:
+    line = Line(client=False)
+    line.connection.expel(RevokedError("revoked"))
+    assert await line.sent() == ["GOAWAY 0 INADEQUATE_SECURITY"]
+    assert await gone_after(line) == pytest.approx(FAULT_LINGER_S, abs=0.5)
 
 
 @hasty
