@@ -140,6 +140,7 @@ class Agent:
                 self._settings.reverse,
                 self._settings.certificates,
                 self._settings.dial_timeout_s,
+                drain_timeout_s=self._settings.drain_timeout_s,
                 trust=self._settings.trust(self._settings.reverse.peers),
                 crl=self._settings.crl,
                 request=self._requests.take,

@@ -16,7 +16,8 @@ For each name and each address there is a place, and for each place a task:
    doubled with each failure up to MAX_PAUSE_S; a connection that ends before STEADY_S counts as a failure.
    What led to a process twice doubles it only after as many times as there are processes to find.
 4. The gateway has to prove who it is before a byte of it is looked at: here the server is who dialled. One
-   whose certificate is revoked is left at once.
+   whose certificate is revoked is left at once; one whose certificate ends gets GOAWAY, and its tunnels have
+   the drain timeout.
 """
 
 from __future__ import annotations
@@ -25,20 +26,29 @@ import asyncio
 import dataclasses
 import logging
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 from agent.own_identity import own_trust_domain
 from agent.reverse_settings import ReverseSettings
-from shared.errors import DeniedError, HboneError, RefusedError, UpstreamError
+from shared.errors import DeniedError, ExpiredError, HboneError, RefusedError, UpstreamError
 from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.identity.peer_policy import PeerPolicy
 from shared.net.address import Address
 from shared.net.answers import answer
+from shared.net.certificate_expiry import CertificateExpiry
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
-from shared.net.mesh_tls import MeshIdentity, check_server, client_context, revocation_watch
+from shared.net.mesh_tls import (
+    MeshIdentity,
+    chain_end,
+    check_server,
+    client_context,
+    proved_identity,
+    revocation_watch,
+)
 from shared.net.pinged_connection import PingedConnection
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream, header_value
@@ -77,14 +87,17 @@ class ReverseTunnels:
         certificates: Path,
         dial_timeout_s: float,
         *,
+        drain_timeout_s: float,
         trust: TrustDomain = UNTOLD,
         crl: Path | None = None,
+        wall_clock: Callable[[], float] = time.time,
         request: Callable[[Stream], None],
         opened: Callable[[Connection], None],
         lost: Callable[[Connection], None],
     ) -> None:
-        """`certificates` is the workload's folder; `dial_timeout_s` is for TCP and TLS to a gateway. `trust`
-        is our trust domain, `crl` a file with certificate revocation lists.
+        """`certificates` is the workload's folder; `dial_timeout_s` is for TCP and TLS to a gateway,
+        `drain_timeout_s` for the tunnels of one whose certificate has ended, by `wall_clock`. `trust` is our
+        trust domain, `crl` a file with certificate revocation lists.
 
         Raises UnavailableError, ConfigError or DeniedError if the certificates, or the lists, are none.
         """
@@ -112,6 +125,8 @@ class ReverseTunnels:
                 opened,
                 lost,
                 self._revocations,
+                drain_timeout_s=drain_timeout_s,
+                wall_clock=wall_clock,
             )
             for address in settings.gateways
             for name in settings.names
@@ -156,8 +171,13 @@ class _Place:
         opened: Callable[[Connection], None],
         lost: Callable[[Connection], None],
         revocations: RevocationWatch | None,
+        *,
+        drain_timeout_s: float,
+        wall_clock: Callable[[], float],
     ) -> None:
         self.origin = origin
+        self.drain_timeout_s = drain_timeout_s
+        self.wall_clock = wall_clock
         self.revocations = revocations
         self.open: set[GatewayConnection] = set()
         """Connections, registered or not, that have not ended."""
@@ -290,6 +310,7 @@ class GatewayConnection(PingedConnection):
         self.verdict: Verdict | None = None
         self.made = loop.time()
         self._place = place
+        self._expiry: CertificateExpiry | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -299,12 +320,38 @@ class GatewayConnection(PingedConnection):
         try:
             tls = transport.get_extra_info("ssl_object")
             self.proof = check_server(identity, tls, self._place.revocations)
+            self.certificate_ends = chain_end(tls)
         except RefusedError as error:
             self.abort(str(error))  # before it can send a request (rule 4)
         else:
             self._place.open.add(self)
+            self._watch_expiry(str(proved_identity(tls)))
+
+    def _watch_expiry(self, whose: str) -> None:
+        self._expiry = CertificateExpiry(
+            self.certificate_ends,
+            whose,
+            ended=self._expired,
+            over=self.expel,
+            drain_timeout_s=lambda: self._place.drain_timeout_s,
+            wall_clock=self._place.wall_clock,
+        )
+        self._expiry.start()
+
+    def _expired(self, error: ExpiredError) -> None:
+        log.warning(
+            "gateway %s: %s: another connection is made; open tunnels have %g s",
+            self.peer_name,
+            error,
+            self._place.drain_timeout_s,
+        )
+        self.drain()
+        self._place.left(self)
 
     def _take(self, stream: Stream) -> None:
+        if self._expiry is None or not self._expiry.allows_stream():
+            stream.refuse()
+            return
         if header_value(stream.headers, b":path") != registration.PATH:
             self._place.request(stream)
             return
@@ -324,6 +371,8 @@ class GatewayConnection(PingedConnection):
             self._place.left(self)
 
     def _over(self, connection: Connection) -> None:
+        if self._expiry is not None:
+            self._expiry.close()
         self._place.open.discard(self)
         self._place.left(self)
         self._tell(None)

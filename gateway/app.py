@@ -115,7 +115,11 @@ class Gateway:
         self.metrics = TunnelMetrics("gateway", more_flags=(DOWNSTREAM_RESET,))
         self.readiness = Readiness()
         limits = self._config.limits
-        self._pool = Pool(limits=limits.pool(), counts=lambda origin: self.metrics.origin(_name(origin)))
+        self._pool = Pool(
+            limits=limits.pool(),
+            counts=lambda origin: self.metrics.origin(_name(origin)),
+            wall_clock=wall_clock,
+        )
         self._resolver = resolver.current()
         self._use_lookup_limits()
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
@@ -329,6 +333,9 @@ class Gateway:
         if self._hbone is not None:
             self._hbone.connect_timeout_s = limits.connect_timeout_s
             self._hbone.half_closed_timeout_s = limits.half_closed_timeout_s
+            self._hbone.drain_timeout_s = limits.drain_timeout_s
+        if self._reverse is not None:
+            self._reverse.drain_timeout_s = limits.drain_timeout_s
         self._use_lookup_limits()
         self._hellos.timeout_s = limits.hello_timeout_s
         self._clock.idle_s = limits.idle_timeout_s
@@ -401,12 +408,14 @@ class Gateway:
             self.metrics,
             connect_timeout_s=self._config.limits.connect_timeout_s,
             half_closed_timeout_s=self._config.limits.half_closed_timeout_s,
+            drain_timeout_s=self._config.limits.drain_timeout_s,
             changed=self._tunnel_over,
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,
             siblings=self._crew.count if self._crew else 1,
             ports=self._crew.hbone_ports if self._crew else {},
             share=self._share,
+            wall_clock=self._wall_clock,
         )
 
     def _reverse_listener(self) -> ReverseListener | None:
@@ -420,6 +429,8 @@ class Gateway:
             is_full=lambda: self._memory.full,
             siblings=self._crew.count if self._crew else 1,
             share=self._share,
+            drain_timeout_s=self._config.limits.drain_timeout_s,
+            wall_clock=self._wall_clock,
         )
 
     # What it tells.

@@ -12,7 +12,9 @@ The rules:
 2. A name is looked up only if the rules may allow it, as it is written, without a search list, in a slot of
    its identity's (`shared/net/resolver.py`); only those of its addresses are dialled that the rules allow.
 3. New tunnels get the rules as they are now; open ones stay.
-4. Where rules ask for a token and the one that is shown is not good enough, that is a 401 like any no of
+4. A peer whose certificate has ended opens no tunnel; its requests are refused as if they had never come
+   (REFUSED_STREAM), for it may have a new one. Its open tunnels have the drain timeout.
+5. Where rules ask for a token and the one that is shown is not good enough, that is a 401 like any no of
    theirs, and has a `www-authenticate`. 407, which is a proxy's, is nothing that clients of the mesh know;
    after 401 ours ask again, with a newer token.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -33,9 +36,9 @@ from gateway.hbone_settings import HboneSettings
 from gateway.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.hello import EmptyConnectionError
 from gateway.listeners import Key, Listeners
-from gateway.mesh_connections import MemberConnection, MeshConnections
+from gateway.mesh_connections import DRAIN_TIMEOUT_S, MemberConnection, MeshConnections
 from gateway.templates import shown
-from shared.errors import DeniedError, DialError, HboneError, LimitError, RevokedError, StreamResetError
+from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.net.dial import reason
@@ -72,17 +75,20 @@ class HboneListener:
         *,
         connect_timeout_s: float,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
         changed: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
         ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`connect_timeout_s` is a target's, for the look-up of its name and TCP. `changed` is called when
-        the number of open connections may have changed; `refusals` counts who came up against a limit, of
-        which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
-        included, in place of port 0 on `ports`, and of their limits it has its `share`."""
+        """`connect_timeout_s` is a target's, for the look-up of its name and TCP; `drain_timeout_s` is for
+        the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called when the
+        number of open connections may have changed; `refusals` counts who came up against a limit, of which
+        `is_full` is one: no memory for buffers. `siblings` processes listen together, this one included, in
+        place of port 0 on `ports`, and of their limits it has its `share`."""
         self.rules = Rules(settings.rules, settings.trust)
         self.half_closed_timeout_s = half_closed_timeout_s
         """Of tunnels that open from now on."""
@@ -104,7 +110,9 @@ class HboneListener:
             make=lambda lost: MemberConnection(client=False, on_request=self._take, on_lost=lost),
             refused=self._refused,
             changed=changed,
-            revoked=self._expel,
+            expel=self._expel,
+            drain_timeout_s=drain_timeout_s,
+            wall_clock=wall_clock,
         )
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
@@ -146,6 +154,15 @@ class HboneListener:
     def addresses(self) -> list[Address]:
         """Where it listens; tells the ports that were 0."""
         return self._listeners.bound
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """What tunnels of a peer whose certificate has ended have to finish; it may change at any time."""
+        return self._connections.drain_timeout_s
+
+    @drain_timeout_s.setter
+    def drain_timeout_s(self, seconds: float) -> None:
+        self._connections.drain_timeout_s = seconds
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
@@ -219,6 +236,9 @@ class HboneListener:
             stream.abort()
             return
         authority = header_value(stream.headers, b":authority")
+        if member.expiry is not None and not member.expiry.allows_stream():
+            self._refuse_expired(stream, member, shown(authority.decode("latin-1")))
+            return
         tunnel = _Tunnel(
             stream,
             shown(authority.decode("latin-1")),
@@ -246,6 +266,22 @@ class HboneListener:
         else:
             connecting = partial(self._connect, tunnel, target, token)
             tunnel.connecting = tunnel.carry(connecting, f"hbone tunnel to {target}")
+
+    def _refuse_expired(self, stream: Stream, member: MemberConnection, name: str) -> None:
+        """The peer may have a newer certificate by now, and ask again on a connection with that."""
+        assert member.expiry is not None and member.expiry.error is not None
+        error = member.expiry.error
+        stream.refuse()
+        self._metrics.refused(error.flag)
+        self._access_log.refused(
+            src_addr=member.peer_name,
+            route=ROUTE,
+            identity=str(member.identity),
+            tunnel_target=name,
+            stream=stream.id,
+            flags=error.flag,
+            error=str(error),
+        )
 
     def _target(self, tunnel: _Tunnel, authority: bytes, token: Token) -> Address:
         """Raises BadRequestError, DeniedError or LimitError."""
@@ -359,8 +395,8 @@ class HboneListener:
             error=str(record.error) if record.error else None,
         )
 
-    def _expel(self, member: MemberConnection, error: RevokedError) -> None:
-        """Ends a connection whose peer is revoked by now, with its tunnels."""
+    def _expel(self, member: MemberConnection, error: DeniedError) -> None:
+        """Ends a connection whose peer is not let in any more, with its tunnels."""
         for tunnel in list(self.tunnels):
             if tunnel.stream.connection is member:
                 connecting = tunnel.connecting

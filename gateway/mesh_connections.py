@@ -17,6 +17,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -30,26 +31,28 @@ from gateway.admission import (
 from gateway.hello import ALERT_LINGER_S, EmptyConnectionError
 from shared.errors import (
     DeniedError,
+    ExpiredError,
     HboneError,
     LimitError,
     RefusedError,
-    RevokedError,
     TlsFailureError,
 )
 from shared.identity.certificates import certificate_folder
 from shared.identity.spiffe import SpiffeId
+from shared.net.certificate_expiry import GRACE_S, CertificateExpiry
 from shared.net.certificate_files import CertificateFiles
 from shared.net.connection import Connection
 from shared.net.dial import reason
 from shared.net.mesh_tls import (
     ServerContext,
+    chain_end,
     last_words,
     proved_identity,
     server_context,
 )
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.tcp import peer_of, reset
-from shared.net.tls import ALPN_H2, proved_chain
+from shared.net.tls import ALPN_H2, certificate_end, proved_chain
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.gateway")
@@ -59,6 +62,9 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_
 
 LEAST_HANDSHAKE_S = 0.001
 """What is left for TLS of a deadline that the first byte has used up; the loop takes no zero."""
+
+DRAIN_TIMEOUT_S = 20.0
+"""For tunnels to finish whose peer's certificate has ended; hgate's own drain has as long."""
 
 DRAIN_BYTES = 4096
 """Read at a time of what a refused client still sends."""
@@ -98,12 +104,16 @@ class MemberConnection(Connection):
     identity: SpiffeId | None = None
     refusal: RefusedError | None = None
     revocations: RevocationWatch | None = None
+    expiry: CertificateExpiry | None = None
+    """There from its admission on."""
+    wall_clock: Callable[[], float] = time.time
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         try:
             tls = transport.get_extra_info("ssl_object")
-            identity = member_identity(tls, time.time())
+            identity = member_identity(tls, self.wall_clock())
+            self.certificate_ends = chain_end(tls)
             if self.revocations is not None:
                 self.proof = self.revocations.check(proved_chain(tls))
             self.identity = identity
@@ -129,13 +139,20 @@ class MeshConnections:
         changed: Callable[[], None],
         admitted: Callable[[MemberConnection], None] = lambda member: None,
         prepare: Callable[[ServerContext], None] = lambda context: None,
-        revoked: Callable[[MemberConnection, RevokedError], None] = lambda member, error: member.expel(error),
+        expired: Callable[[MemberConnection, ExpiredError], None] = lambda member, error: member.drain(),
+        expel: Callable[[MemberConnection, DeniedError], None] = lambda member, error: member.expel(error),
+        drain_timeout_s: float,
         purpose: str = "hbone",
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up.
-        `prepare` tells the TLS context more, `revoked` ends an open connection whose peer is revoked by now,
-        `purpose` is the word for the port in the log and the file."""
+        `prepare` tells the TLS context more. `expired` has an open connection whose peer's certificate has
+        ended take no new streams, `expel` ends one after `drain_timeout_s` seconds of that, or at once if the
+        peer is revoked. `purpose` is the word for the port in the log and the file; `wall_clock` has seconds
+        since the epoch."""
         self.settings = settings
+        self.drain_timeout_s = drain_timeout_s
+        """It may change at any time."""
         self.sources = Tally()
         self._share = share
         self._is_full = is_full
@@ -146,7 +163,9 @@ class MeshConnections:
         self._changed = changed
         self._handshakes: set[asyncio.Task[None]] = set()
         self._members: set[MemberConnection] = set()
-        self._revoked = revoked
+        self._expired = expired
+        self._expel = expel
+        self._wall_clock = wall_clock
         self._draining = False
         self.revocations: RevocationWatch | None = None
         """The lists that peers are held against."""
@@ -253,6 +272,7 @@ class MeshConnections:
         accepted = loop.time()
         member = self._make(self._lost)
         member.revocations = self.revocations
+        member.wall_clock = self._wall_clock
         has_come = False
         try:
             with sock:
@@ -303,9 +323,32 @@ class MeshConnections:
         self._handshakes.discard(cast("asyncio.Task[None]", asyncio.current_task()))  # counted once
         if self._draining:
             member.drain()
+        self._watch_expiry(member)
         self._end_if_revoked(member)  # since the handshake
         self._admitted(member)
         return True
+
+    def _watch_expiry(self, member: MemberConnection) -> None:
+        member.expiry = CertificateExpiry(
+            member.certificate_ends,
+            str(member.identity),
+            ended=partial(self._tell_expired, member),
+            over=partial(self._expel, member),
+            drain_timeout_s=lambda: self.drain_timeout_s,
+            grace_s=0.0 if member.session.client else GRACE_S,
+            wall_clock=self._wall_clock,
+        )
+        member.expiry.start()
+
+    def _tell_expired(self, member: MemberConnection, error: ExpiredError) -> None:
+        log.info(
+            "%s: %s, at %s: no new tunnels, open ones have %g s",
+            self._purpose,
+            error,
+            member.peer_name,
+            self.drain_timeout_s,
+        )
+        self._expired(member, error)
 
     def _end_revoked(self) -> int:
         return sum(map(self._end_if_revoked, list(self._members)))
@@ -315,12 +358,14 @@ class MeshConnections:
         if error is None or member.lost:
             return False
         log.info("%s: %s is no longer let in: %s", self._purpose, member.identity, error)
-        self._revoked(member, error)
+        self._expel(member, error)
         return True
 
     def _lost(self, connection: Connection) -> None:
         if connection in self._members:
             self._members.discard(connection)
+            if connection.expiry is not None:
+                connection.expiry.close()
             self.sources.take(source_of(connection.peer_name))
         self._changed()
 
@@ -331,8 +376,7 @@ def member_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:
         raise TlsFailureError("the client does not offer HTTP/2 (ALPN h2)")
     identity = proved_identity(tls)
     # TLS 1.2 can resume a session without a look at the certificate that it began with.
-    ends = ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"]))
-    if tls.session_reused and ends < now:
+    if tls.session_reused and certificate_end(tls) < now:
         raise DeniedError(f"peer certificate denied: that of {identity} has expired")
     return identity
 

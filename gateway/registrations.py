@@ -13,7 +13,8 @@ The rules:
 2. From here on we are the HTTP/2 client. A workload has its name from the moment in which it has answered our
    first request, so nobody is sent to a peer that does not serve.
 3. It loses the name, but none of its tunnels, with GOAWAY from either end, when rules that have been changed
-   refuse it, or when its certificate expires. When its certificate is revoked it loses them all at once.
+   refuse it, or when its certificate expires; then tunnels that are open have the drain timeout. When its
+   certificate is revoked it loses them all at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import contextlib
 import logging
 import os
 import ssl
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -33,7 +33,7 @@ from gateway.mesh_connections import MemberConnection
 from gateway.registry import Registration, Registry
 from gateway.reverse_rules import ReverseRules
 from gateway.reverse_settings import ReverseSettings
-from shared.errors import HboneError, LimitError, RefusedError, RevokedError, StreamResetError, UpstreamError
+from shared.errors import DeniedError, HboneError, LimitError, RefusedError, StreamResetError, UpstreamError
 from shared.net.address import check_host_name
 from shared.net.connection import Connection
 from shared.net.mesh_tls import ServerContext
@@ -50,9 +50,6 @@ log = logging.getLogger("hbone.gateway")
 ROUTE = "reverse"
 """What the lines about these connections have as their route."""
 
-MAX_TIMER_S = 86400.0
-"""The loop's timers count milliseconds; a certificate may be valid for years."""
-
 
 class LeavingError(RefusedError):
     """We end, and a successor will have it."""
@@ -61,18 +58,14 @@ class LeavingError(RefusedError):
 
 
 class WorkloadConnection(MemberConnection, PingedConnection):
-    """A workload's connection. `name` is its SNI, `expires` its certificate's end (seconds, the epoch's)."""
+    """A workload's connection. `name` is its SNI, `expelled` why we have ended it."""
 
     name = ""
-    expires = 0.0
     registration: Registration | None = None
-    revoked: RevokedError | None = None
-    expiry_timer: asyncio.TimerHandle | None = None
+    expelled: DeniedError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        tls = transport.get_extra_info("ssl_object")
-        self.name = getattr(tls, "asked_for", "")
-        self.expires = ssl.cert_time_to_seconds(str((tls.getpeercert() or {})["notAfter"]))
+        self.name = getattr(transport.get_extra_info("ssl_object"), "asked_for", "")
         super().connection_made(transport)
 
 
@@ -115,7 +108,7 @@ class Registrations:
                 try:
                     rules.check(member.identity, member.name)
                 except RefusedError as error:
-                    self._let_go(member, str(error))
+                    self.let_go(member, error)
 
     def leave(self) -> None:
         """Registers nobody any more, and has those who are registered look for our successor."""
@@ -174,10 +167,18 @@ class Registrations:
                 error=str(error),
             )
 
-    def expel(self, connection: MemberConnection, error: RevokedError) -> None:
-        """Ends a connection whose workload is revoked by now, with its tunnels."""
+    def let_go(self, connection: MemberConnection, error: RefusedError) -> None:
+        """Takes a workload's name away; its tunnels finish."""
         member = cast("WorkloadConnection", connection)
-        member.revoked = error
+        log.info("%s of %s loses its name: %s", member.name, member.peer_name, error)
+        if member.registration is not None:
+            self._registry.discard(member.registration)
+        member.drain()
+
+    def expel(self, connection: MemberConnection, error: DeniedError) -> None:
+        """Ends the connection of a workload that is not let in any more, with its tunnels."""
+        member = cast("WorkloadConnection", connection)
+        member.expelled = error
         if member.registration is not None:
             self._registry.discard(member.registration)
         member.expel(error)
@@ -253,27 +254,11 @@ class Registrations:
         it = member.registration = Registration(member.name, member.identity, member, member.peer_name, now)
         self._registry.add(it)
         self.total += 1
-        self._watch_expiry(member)
         self._access_log.registered(
             src_addr=it.peer, sni=it.name, route=ROUTE, identity=str(it.identity), flags="-"
         )
 
     # The end of a registration.
-
-    def _watch_expiry(self, member: WorkloadConnection) -> None:
-        left_s = member.expires - time.time()
-        if left_s <= 0:
-            self._let_go(member, "its certificate has expired")
-            return
-        loop = asyncio.get_running_loop()
-        member.expiry_timer = loop.call_later(min(left_s, MAX_TIMER_S), self._watch_expiry, member)
-
-    def _let_go(self, member: WorkloadConnection, why: str) -> None:
-        """It loses its name; its tunnels finish."""
-        log.info("%s of %s loses its name: %s", member.name, member.peer_name, why)
-        if member.registration is not None:
-            self._registry.discard(member.registration)
-        member.drain()
 
     def _changed(self, member: WorkloadConnection) -> None:
         if member.registration is None:
@@ -287,13 +272,11 @@ class Registrations:
         self._members.discard(member)
         if not self._members:
             self.over.set()
-        if member.expiry_timer is not None:
-            member.expiry_timer.cancel()
         it = member.registration
         if it is None:
             return
         self._registry.discard(it)
-        error: HboneError | None = member.revoked
+        error: HboneError | None = member.expelled
         if error is None and not member.ended_in_order:
             cause = member.cause or "closed by the workload"
             error = StreamResetError(f"registration lost: {cause}", CANCEL)

@@ -11,12 +11,13 @@ while it still serves us (RFC 9113 section 6.8 lets the sender of GOAWAY open st
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.admission import Refusals
 from gateway.listeners import Listeners
-from gateway.mesh_connections import MeshConnections
+from gateway.mesh_connections import DRAIN_TIMEOUT_S, MeshConnections
 from gateway.registrations import ROUTE, Registrations, WorkloadConnection
 from gateway.registry import Registry
 from gateway.reverse_rules import ReverseRules
@@ -56,8 +57,11 @@ class ReverseListener:
         is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
         share: Callable[[int], int] = lambda total: total,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`siblings` processes listen together, this one included, of whose limits it has its `share`."""
+        """`siblings` processes listen together, this one included, of whose limits it has its `share`.
+        `drain_timeout_s` is for the tunnels of a workload whose certificate has ended, by `wall_clock`."""
         self._settings = settings
         self._registry = Registry(share(settings.max_names), share(settings.max_connections_per_name))
         self._registrations = Registrations(
@@ -73,8 +77,11 @@ class ReverseListener:
             changed=lambda: None,
             admitted=self._registrations.admitted,
             prepare=self._registrations.prepare,
-            revoked=self._registrations.expel,
+            expired=self._registrations.let_go,
+            expel=self._registrations.expel,
+            drain_timeout_s=drain_timeout_s,
             purpose="reverse",
+            wall_clock=wall_clock,
         )
         self._listeners = Listeners(self._connections.protocol, siblings=siblings, purpose="reverse")
         self._watch(metrics, most)
@@ -129,6 +136,16 @@ class ReverseListener:
             for it in registrations
         ]
 
+    @property
+    def drain_timeout_s(self) -> float:
+        """What tunnels to a workload whose certificate has ended have to finish; it may change at any
+        time."""
+        return self._connections.drain_timeout_s
+
+    @drain_timeout_s.setter
+    def drain_timeout_s(self, seconds: float) -> None:
+        self._connections.drain_timeout_s = seconds
+
     def use_rules(self, rules: ReverseRules) -> None:
         """New rules, for those as well who are registered."""
         self._registrations.use_rules(rules)
@@ -181,8 +198,10 @@ class ReverseListener:
             if chosen is None:
                 await self._registry.wait(name, deadline, wait_s)
                 continue
-            tries += 1
             connection = cast("WorkloadConnection", chosen.connection)
+            if connection.expiry is not None and not connection.expiry.allows_stream():
+                continue  # it has lost its name by that
+            tries += 1
             stream = connection.open(headers)
             try:
                 status = await stream.response(timeout_s)

@@ -9,6 +9,7 @@
     - NoRouteError            no route takes the name
     - DeniedError             the peer's identity is not allowed
       - RevokedError          its certificate, or one above it, has been revoked
+      - ExpiredError          its certificate, or one above it, has expired while it was connected
     - TlsFailureError         the peer's TLS handshake failed as TLS
     - LimitError              one too many: says which limit
   - TokenError                no token could be had, so nothing was sent
@@ -18,7 +19,7 @@
     - StatusError             it answered with something else than 200
     - StreamResetError        it reset the stream or lost the connection
       - StreamDoneError       it let go of the stream after it had our end, which is no fault
-      - ExpelledError         we have ended the connection, for its certificate was revoked
+      - ExpelledError         we have ended the connection, for its certificate was revoked, or expired
   - TunnelLimitError          we ended an open tunnel: says which limit
     - IdleError               no byte for too long
     - HalfClosedError         one direction ended, the other was silent for too long
@@ -145,6 +146,10 @@ class RevokedError(DeniedError):
     alert = ALERT_CERTIFICATE_REVOKED
 
 
+class ExpiredError(DeniedError):
+    """The peer's certificate, or one that vouches for it, has ended while its connection was open."""
+
+
 class TlsFailureError(RefusedError):
     """The peer's TLS handshake failed as TLS: no certificate, an unknown authority, garbage, too slow."""
 
@@ -221,7 +226,7 @@ class StreamResetError(UpstreamError):
 
 
 class ExpelledError(StreamResetError):
-    """We have ended the connection to a peer whose certificate was revoked while it was open."""
+    """We have ended the connection to a peer whose certificate was revoked, or ended, while it was open."""
 
     flag = "DENY"
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -103,6 +104,9 @@ class Connection(asyncio.BufferedProtocol):
 
     proof: Proof = ()
     """What is remembered of the peer's certificate chain, where it may be revoked."""
+
+    certificate_ends = math.inf
+    """When the peer's certificate ends, in seconds since the epoch; without TLS it never does."""
 
     def __init__(
         self,

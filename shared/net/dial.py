@@ -19,7 +19,7 @@ from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.names import Resolve
 from shared.net.tcp import TcpLeg
-from shared.net.tls import ALPN_H2, client_context
+from shared.net.tls import ALPN_H2, certificate_end, client_context
 
 if TYPE_CHECKING:
     from shared.net.mesh_tls import MeshIdentity
@@ -193,11 +193,14 @@ async def dial_http2(
         if tls.selected_alpn_protocol() != ALPN_H2:
             connection.abort("no HTTP/2")
             raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
-        if identity is not None:
+        if identity is None:
+            connection.certificate_ends = certificate_end(tls)
+        else:
             try:
                 proof = mesh_tls.check_server(identity, tls, revocations)
                 if revocations is not None:
                     connection.proof = proof
+                connection.certificate_ends = mesh_tls.chain_end(tls)
             except DeniedError as error:
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error

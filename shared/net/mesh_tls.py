@@ -22,6 +22,7 @@ from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.identity.peer_policy import PeerPolicy
 from shared.identity.revocations import Proof
 from shared.identity.spiffe import SpiffeId
+from shared.net.certificate_expiry import end_of
 from shared.net.certificate_files import CertificateFiles
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.tls import OLDEST, fault, load_own, mesh_context, proved_chain, read_file, trust
@@ -93,6 +94,12 @@ def proved_identity(tls: ssl.SSLObject) -> SpiffeId:
     context = tls.context
     bundles = context.bundles if isinstance(context, MeshContext) else TrustBundles()
     return bundles.proved(proved_chain(tls))
+
+
+def chain_end(tls: ssl.SSLObject) -> float:
+    """When the first certificate of the peer's verified chain ends, in seconds since the epoch. Raises
+    DeniedError if one cannot be read."""
+    return end_of(proved_chain(tls))
 
 
 def revocation_watch(identity: MeshIdentity, *, purpose: str) -> RevocationWatch | None:

@@ -10,7 +10,8 @@ The rules:
 4. After a failure the next dial has to wait (`dial_backoff.py`), and who comes meanwhile waits for it; who
    has not the time for that is told the last failure at once. A connection that ends before the peer's
    first SETTINGS is a failure, too.
-5. A connection that is to take no new streams is drained: it ends with its last stream.
+5. A connection that is to take no new streams is drained: it ends with its last stream. So is one to a server
+   whose certificate has ended.
 6. A name is looked up again from time to time while there are connections; one whose peer's address is no
    longer in the answers is drained.
 
@@ -20,6 +21,7 @@ What a connection's own clock says is `pooled_connection.py`'s, all origins are 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -64,9 +66,11 @@ class OriginPool:
         chance: Callable[[], float],
         unused: Callable[[OriginPool], None],
         revocations: Callable[[Origin], RevocationWatch | None] = lambda origin: None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`chance` gives numbers in 0..1; `unused(self)` is called whenever there is nothing to keep.
-        `revocations` says which lists servers are held against; it may raise DialError."""
+        `revocations` says which lists servers are held against; it may raise DialError. `wall_clock` has
+        seconds since the epoch."""
         self.origin = origin
         self.members: list[PooledConnection] = []
         """Those that take new streams, the oldest first."""
@@ -80,6 +84,7 @@ class OriginPool:
         self._chance = chance
         self._unused = unused
         self._revocations = revocations
+        self._wall_clock = wall_clock
         self._queue = StreamQueue(counts)
         self._name = NameWatch(origin.to_look_up, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
@@ -151,6 +156,9 @@ class OriginPool:
 
     def _open(self, headers: Headers) -> Stream | None:
         for member in self.members:
+            if member.has_expired:
+                self._retire(member, pool_counts.EXPIRED)
+                return self._open(headers)
             if member.room > 0:
                 stream = member.connection.open(headers)
                 member.count_streams()
@@ -207,6 +215,7 @@ class OriginPool:
             changed=self._changed,
             lost=self._lost,
             retire=self._retire,
+            wall_clock=self._wall_clock,
         )
         timeout_s = self._limits.connect_timeout_s
         try:
@@ -218,11 +227,14 @@ class OriginPool:
             member.discard()  # its time may have been up in the turn in which it came
             raise
         member.limits = self._limits  # there may be new ones
-        if member.room <= 0:
+        if member.room <= 0 or member.has_expired:
             # To those who wait this is a failure like any other: they would only dial again, and again.
-            what = (
-                "the peer allows no stream" if connection.usable else "the peer ended the connection at once"
-            )
+            if member.has_expired:
+                what = "the peer's certificate ends at this moment"
+            elif connection.usable:
+                what = "the peer allows no stream"
+            else:
+                what = "the peer ended the connection at once"
             connection.close()
             raise DialError(f"connect to {self.origin}: {what}")
         self.members.append(member)

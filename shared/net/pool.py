@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,10 +51,11 @@ class Pool:
         counts: Callable[[Origin], OriginCounts] = lambda origin: OriginCounts(),
         resolve: Resolve = names.resolve,
         chance: Callable[[], float] = random.random,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Without `limits` those count that are given one by one. `counts(origin)` says where to count, and
         `resolve` looks names up; `chance` gives the numbers in 0..1 that spread what would else happen at
-        once."""
+        once. Certificates end by `wall_clock`, in seconds since the epoch."""
         self.origins: dict[Origin, OriginPool] = {}
         """Those with a connection, or with one on its way."""
         self.limits = limits or PoolLimits(connect_timeout_s, streams_per_connection)
@@ -63,6 +65,7 @@ class Pool:
         self._counts = counts
         self._resolve = resolve
         self._chance = chance
+        self._wall_clock = wall_clock
         self._backoffs: dict[Origin, DialBackoff] = {}
         self._is_closed = False
 
@@ -88,6 +91,7 @@ class Pool:
                 chance=self._chance,
                 unused=self._forget,
                 revocations=self._revocations,
+                wall_clock=self._wall_clock,
             )
             if self._is_closed:
                 pool.drain()

@@ -14,10 +14,12 @@ GOAWAY = "goaway"
 LOST = "lost"
 STOPPED = "stopped"
 REVOKED = "revoked"
+EXPIRED = "expired"
 
-REASONS = (IDLE, AGE, ADDRESS, SILENT, GOAWAY, LOST, STOPPED, REVOKED)
+REASONS = (IDLE, AGE, ADDRESS, SILENT, GOAWAY, LOST, STOPPED, REVOKED, EXPIRED)
 """Why a connection took no new streams any more: no streams for too long, too old, its address no longer the
-name's, no answer to a PING, the peer said GOAWAY, it broke, we stop, its certificate was revoked."""
+name's, no answer to a PING, the peer said GOAWAY, it broke, we stop, its certificate was revoked, or has
+ended."""
 
 
 class OriginCounts:

@@ -8,9 +8,11 @@ been going on when it is due: an origin with 100 tunnels wakes up once in a minu
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from shared.net import pool_counts
+from shared.net.certificate_expiry import LEAST_S, LOOK_S
 from shared.net.connection import Connection
 from shared.net.pool_limits import PoolLimits
 
@@ -46,6 +48,7 @@ class PooledConnection:
         "_retire",
         "_timer",
         "_timer_due",
+        "_wall_clock",
         "absences",
         "born",
         "connection",
@@ -64,8 +67,10 @@ class PooledConnection:
         changed: Callable[[PooledConnection], None],
         lost: Callable[[PooledConnection], None],
         retire: Callable[[PooledConnection, str], None],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`jitter` in 0..1 decides how much of AGE_JITTER this connection loses."""
+        """`jitter` in 0..1 decides how much of AGE_JITTER this connection loses; `wall_clock` has seconds
+        since the epoch."""
         self.limits = limits
         self.reason = ""
         """Why it takes no new streams, one of `pool_counts.REASONS`; empty while it does."""
@@ -80,6 +85,7 @@ class PooledConnection:
         self._changed = changed
         self._lost = lost
         self._retire = retire
+        self._wall_clock = wall_clock
         self._idle_since: float | None = self.born  # None: it has streams
         self._asked_at: float | None = None  # when the last PING went out
         self._heard_before: float | None = None  # the peer's last word before it; None: it has answered
@@ -98,6 +104,11 @@ class PooledConnection:
         """Drops what was made for a dial that failed."""
         if self._is_made:
             self.connection.abort("the dial was given up")
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the peer's certificate has ended, so that no new handshake would succeed."""
+        return self._wall_clock() >= self.connection.certificate_ends
 
     @property
     def room(self) -> int:
@@ -138,7 +149,7 @@ class PooledConnection:
 
     def _due(self) -> float:
         """When there will be something to do, as it looks now."""
-        return min(self._age_due(), self._idle_due(), self._ping_due())
+        return min(self._age_due(), self._idle_due(), self._ping_due(), self._expiry_due())
 
     def _age_due(self) -> float:
         age_s = self.limits.max_age_s
@@ -150,6 +161,14 @@ class PooledConnection:
         if self.reason or self._idle_since is None:
             return OPEN_ENDED_S
         return self._idle_since + self.limits.idle_timeout_s
+
+    def _expiry_due(self) -> float:
+        """Of the wall clock, which may be set, and goes on while the machine sleeps: so it is looked at
+        before."""
+        if self.reason or self.connection.certificate_ends == OPEN_ENDED_S:
+            return OPEN_ENDED_S
+        left_s = self.connection.certificate_ends - self._wall_clock()
+        return self._loop.time() + min(max(left_s, LEAST_S), LOOK_S)
 
     def _ping_due(self) -> float:
         """When to ask the peer for a sign of life, or when to give it up."""
@@ -173,7 +192,9 @@ class PooledConnection:
         now = self._loop.time()
         if self.connection.lost:
             return
-        if self._age_due() <= now:
+        if self.has_expired:
+            self._retire(self, pool_counts.EXPIRED)
+        elif self._age_due() <= now:
             self._retire(self, pool_counts.AGE)
         elif self._idle_due() <= now:
             self._retire(self, pool_counts.IDLE)

@@ -139,6 +139,11 @@ class Stream:
         self._connection.session.send_headers(self._state, headers, end_stream=end_stream)
         self._connection.flush_soon()
 
+    def refuse(self) -> None:
+        """Server: says that nothing was done with the request, which may be sent again on another connection
+        (RFC 9113 section 8.7)."""
+        self._connection.reset(self._state, frames.REFUSED_STREAM)
+
     def end_with_trailers(self, trailers: Headers) -> None:
         """Ends the sending side with trailers, after all that was written."""
         self._trailers_pending = trailers

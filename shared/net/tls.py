@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import ssl
 import stat
@@ -131,6 +132,13 @@ def _trust_system(context: ssl.SSLContext) -> None:
 
 
 # Contexts with a certificate of our own.
+
+
+def certificate_end(tls: ssl.SSLObject) -> float:
+    """When the certificate that the peer has shown ends, in seconds since the epoch; infinity if it was not
+    to show one."""
+    told = tls.getpeercert() or {}
+    return ssl.cert_time_to_seconds(str(told["notAfter"])) if "notAfter" in told else math.inf
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from shared.wire.registration import ALREADY_REGISTERED, REGISTERED, Verdict
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
-from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
+from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
 from tests.support.running_gateway import Records
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
+from tests.support.wall_clock import Clock
 
 NAME = "hello.demo.svc.cluster.local"
 WORKLOAD = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello")
@@ -128,6 +130,8 @@ async def dialling(
     names: tuple[str, ...] = (NAME,),
     crl: Path | None = None,
     trust: TrustDomain = UNTOLD,
+    drain_timeout_s: float = PATIENCE_S,
+    wall_clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Krun]:
     """krun's end, dialling these ports until the block ends; its mTLS end is at the port `target`."""
     connections: set[Connection] = set()
@@ -139,6 +143,8 @@ async def dialling(
         settings,
         mesh.member(WORKLOAD),
         PATIENCE_S,
+        drain_timeout_s=drain_timeout_s,
+        wall_clock=wall_clock,
         trust=trust,
         crl=crl,
         request=requests.take,
@@ -336,7 +342,7 @@ async def test_pauses_grow_up_to_a_bound(mesh: Mesh, monkeypatch: pytest.MonkeyP
         assert krun.tunnels._places == []
     settings = ReverseSettings((Address("127.0.0.1", 1),), (NAME,))
     nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
-    (place,) = ReverseTunnels(settings, mesh.member(WORKLOAD), 1.0, **nothing)._places
+    (place,) = ReverseTunnels(settings, mesh.member(WORKLOAD), 1.0, drain_timeout_s=1.0, **nothing)._places
     bounds = []
     for doublings in (0, 1, 2, 3, 100):
         place._not_before = 0.0
@@ -396,7 +402,7 @@ async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
     settings = ReverseSettings((Address("127.0.0.1", 1),), (NAME,))
     nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
     with pytest.raises(UnavailableError, match="certificate"):
-        ReverseTunnels(settings, tmp_path, 1.0, **nothing)
+        ReverseTunnels(settings, tmp_path, 1.0, drain_timeout_s=1.0, **nothing)
 
 
 async def test_a_revoked_gateway_is_not_served(
@@ -431,6 +437,73 @@ async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gate
         with pytest.raises(ConnectionResetError):
             await there.read(1)
         assert (krun.tunnels.registered, krun.tunnels._revocations.ended) == (0, 1)
+
+
+# A gateway's certificate that ends.
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The wall clock, which stands still at the time of day."""
+    return Clock(time.time())
+
+
+async def test_a_gateway_whose_certificate_ends_is_left_in_order(
+    mesh: Mesh, gateway: Gateway, clock: Clock
+) -> None:
+    clock.now = end_in(mesh.folder_of(GATEWAY)) - 0.1
+    async with (
+        TcpServer.listening() as app,
+        dialling(mesh, gateway.port, target=app.port, wall_clock=clock) as krun,
+    ):
+        old = await gateway.registered()
+        stream = old.request(b"POST", b"/_hbone/15003")
+        target = await app.accept()
+        assert await stream.status() == 200
+        old.pause()
+        with Records() as records:
+            clock.turn(0.2)
+            await records.match(f"{GATEWAY} has expired: another connection is made; open tunnels have 20 s")
+        late = old.request(b"POST", b"/_hbone/15003")
+        old.resume()
+        assert await late.status() == 200, "it was on its way"
+        assert old.goaway
+        await gateway.accept()
+        assert krun.tunnels.registered == 0
+        await stream.send(b"still here")
+        assert await target.read(10) == b"still here"
+
+
+async def test_after_the_drain_timeout_its_tunnels_are_broken_off(
+    mesh: Mesh, gateway: Gateway, clock: Clock
+) -> None:
+    clock.now = end_in(mesh.folder_of(GATEWAY)) - 0.1
+    async with (
+        TcpServer.listening() as app,
+        dialling(mesh, gateway.port, target=app.port, wall_clock=clock, drain_timeout_s=0.05),
+    ):
+        old = await gateway.registered()
+        stream = old.request(b"POST", b"/_hbone/15003")
+        target = await app.accept()
+        assert await stream.status() == 200
+        clock.turn(0.2)
+        assert await target.was_reset()
+        await stream.broken()
+        await old.until(lambda: old.lost)
+
+
+async def test_a_container_that_was_frozen_serves_no_expired_gateway(
+    mesh: Mesh, gateway: Gateway, clock: Clock
+) -> None:
+    """Its timers have not noticed."""
+    async with dialling(mesh, gateway.port, wall_clock=clock) as krun:
+        old = await gateway.registered()
+        clock.turn(30 * 86400)
+        assert krun.tunnels.registered == 1
+        assert await old.request(b"POST", b"/_hbone/15003").broken() == REFUSED_STREAM
+        await old.until(lambda: old.goaway and old.lost)
+        assert krun.tunnels.registered == 0
+        await gateway.accept()
 
 
 async def test_lists_that_are_none_are_said_at_once(mesh: Mesh, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,13 +24,15 @@ from shared.net.connection import Connection
 from shared.net.dial import Origin, dial, dial_http2
 from shared.net.relay import Relay
 from shared.tasks import running
-from shared.wire.frames import CANCEL
+from shared.wire.frames import CANCEL, REFUSED_STREAM
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, TO_LOOPBACK, TRUST_DOMAIN, HbonePort, Mesh
 from tests.support.http2_peer import LOST, Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
-from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
+from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
+from tests.support.running_gateway import Records
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
+from tests.support.wall_clock import Clock
 
 STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "other", "stranger")
 BIG = os.urandom(3 << 20)
@@ -455,6 +458,96 @@ async def test_limits_can_be_changed(tmp_path: Path, target: TcpServer) -> None:
         assert await ask(peer, f"127.0.0.1:{target.port}").status() == 503
         assert port.value("hbone_listener_tunnels_limit") == 1
         assert port.value("hbone_listener_connections_limit") == 1
+
+
+# Certificates that end.
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The wall clock, which stands still at the time of day."""
+    return Clock(time.time())
+
+
+async def test_a_member_whose_certificate_ends_is_let_go(
+    tmp_path: Path, target: TcpServer, clock: Clock
+) -> None:
+    """In two steps, so that a request on its way is served; and noticed without one."""
+    async with hbone_port.serving(tmp_path, wall_clock=clock) as port:
+        tls = port.mesh.tls(port.mesh.member(CALLER))
+        clock.now = end_in(port.mesh.folder_of(CALLER)) - 0.1
+        async with Http2Peer.connected(port.port, tls) as peer:
+            stream, there = await opened(peer, target)
+            peer.pause()
+            with Records() as records:
+                clock.turn(0.2)
+                await records.match(f"{CALLER} has expired, at .*: no new tunnels, open ones have 20 s$")
+            late = ask(peer, f"127.0.0.1:{target.port}")
+            there_too = await target.accept()
+            assert not peer.goaway
+            peer.resume()
+            assert await late.status() == 200
+            assert peer.goaway
+            for one, far in ((stream, there), (late, there_too)):
+                await one.send(b"still here")
+                one.end()
+                assert await far.rest() == b"still here"
+                far.end()
+                assert await one.rest() == b""
+                assert (await port.line())["flags"] == "-"
+            await peer.until(lambda: peer.lost)
+        await port.until(0)
+
+
+async def test_a_certificate_that_ends_by_the_real_clock(port: HbonePort) -> None:
+    """A connection that is at rest is closed, so that the next tunnel is opened with a newer certificate."""
+    tls = port.mesh.tls(port.mesh.member(CALLER, lifetime_s=4.0))
+    async with Http2Peer.connected(port.port, tls) as peer:
+        assert await ask(peer, "10.0.0.1:1").status() == 401
+        await peer.until(lambda: peer.lost)
+        assert peer.goaway
+        assert time.time() >= end_in(port.mesh.folder_of(CALLER))
+
+
+async def test_after_the_drain_timeout_its_tunnels_are_broken_off(
+    tmp_path: Path, target: TcpServer, clock: Clock
+) -> None:
+    async with hbone_port.serving(tmp_path, drain_timeout_s=0.05, wall_clock=clock) as port:
+        tls = port.mesh.tls(port.mesh.member(CALLER))
+        clock.now = end_in(port.mesh.folder_of(CALLER)) - 0.1
+        async with Http2Peer.connected(port.port, tls) as peer:
+            stream, there = await opened(peer, target)
+            clock.turn(0.2)
+            assert await there.was_reset()
+            await stream.broken()
+            await peer.until(lambda: peer.lost)
+            assert peer.goaway
+        line = await port.line()
+        assert (line["flags"], line["status"], line["identity"]) == ("DENY", 200, str(CALLER))
+        assert line["error"] == f"peer certificate denied: that of {CALLER} has expired"
+        await port.until(0)
+
+
+async def test_a_machine_that_slept_lets_no_expired_member_open_a_tunnel(
+    tmp_path: Path, target: TcpServer, clock: Clock
+) -> None:
+    """Its timers have not noticed; the member may ask again on a connection with a newer certificate."""
+    async with hbone_port.serving(tmp_path, wall_clock=clock) as port, port.caller() as peer:
+        stream, there = await opened(peer, target)
+        clock.turn(30 * 86400)
+        assert await ask(peer, f"127.0.0.1:{target.port}").broken() == REFUSED_STREAM
+        line = await port.line()
+        assert (line["message"], line["flags"]) == ("connection refused", "DENY")
+        assert (line["identity"], line["tunnel.target"]) == (str(CALLER), f"127.0.0.1:{target.port}")
+        assert line["error"] == f"peer certificate denied: that of {CALLER} has expired"
+        assert port.value("hbone_connections_refused_total", flags="DENY") == 1
+        await peer.until(lambda: peer.goaway)
+        await stream.send(b"has its drain timeout")
+        stream.end()
+        assert await there.rest() == b"has its drain timeout"
+        there.end()
+        assert await stream.rest() == b""
+        await peer.until(lambda: peer.lost)
 
 
 # Certificates that are revoked.

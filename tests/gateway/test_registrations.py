@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from gateway.reverse_rules import ReverseRule, ReverseRules
-from shared.errors import ExpelledError, StreamResetError
+from shared.errors import DialError, ExpelledError, StreamResetError
 from shared.identity.certificates.authority import Authority
 from shared.identity.peer_patterns import TrustDomain
 from shared.identity.spiffe import SpiffeId
@@ -18,7 +19,9 @@ from shared.wire.registration import ALREADY_REGISTERED
 from tests.support import reverse_port
 from tests.support.hbone_port import TRUST_DOMAIN, Mesh
 from tests.support.reverse_port import NAME, WORKLOAD, ReversePort
-from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
+from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
+from tests.support.tcp_peer import PATIENCE_S
+from tests.support.wall_clock import Clock
 
 OTHER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "other")
 ANYBODY = ReverseRule(("*",), ("*.demo.svc.cluster.local",))
@@ -196,13 +199,75 @@ async def test_new_rules_let_go_of_those_whom_they_refuse(port: ReversePort) -> 
         assert (await port.line())["flags"] == "-"
 
 
-async def test_a_certificate_that_expires(port: ReversePort) -> None:
-    member = port.mesh.member(WORKLOAD, lifetime_s=2.0)
-    async with port.dialled(tls=port.mesh.tls(member)) as workload:
-        await workload.registered()
-        assert (await port.line())["message"] == "workload registered"
-        await workload.peer.until(lambda: workload.peer.lost)
-        assert workload.peer.goaway
+@pytest.fixture
+def clock() -> Clock:
+    """The wall clock, which stands still at the time of day."""
+    return Clock(time.time())
+
+
+async def test_a_certificate_that_ends_costs_the_name_and_no_tunnel(tmp_path: Path, clock: Clock) -> None:
+    async with reverse_port.serving(tmp_path, wall_clock=clock, wait_s=0.0) as port:
+        member = port.mesh.member(WORKLOAD)
+        clock.now = end_in(member) - 0.1
+        async with port.dialled(tls=port.mesh.tls(member)) as workload:
+            await workload.registered()
+            assert (await port.line())["message"] == "workload registered"
+            opening = port.open()
+            request = await workload.request()
+            request.respond(200)
+            stream = await opening
+            clock.turn(0.2)
+            await workload.peer.until(lambda: workload.peer.goaway)
+            assert port.value("hbone_reverse_workloads") == 0
+            with pytest.raises(DialError, match="no workload has registered it"):
+                await port.open()
+            stream.write(b"still here")
+            stream.write_eof()
+            assert await request.rest() == b"still here"
+            request.end()
+            await workload.peer.until(lambda: workload.peer.lost)
+        line = await port.line()
+        assert (line["message"], line["flags"]) == ("connection complete", "-")
+
+
+async def test_after_the_drain_timeout_its_tunnels_are_broken_off(tmp_path: Path, clock: Clock) -> None:
+    async with reverse_port.serving(tmp_path, wall_clock=clock, drain_timeout_s=0.05) as port:
+        member = port.mesh.member(WORKLOAD)
+        clock.now = end_in(member) - 0.1
+        async with port.dialled(tls=port.mesh.tls(member)) as workload:
+            await workload.registered()
+            assert (await port.line())["message"] == "workload registered"
+            opening = port.open()
+            request = await workload.request()
+            request.respond(200)
+            stream = await opening
+            clock.turn(0.2)
+            await request.broken()
+            await workload.peer.until(lambda: workload.peer.lost)
+            assert isinstance(stream._error, ExpelledError)
+        line = await port.line()
+        assert (line["message"], line["flags"]) == ("connection complete", "DENY")
+        assert line["error"] == f"peer certificate denied: that of {WORKLOAD} has expired"
+
+
+async def test_a_machine_that_slept_sends_no_client_to_an_expired_workload(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Its timers have not noticed. Who has a good certificate gets the client."""
+    async with (
+        reverse_port.serving(tmp_path, wall_clock=clock, wait_s=PATIENCE_S) as port,
+        port.workload() as old,
+    ):
+        clock.turn(30 * 86400)
+        opening = port.open()
+        await old.peer.until(lambda: old.peer.goaway)
+        clock.turn(-30 * 86400)  # for the new one's certificate, which is as young
+        async with port.dialled() as young:
+            await young.registered()
+            request = await young.request()
+            request.respond(200)
+            (await opening).abort()
+        assert old.requests.empty()
 
 
 # Certificates that are revoked.

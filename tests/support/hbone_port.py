@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ async def serving(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     mesh: Mesh | None = None,
     lists: tuple[int, ...] | None = None,
+    drain_timeout_s: float = PATIENCE_S,
+    wall_clock: Callable[[], float] = time.time,
     **settings: Any,
 ) -> AsyncIterator[HbonePort]:
     """An HBONE port on loopback with `rules`, else TO_LOOPBACK, and `settings`, until the block ends. `lists`
@@ -155,7 +158,13 @@ async def serving(
     os.close(write_end)
     metrics = TunnelMetrics("gateway")
     listener = HboneListener(
-        wanted, access_log, metrics, connect_timeout_s=connect_timeout_s, changed=lambda: port.change()
+        wanted,
+        access_log,
+        metrics,
+        connect_timeout_s=connect_timeout_s,
+        drain_timeout_s=drain_timeout_s,
+        changed=lambda: port.change(),
+        wall_clock=wall_clock,
     )
     port = HbonePort(mesh, listener, metrics)
     port._log = reader

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,13 @@ class ReversePort:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, *rules: ReverseRule, siblings: int = 1, mesh: Mesh | None = None, **settings: Any
+    folder: Path,
+    *rules: ReverseRule,
+    siblings: int = 1,
+    mesh: Mesh | None = None,
+    drain_timeout_s: float = PATIENCE_S,
+    wall_clock: Callable[[], float] = time.time,
+    **settings: Any,
 ) -> AsyncIterator[ReversePort]:
     """A reverse port on loopback with `rules`, else OWN_NAME, and `settings`, until the block ends."""
     mesh = mesh or Mesh(folder)
@@ -150,7 +157,14 @@ async def serving(
     access_log = AccessLog(write_end, "json", "hgate")
     os.close(write_end)
     metrics = TunnelMetrics("gateway")
-    listener = ReverseListener(wanted, access_log, metrics, siblings=siblings)
+    listener = ReverseListener(
+        wanted,
+        access_log,
+        metrics,
+        siblings=siblings,
+        drain_timeout_s=drain_timeout_s,
+        wall_clock=wall_clock,
+    )
     port = ReversePort(mesh, listener, metrics)
     port._log = reader
     try:

@@ -29,6 +29,12 @@ def serial_in(folder: Path) -> int:
     return x509.load_pem_x509_certificates((folder / CERTIFICATES_FILE).read_bytes())[0].serial_number
 
 
+def end_in(folder: Path) -> float:
+    """When the certificate in `folder` ends, in seconds since the epoch."""
+    (certificate, *_) = x509.load_pem_x509_certificates((folder / CERTIFICATES_FILE).read_bytes())
+    return certificate.not_valid_after_utc.timestamp()
+
+
 def revocation_list(
     authority: Authority,
     *serials: int,

@@ -15,8 +15,8 @@ START = 1_790_000_000.0
 class Clock:
     """Stands still until turned."""
 
-    def __init__(self) -> None:
-        self.now = START
+    def __init__(self, now: float = START) -> None:
+        self.now = now
 
     def __call__(self) -> float:
         return self.now

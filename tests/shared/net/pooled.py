@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,9 +38,17 @@ def h2c(port: int) -> Origin:
 class Pooled:
     """A pool with its counters."""
 
-    def __init__(self, limits: PoolLimits, resolve: Resolve, chance: float) -> None:
+    def __init__(
+        self, limits: PoolLimits, resolve: Resolve, chance: float, wall_clock: Callable[[], float]
+    ) -> None:
         self.counts = OriginCounts()
-        self.pool = Pool(limits=limits, counts=lambda _: self.counts, resolve=resolve, chance=lambda: chance)
+        self.pool = Pool(
+            limits=limits,
+            counts=lambda _: self.counts,
+            resolve=resolve,
+            chance=lambda: chance,
+            wall_clock=wall_clock,
+        )
 
     @property
     def opened(self) -> int:
@@ -62,10 +71,11 @@ async def pooled(
     *,
     resolve: Resolve = names.resolve,
     chance: float = 0.5,
+    wall_clock: Callable[[], float] = time.time,
     **limits: Any,
 ) -> AsyncIterator[Pooled]:
     wanted = PoolLimits(LONG_S, streams_per_connection)
-    pooled = Pooled(replace(wanted, **limits), resolve, chance)
+    pooled = Pooled(replace(wanted, **limits), resolve, chance, wall_clock)
     try:
         yield pooled
     finally:

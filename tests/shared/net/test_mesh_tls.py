@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -36,7 +37,8 @@ from shared.net.mesh_tls import MeshIdentity, client_context, last_words, server
 from tests.shared.net.loopback import until
 from tests.shared.net.pooled import pooled
 from tests.support.http2_peer import Service
-from tests.support.revocation import Hierarchy, put, revocation_list, serial_in, trust
+from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in, trust
+from tests.support.wall_clock import Clock
 
 TRUST_DOMAIN = "demo.local"
 SERVER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "server")
@@ -452,3 +454,46 @@ async def test_a_server_of_an_alias_is_one_of_ours(server: Path, client: MeshIde
         assert "no rule allows it" in await refused(service, client)
         async with dialled(service, wanted):
             pass
+
+
+# Servers whose certificates end.
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The wall clock, which stands still at the time of day."""
+    return Clock(time.time())
+
+
+async def test_a_server_whose_certificate_ends_gets_no_new_streams(
+    mesh: Authority, server: Path, client: MeshIdentity, clock: Clock
+) -> None:
+    """The loop's timers know nothing of it: the machine has slept."""
+    async with (
+        Service.listening(server_context(server, tls12=False)) as service,
+        pooled(wall_clock=clock) as world,
+    ):
+        stream = await world.open(origin(service, client))
+        old = stream.connection
+        assert old.certificate_ends == end_in(server)
+        clock.now = end_in(server) + 1
+        with pytest.raises(DialError, match="the peer's certificate ends at this moment"):
+            await world.open(origin(service, client))
+        clock.now = time.time()  # for its new one, which is as young
+        assert (await world.open(origin(service, client))).connection is not old
+        assert not stream.over, "what is open goes on"
+        stream.abort()
+        await until(lambda: world.closed() == {"expired": 1})
+
+
+async def test_it_is_noticed_without_a_stream(server: Path, client: MeshIdentity, clock: Clock) -> None:
+    async with (
+        Service.listening(server_context(server, tls12=False)) as service,
+        pooled(wall_clock=clock) as world,
+    ):
+        clock.now = end_in(server) - 0.1
+        stream = await world.open(origin(service, client))
+        clock.turn(0.2)
+        await until(lambda: world.counts.draining == 1)
+        stream.abort()
+        await until(lambda: world.closed() == {"expired": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled
 from tests.shared.wire.dialogue import goaway, settings
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
+from tests.support.wall_clock import Clock
 
 CONNECTIONS = 3
 """A bound that a test can reach."""
@@ -672,3 +674,25 @@ async def test_a_shorter_idle_timeout_counts_for_idle_connections() -> None:
         await asyncio.sleep(11)
         assert world.pool.origins == {}
         assert world.closed() == {"idle": 1}
+
+
+async def test_a_server_whose_certificate_has_ended_gets_no_new_streams(credentials: Credentials) -> None:
+    """Cloud Run's front end, or whatever has a certificate for its name."""
+    context = server_context(credentials.certificate, credentials.key)
+    clock = Clock(time.time())
+    async with Service.listening(context) as service, pooled(wall_clock=clock) as world:
+        origin = Origin("https", "localhost", Address("127.0.0.1", service.port), credentials.ca)
+        old = (await world.open(origin)).connection
+        clock.now = old.certificate_ends
+        with pytest.raises(DialError, match="the peer's certificate ends at this moment"):
+            await world.open(origin)
+        clock.turn(-1)
+        assert (await world.open(origin)).connection is not old
+
+
+async def test_without_tls_there_is_no_certificate_to_end() -> None:
+    clock = Clock(time.time())
+    async with Service.listening() as service, pooled(wall_clock=clock) as world:
+        old = (await world.open(h2c(service.port))).connection
+        clock.turn(1e12)
+        assert (await world.open(h2c(service.port))).connection is old
