@@ -373,6 +373,7 @@ class GatewayConnection(PingedConnection):
     def _over(self, connection: Connection) -> None:
         if self._expiry is not None:
             self._expiry.close()
+            self._expiry = None  # the two name each other
         self._place.open.discard(self)
         self._place.left(self)
         self._tell(None)

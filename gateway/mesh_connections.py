@@ -366,6 +366,7 @@ class MeshConnections:
             self._members.discard(connection)
             if connection.expiry is not None:
                 connection.expiry.close()
+                connection.expiry = None  # the two name each other
             self.sources.take(source_of(connection.peer_name))
         self._changed()
 

@@ -43,6 +43,7 @@ from shared.wire.events import (
     GoAwaySeen,
     Headers,
     NoticeGiven,
+    RequestMalformed,
     RequestReceived,
     ResponseReceived,
     SettingsReceived,
@@ -422,9 +423,11 @@ class Connection(asyncio.BufferedProtocol):
                 stream.on_ended()
                 if state.local_ended and state.over:  # over by a reset: that is still to be told
                     self._stream_over(state)
-            case StreamReset(StreamState(owner=Stream() as stream) as state, code, by_peer):
+            case RequestMalformed(_, fault):
+                log.info("refused a request of %s: malformed: %s", self.peer_name, fault)
+            case StreamReset(StreamState(owner=Stream() as stream) as state, code, by_peer, fault):
                 self._waiting.pop(stream, None)
-                who = "the peer" if by_peer else "us, for a protocol error"
+                who = "the peer" if by_peer else f"us, for {fault or 'a protocol error'}"
                 done = by_peer and state.local_ended and code in (frames.NO_ERROR, frames.CANCEL)
                 kind = StreamDoneError if done else StreamResetError
                 stream.on_broken(kind(f"stream reset by {who}: {frames.error_name(code)}", code))

@@ -32,6 +32,14 @@ class RequestReceived(Event):
 
 
 @dataclass(slots=True)
+class RequestMalformed(Event):
+    """Server: the peer's request was refused with PROTOCOL_ERROR, for what `fault` says."""
+
+    stream_id: int
+    fault: str
+
+
+@dataclass(slots=True)
 class ResponseReceived(Event):
     """Client: the peer answered with its final (not 1xx) response headers."""
 
@@ -64,11 +72,13 @@ class StreamEnded(Event):
 
 @dataclass(slots=True)
 class StreamReset(Event):
-    """The stream is over: the peer sent RST_STREAM, or we did because of what it sent (`by_peer`)."""
+    """The stream is over: the peer sent RST_STREAM, or we did because of what it sent (`by_peer`); `fault`
+    says more of that, if there is more to say than the code does."""
 
     stream: StreamState
     code: int
     by_peer: bool
+    fault: str = ""
 
 
 @dataclass(slots=True)

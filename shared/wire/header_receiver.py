@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shared.wire import frames
 from shared.wire.data_receiver import DataReceiver
-from shared.wire.events import RequestReceived, ResponseReceived, TrailersReceived
+from shared.wire.events import RequestMalformed, RequestReceived, ResponseReceived, TrailersReceived
 from shared.wire.frame_rules import SessionError, field_block
 from shared.wire.header_decoder import HeaderDecoder
 from shared.wire.header_rules import HeaderBlock, Shape
@@ -103,6 +103,8 @@ class HeaderReceiver(DataReceiver):
             self._stream_wasted(refused=True)
         elif headers.shape is not Shape.REQUEST:
             self._refuse(stream_id, frames.PROTOCOL_ERROR)
+            fault = headers.fault or f"the headers of a {headers.shape.value}"
+            self._events.append(RequestMalformed(stream_id, fault))
             self._stream_wasted()
         else:
             stream = self._add_stream(stream_id)
@@ -114,7 +116,8 @@ class HeaderReceiver(DataReceiver):
     def _response(self, stream: StreamState, headers: HeaderBlock, ends: bool) -> None:
         interim = headers.status.startswith(b"1")
         if headers.shape is not Shape.RESPONSE or (interim and ends):
-            self._stream_error(stream, frames.PROTOCOL_ERROR)
+            fault = headers.fault or ("an interim answer that ends" if interim else "no :status")
+            self._stream_error(stream, frames.PROTOCOL_ERROR, fault)
             return
         if interim:
             self._guard.stale(self._now)  # nothing that we ask for is answered by one
@@ -130,7 +133,8 @@ class HeaderReceiver(DataReceiver):
 
     def _trailers(self, stream: StreamState, headers: HeaderBlock, ends: bool) -> None:
         if headers.shape is not Shape.TRAILERS or not ends:
-            self._stream_error(stream, frames.PROTOCOL_ERROR)
+            fault = headers.fault or "trailers that are none, or do not end the stream"
+            self._stream_error(stream, frames.PROTOCOL_ERROR, fault)
             return
         self._events.append(TrailersReceived(stream, headers.fields))
         self._end_of_body(stream)

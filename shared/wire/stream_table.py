@@ -183,9 +183,9 @@ class StreamTable:
         self._out += frames.rst_stream(stream_id, code)
         self._past.reset_here(stream_id)
 
-    def _stream_error(self, stream: StreamState, code: int) -> None:
+    def _stream_error(self, stream: StreamState, code: int, fault: str = "") -> None:
         self.reset(stream, code)
-        self._events.append(StreamReset(stream, code, by_peer=False))
+        self._events.append(StreamReset(stream, code, by_peer=False, fault=fault))
         if not self.client:
             self._stream_wasted()
 

@@ -26,7 +26,7 @@ def end_of(folder: Path) -> float:
 
 async def test_what_hgate_shows_and_its_metric(tmp_path: Path) -> None:
     async with hbone_port.serving(tmp_path / "port") as port, running(tmp_path / "hgate.yaml", []) as gateway:
-        own = port.mesh.member(GATEWAY)
+        own = port.mesh.folder_of(GATEWAY)
         (row,) = [row for row in await gateway.dump("/certs") if row["path"] == f"{own}/certificates.pem"]
         assert (row["certificate"], row["ca_path"]) == ("hbone", f"{own}/ca_certificates.pem")
         assert row["cert_chain"][0]["identity"] == str(GATEWAY)

@@ -293,6 +293,27 @@ async def test_a_protocol_error_on_one_stream_breaks_only_that() -> None:
     assert await line.sent() == []
 
 
+async def test_a_malformed_request_costs_its_stream_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="hbone")
+    line = Line(client=False)
+    seen = joined(line.request(1))
+    line.get(headers(3, [*POST[:3], (b":path", b"/a b")]), data(1, b"fine"))
+    assert (len(line.requests), seen.story) == (1, [b"fine"])
+    assert await line.sent() == ["RST_STREAM 3 PROTOCOL_ERROR"]
+    assert caplog.messages == [f"refused a request of {PEER_NAME}: malformed: :path is none"]
+
+
+async def test_a_malformed_answer_costs_its_stream_and_says_why() -> None:
+    line = Line(client=True)
+    wrong, right = line.connection.open(POST), line.connection.open(POST)
+    line.get(headers(1, [(b":status", b"20")]), headers(3, OK))
+    with pytest.raises(
+        StreamResetError, match="by us, for :status is no number of three digits: PROTOCOL_ER"
+    ):
+        await wrong.response(PATIENCE_S)
+    assert await right.response(PATIENCE_S) == 200
+
+
 async def test_a_stream_that_is_reset_before_its_request_was_looked_at() -> None:
     line = Line(client=False)
     line.get(headers(1, POST), data(1, b"x"), reset(1, frames.CANCEL))

@@ -193,6 +193,8 @@ def _tuple(event: events.Event) -> Told:
             return ("data", stream.id, bytes(view))
         case events.StreamEnded(stream):
             return ("ended", stream.id)
+        case events.RequestMalformed(number, fault):
+            return ("malformed", number, fault)
         case events.StreamReset(stream, code, by_peer):
             return ("reset", stream.id, code_name(code), "by the peer" if by_peer else "by us")
         case events.WindowOpened(stream):

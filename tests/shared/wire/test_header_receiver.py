@@ -101,6 +101,11 @@ MALFORMED = [
     [*POST, (b"connection", b"close")],
     POST[1:],
     [],
+    OK,
+    [*POST[:3], (b":path", b"/a b")],
+    [*POST[:2], (b":authority", b"u@a"), POST[3]],
+    [(b":method", b"P T"), *POST[1:]],
+    [*POST, (b"host", b"other")],
 ]
 
 
@@ -108,7 +113,8 @@ MALFORMED = [
 def test_malformed_headers_cost_their_stream_and_nothing_else(fields: list[tuple[bytes, bytes]]) -> None:
     talk = Dialogue.server()
     talk.asked(1)
-    assert talk.received(headers(3, fields), data(3, b"x"), data(1, b"fine")) == [("data", 1, b"fine")]
+    malformed, fine = talk.received(headers(3, fields), data(3, b"x"), data(1, b"fine"))
+    assert (malformed[:2], fine) == (("malformed", 3), ("data", 1, b"fine"))
     assert talk.sent() == ["RST_STREAM 3 PROTOCOL_ERROR"]
     talk.asked(5)
 
@@ -121,6 +127,16 @@ def test_a_malformed_response_costs_its_stream_and_nothing_else() -> None:
         ("reset", 1, "PROTOCOL_ERROR", "by us"),
         ("response", 3, b"200"),
     ]
+    assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
+
+
+@pytest.mark.parametrize("status", [b"", b"20", b"2000", b"200 OK", b"abc", b"101"])
+def test_a_malformed_status_costs_its_stream_and_nothing_else(status: bytes) -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    talk.opened()
+    (ended, fine) = talk.received(headers(1, [(b":status", status)]), headers(3, OK))
+    assert (ended, fine) == (("reset", 1, "PROTOCOL_ERROR", "by us"), ("response", 3, b"200"))
     assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
 
 
@@ -197,7 +213,7 @@ def test_a_length_that_is_of_another_responses_body(
 def test_a_length_that_is_none(value: bytes) -> None:
     talk = Dialogue.server()
     fields = [*POST, (b"content-length", value)]
-    assert talk.received(headers(1, fields)) == []
+    assert talk.received(headers(1, fields)) == [("malformed", 1, "content-length is no number")]
     assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
 
 
