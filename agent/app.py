@@ -273,6 +273,7 @@ class Agent:
             tunnel_target=record.name,
             dst_addr=str(record.target) if record.target else None,
             status=record.status,
+            traceparent=record.traceparent,
             bytes_sent=record.sent_bytes,
             bytes_recv=record.received_bytes,
             duration_s=record.duration_s,

@@ -428,6 +428,7 @@ class Gateway:
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,
             siblings=self._crew.count if self._crew else 1,
+            ports=self._crew.reverse_ports if self._crew else {},
             share=self._share,
             drain_timeout_s=self._config.limits.drain_timeout_s,
             wall_clock=self._wall_clock,

@@ -55,7 +55,7 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.wire.events import Headers
 from shared.wire.frames import CANCEL
-from shared.wire.request_context import forwarded_for, read_traceparent
+from shared.wire.request_context import forwarded_for
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
@@ -367,7 +367,7 @@ class HboneListener:
 
     def _over(self, tunnel: ServedTunnel) -> None:
         assert isinstance(tunnel, _Tunnel) and tunnel.record is not None
-        record, headers = tunnel.record, tunnel.stream.headers
+        record = tunnel.record
         self.tunnels.discard(tunnel)
         self._identities.take(str(tunnel.identity))
         if record.status == OK:
@@ -385,8 +385,8 @@ class HboneListener:
             dst_addr=str(tunnel.target) if tunnel.target else None,
             stream=tunnel.stream.id,
             status=record.status,
-            forwarded_for=forwarded_for(header_value(headers, b"forwarded")),
-            traceparent=read_traceparent(header_value(headers, b"traceparent")),
+            forwarded_for=forwarded_for(header_value(tunnel.stream.headers, b"forwarded")),
+            traceparent=record.traceparent,
             bytes_sent=record.sent_bytes,
             bytes_recv=record.received_bytes,
             setup_s=tunnel.setup_s,

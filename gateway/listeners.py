@@ -19,6 +19,9 @@ from shared.net.listen_close import close_listening, listening_on
 
 log = logging.getLogger("hbone.gateway")
 
+LISTENING = "listening"
+"""What the log says of the ports of `listen:`."""
+
 Key = tuple[Address, int]
 """An address as the file has it, and which of several equal ones it is: port 0 may stand there twice."""
 
@@ -32,7 +35,7 @@ class Listeners:
         *,
         siblings: int = 1,
         ports: Mapping[Key, Address] | None = None,
-        purpose: str = "listening",
+        purpose: str = LISTENING,
     ) -> None:
         """`siblings` processes listen on these addresses together, this one included; `ports` are those that
         they have settled on in place of port 0. `purpose` is what the log says of it."""
@@ -52,7 +55,8 @@ class Listeners:
             for key in keys(addresses):
                 if key not in self._servers:
                     address = self._ports.get(key, key[0])
-                    opened[key] = await listen(address, self._factory, purpose="listen", shared=True)
+                    purpose = self._purpose if self._purpose != LISTENING else "listen"
+                    opened[key] = await listen(address, self._factory, purpose=purpose, shared=True)
             if self._is_over:
                 raise UnavailableError(f"{self._purpose}: the gateway stops")
         except HboneError:

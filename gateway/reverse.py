@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.admission import Refusals
-from gateway.listeners import Listeners
+from gateway.listeners import Key, Listeners
 from gateway.mesh_connections import DRAIN_TIMEOUT_S, MeshConnections
 from gateway.registrations import ROUTE, Registrations, WorkloadConnection
 from gateway.registry import Registry
@@ -56,12 +56,14 @@ class ReverseListener:
         refusals: Refusals | None = None,
         is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
+        ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
         drain_timeout_s: float = DRAIN_TIMEOUT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`siblings` processes listen together, this one included, of whose limits it has its `share`.
-        `drain_timeout_s` is for the tunnels of a workload whose certificate has ended, by `wall_clock`."""
+        """`siblings` processes listen together, this one included, in place of port 0 on `ports`, and of
+        their limits it has its `share`. `drain_timeout_s` is for the tunnels of a workload whose certificate
+        has ended, by `wall_clock`."""
         self._settings = settings
         self._registry = Registry(share(settings.max_names), share(settings.max_connections_per_name))
         self._registrations = Registrations(
@@ -83,7 +85,9 @@ class ReverseListener:
             purpose="reverse",
             wall_clock=wall_clock,
         )
-        self._listeners = Listeners(self._connections.protocol, siblings=siblings, purpose="reverse")
+        self._listeners = Listeners(
+            self._connections.protocol, siblings=siblings, ports=ports, purpose="reverse"
+        )
         self._watch(metrics, most)
 
     def _watch(self, metrics: TunnelMetrics, most: int) -> None:

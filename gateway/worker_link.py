@@ -52,6 +52,8 @@ class Crew:
     """The listening addresses in place of those with port 0."""
     hbone_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the HBONE port."""
+    reverse_ports: Mapping[Key, Address] = field(default_factory=dict)
+    """The same for the reverse port."""
 
     def share(self, total: int) -> int:
         """This worker's part of a limit that holds for all together, at least 1."""

@@ -13,7 +13,7 @@ The rules:
 
 1. A process that dies while nothing drains is started again: after FIRST_DELAY_S, and twice as long each
    further time, until it has lived for LIVED_S. One that gives up by itself right at the start (a port in
-   use) ends all.
+   use) ends all. What several of them complain of is told once, by us.
 2. SIGHUP goes to the front, which has every worker read the file again.
 3. SIGTERM and SIGINT make all drain. A second one forces the end, a third kills. The front goes last.
 4. The processes lead groups of their own, so that a terminal's SIGINT reaches the parent alone. Should the
@@ -27,11 +27,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +49,7 @@ from shared.identity.token_sources.minters import minter_from_env
 from shared.net.address import Address
 from shared.net.listen import unavailable
 from shared.ops.access_log import AccessLog
-from shared.ops.log import Format
+from shared.ops.log import Format, one_line, set_worker
 
 log = logging.getLogger("hbone.gateway")
 
@@ -60,6 +62,9 @@ LIVED_S = 60.0
 
 STARTING_S = 10.0
 """Who gives up before has not come up: a port in use, a wrong variable. The others would not either."""
+
+MAX_COMPLAINT_BYTES = select.PIPE_BUF - 1
+"""Of what a process says as it gives up; a pipe takes as much in one piece (POSIX write(), PIPE_BUF)."""
 
 _SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -99,11 +104,18 @@ class Workers:
         self._count = count
         config = load(config_file)
         minter_from_env(environ, config.tokens)
-        self._reserved = _Reserved(config.listen)
-        self._reserved_for_hbone = _Reserved(config.hbone.listen if config.hbone else ())
+        self._reserved = _Reserved("listen", config.listen)
+        self._reserved_for_hbone = _Reserved("hbone", config.hbone.listen if config.hbone else ())
+        self._reserved_for_reverse = _Reserved("reverse", config.reverse.listen if config.reverse else ())
+        for purpose in ("health", "metrics", "admin"):  # the front's, which would only find out later
+            address = getattr(config, purpose)
+            _Reserved(purpose, () if address is None else (address,)).release()
         self._questions = {number: pair() for number in range(1, count + 1)}
         self._children = [_Child(number) for number in range(count + 1)]
         self._lifeline, self._life = os.pipe()
+        self._complaints, self._complain = os.pipe()
+        os.set_blocking(self._complaints, False)
+        self._told: dict[bytes, float] = {}  # when, by the steady clock
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started us may have it ignored
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._stops = StopRequests()
@@ -190,13 +202,14 @@ class Workers:
         try:
             os.setpgid(0, 0)
             os.close(self._life)
+            os.close(self._complaints)
             # Until it has handlers of its own: SIGINT ends it as SIGTERM does, without a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             code = main()
         except HboneError as error:
-            sys.stderr.write(f"hgate: {error}\n")  # in one piece, among what the others write
+            os.write(self._complain, one_line(f"hgate: {error}").encode()[:MAX_COMPLAINT_BYTES] + b"\n")
             code = error.exit_code
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -222,13 +235,27 @@ class Workers:
             self._lifeline,
             self._reserved.ports,
             self._reserved_for_hbone.ports,
+            self._reserved_for_reverse.ports,
         )
+        set_worker(child.number)
 
         async def serve() -> int:
-            access_log = AccessLog(sys.stdout, self._log_format, "hgate", shared=True)
+            access_log = AccessLog(sys.stdout, self._log_format, "hgate", worker=child.number)
             return await Gateway(self._file, self._environ, access_log, crew).run()
 
         return loop.run(serve())
+
+    def _tell_complaints(self) -> None:
+        """Why processes have given up, each reason once: what one worker lacks, all of them lack at once."""
+        now = time.monotonic()
+        self._told = {line: at for line, at in self._told.items() if now - at < STARTING_S}
+        with suppress(BlockingIOError):
+            while complaints := os.read(self._complaints, select.PIPE_BUF):
+                for line in complaints.splitlines(keepends=True):
+                    if line not in self._told:
+                        self._told[line] = now
+                        sys.stderr.write(line.decode())
+        sys.stderr.flush()
 
     def _reap(self) -> None:
         while True:
@@ -245,12 +272,13 @@ class Workers:
 
     def _ended(self, child: _Child, code: int) -> None:
         """`code` is negative if a signal ended it."""
+        self._tell_complaints()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         lived_s = time.monotonic() - child.started
         if self._stops.count or (child.number == _FRONT and not self._workers_left()):
             if child.number != _FRONT and not self._has_failed:
                 self._code = max(self._code, code if code >= 0 else 128 - code)
-            if code:
+            if code and not self._has_failed:  # else why is told already, or it ended because we told it to
                 log.warning("%s %s", child.name, how)
             return
         if code > 0 and child.generation == 1 and lived_s < STARTING_S:
@@ -270,20 +298,25 @@ class _Reserved:
     """Addresses to listen on, bound once before there is a worker: one that cannot be had shows at once, and
     a free port that was found in place of port 0 stays ours."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        """Raises UnavailableError if one cannot be had."""
+    def __init__(self, purpose: str, addresses: Sequence[Address]) -> None:
+        """`purpose` is the setting that names them. Raises UnavailableError if one cannot be had."""
         self.ports: dict[Key, Address] = {}
         self._kept: list[socket.socket] = []
         for address, number in keys(addresses):
-            sock = _bound(address)
+            sock = _bound(purpose, address)
             if address.port:
                 sock.close()
                 continue
             self.ports[address, number] = Address(address.host, sock.getsockname()[1])
             self._kept.append(sock)
 
+    def release(self) -> None:
+        """Gives up what is kept in place of port 0: one process alone will listen there."""
+        for sock in self._kept:
+            sock.close()
 
-def _bound(address: Address) -> socket.socket:
+
+def _bound(purpose: str, address: Address) -> socket.socket:
     """A socket that does not listen; the kernel gives it no connection."""
     try:
         family, kind, protocol, _, name = socket.getaddrinfo(
@@ -294,5 +327,5 @@ def _bound(address: Address) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(name)
     except OSError as error:
-        raise unavailable("listen", address, error) from error
+        raise unavailable(purpose, address, error) from error
     return sock

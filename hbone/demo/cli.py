@@ -78,13 +78,14 @@ def _tell(mesh: Mesh, answer: Answer) -> bool:
     _line("client", f"TLS to {mesh.gateway}, SNI {SNI}", answer.connect_s + answer.handshake_s)
     _line("hgate", f"SNI seen {gate['sni']}")
     _line("", f"route {gate['route']} → {gate['origin']}")
-    _line("", f"stream {gate['stream']}, status {gate['status']}, open after {gate['setup']}")
+    _line("", f"stream {gate['stream']}, status {gate['status']}, open after {gate['setup'] * 1000:.0f} ms")
     _line(
         "Cloud Run",
         f"token for {front['token_audience']}, valid {expires_in / 60:.0f} min, {front['caller']}",
     )
     _line("", f"{front['path']} on stream {front['stream']} → container, status {front['status']}")
-    _line("krun", f"target {tunnel['tunnel.target']} → {tunnel['dst.addr']}, open for {tunnel['duration']}")
+    open_ms = tunnel["duration"] * 1000
+    _line("krun", f"target {tunnel['tunnel.target']} → {tunnel['dst.addr']}, open for {open_ms:.0f} ms")
     _line(mesh.inbound, f"mTLS peer {ends['identity']} → app {ends['dst.addr']}")
     _line("client", f"{answer.tls}, server {answer.peer}")
     sent, received = gate["bytes_sent"], gate["bytes_recv"]

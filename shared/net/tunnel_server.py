@@ -23,10 +23,11 @@ from shared.net.address import Address
 from shared.net.answers import answer
 from shared.net.legs import Leg
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
-from shared.net.stream import Stream
+from shared.net.stream import Stream, header_value
 from shared.net.tunnel_clock import TunnelClock
 from shared.tasks import spawn
 from shared.wire.events import Headers
+from shared.wire.request_context import read_traceparent
 
 OK = 200
 UNAUTHORIZED = 401
@@ -58,6 +59,8 @@ class TunnelRecord:
     """From the peer to the target."""
     received_bytes: int = 0
     error: HboneError | None = None
+    traceparent: str | None = None
+    """Of the request, by which its lines at other ends are found."""
 
 
 class ServedTunnel:
@@ -188,5 +191,6 @@ class ServedTunnel:
             relay.sent_bytes if relay else 0,
             relay.received_bytes if relay else 0,
             error,
+            read_traceparent(header_value(self.stream.headers, b"traceparent")),
         )
         self._finished(self)

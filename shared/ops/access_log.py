@@ -50,7 +50,8 @@ RETRY_S = 0.02
 """Pause before a full output is tried again: a pipe of 64 KiB then still takes 8000 lines a second."""
 
 TENTHS_BELOW_MS = 10
-"""Durations below it are written with a tenth: on one machine a tunnel can take less than a millisecond."""
+"""Durations below it are written with a tenth: on one machine a tunnel can take less than a millisecond. JSON
+has four digits behind the point of a second for the same reason."""
 
 CLOSE_WAIT_S = 0.5
 """Longest wait of `close`, in which a living reader empties many pipes."""
@@ -110,7 +111,7 @@ class Fields(TypedDict, total=False):
     setup_s: float | None
     """Seconds from accept to the open tunnel; written likewise."""
     duration_s: float | None
-    """Seconds from accept to end; written in milliseconds (`13ms`, `0.4ms`)."""
+    """Seconds from accept to end; a number in JSON (`0.0130`), with its unit in text (`13ms`, `0.4ms`)."""
     flags: str | None
     """The response flag of shared/errors.py."""
     error: str | None
@@ -147,19 +148,21 @@ class AccessLog:
     """
 
     def __init__(
-        self, output: int | HasFileno, format: Format | None, component: str, *, shared: bool = False
+        self, output: int | HasFileno, format: Format | None, component: str, *, worker: int | None = None
     ) -> None:
-        """`format` None means text on a terminal, else JSON. `component` goes into every JSON line. `shared`
-        says that other processes write to the same pipe: then no line is cut by another's.
+        """`format` None means text on a terminal, else JSON. `component` goes into every JSON line. `worker`
+        is the number of this process among others that write to the same pipe: it goes into every line, and
+        no line is cut by another's.
 
         Raises OSError if `output` is not open.
         """
         fd = output if isinstance(output, int) else output.fileno()
-        self._style = _json(component) if choose_format(format, os.isatty(fd)) == "json" else _text()
+        is_json = choose_format(format, os.isatty(fd)) == "json"
+        self._style = _json(component, worker) if is_json else _text(worker)
         self._output = _Output(fd)
         self._redactor = Redactor()
         # A write of up to PIPE_BUF bytes is taken as a whole (POSIX write()); longer ones may mix.
-        self._batch_bytes = select.PIPE_BUF if shared else MAX_BYTES
+        self._batch_bytes = MAX_BYTES if worker is None else select.PIPE_BUF
         self._lines: list[str] = []
         self._batch = b""
         self._batch_lines = 0
@@ -274,11 +277,13 @@ class _Style:
         around: dict[tuple[str, str], tuple[str, str]],
         key: str,
         quote: Callable[[str], str],
+        duration: Callable[[float], str],
         end: str,
     ) -> None:
         self._around = around
         self._keys = tuple((name, key.format(public), name.endswith("_s")) for name, public in _KEYS)
         self._quote = quote
+        self._duration = duration
         self._end = end
 
     def line(self, kind: tuple[str, str], fields: Fields) -> str:
@@ -293,28 +298,34 @@ class _Style:
             if isinstance(value, str):
                 parts.append(key + quote(value if len(value) <= MAX_VALUE_CHARS else cut(value)))
             elif is_duration:
-                millis = value * 1000
-                parts.append(
-                    key + quote(f"{millis:.1f}ms" if millis < TENTHS_BELOW_MS else f"{millis:.0f}ms")
-                )
+                parts.append(key + self._duration(value))
             else:
                 parts.append(f"{key}{value}")
         parts.append(self._end)
         return "".join(parts)
 
 
-def _json(component: str) -> _Style:
+def _json(component: str, worker: int | None) -> _Style:
     after = f'","logger":"{LOGGER}","component":{encode_basestring_ascii(component)}'
+    after += "" if worker is None else f',"worker":{worker}'
     around = {
         (severity, message): (f'{{"severity":"{severity}","message":"{message}","timestamp":"', after)
         for severity, message in _KINDS
     }
-    return _Style(around, ',"{}":', encode_basestring_ascii, "}\n")
+    return _Style(around, ',"{}":', encode_basestring_ascii, "{:.4f}".format, "}\n")
 
 
-def _text() -> _Style:
-    around = {(severity, message): ("", f" {severity} {LOGGER}: {message}") for severity, message in _KINDS}
-    return _Style(around, " {}=", text_value, "\n")
+def _text(worker: int | None) -> _Style:
+    behind = "" if worker is None else f" worker={worker}"
+    around = {
+        (severity, message): ("", f" {severity} {LOGGER}: {message}{behind}") for severity, message in _KINDS
+    }
+    return _Style(around, " {}=", text_value, _with_unit, "\n")
+
+
+def _with_unit(seconds: float) -> str:
+    millis = seconds * 1000
+    return f"{millis:.1f}ms" if millis < TENTHS_BELOW_MS else f"{millis:.0f}ms"
 
 
 class _Output:

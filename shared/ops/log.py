@@ -51,7 +51,7 @@ LEVELS = {
 _OURS = logging.getLogger("hbone")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_RESERVED = frozenset({"severity", "message", "timestamp", "logger", "component", "stack_trace"})
+_RESERVED = frozenset({"severity", "message", "timestamp", "logger", "component", "worker", "stack_trace"})
 _PLAIN_VALUE = re.compile(r"[!#-<>-~]+")  # printable ASCII without space, quote and equals sign
 
 _CUT = "..."
@@ -118,6 +118,13 @@ def set_level(level: str) -> None:
     _OURS.setLevel(_level_number(level))
 
 
+def set_worker(number: int) -> None:
+    """From now on every line has this number: the process is one of several that do the same."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _Handler) and isinstance(handler.formatter, JsonFormatter | TextFormatter):
+            handler.formatter.worker = number
+
+
 def choose_format(format: str | None, is_terminal: bool) -> Format:
     """The format to use: the one asked for, else text for a person at a terminal and JSON for a collector.
 
@@ -173,6 +180,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 class JsonFormatter(logging.Formatter):
     """One JSON object per record, with the keys that Cloud Logging knows."""
 
+    worker: int | None = None
+    """The process's number among several."""
+
     def __init__(self, component: str, redactor: Redactor | None = None) -> None:
         super().__init__()
         self._component = component
@@ -186,6 +196,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "component": self._component,
         }
+        if self.worker is not None:
+            entry["worker"] = self.worker
         entry.update(_fields(record, self._redactor))
         trace = _stack_trace(record, self._redactor)
         if trace is not None:
@@ -196,6 +208,9 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """`2026-11-20T05:32:25.123Z INFO hbone.gateway: message key=value`."""
 
+    worker: int | None = None
+    """The process's number among several."""
+
     def __init__(self, redactor: Redactor | None = None) -> None:
         super().__init__()
         self._redactor = redactor or Redactor()
@@ -203,6 +218,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         message = one_line(_message(record, self._redactor))
         line = f"{timestamp(record.created)} {record.levelname} {record.name}: {message}"
+        if self.worker is not None:
+            line += f" worker={self.worker}"
         for key, value in _fields(record, self._redactor).items():
             line += f" {text_value(key)}={text_value(value) if isinstance(value, str) else value}"
         trace = _stack_trace(record, self._redactor)

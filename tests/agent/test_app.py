@@ -486,6 +486,26 @@ async def test_a_refusal_is_logged_without_the_token() -> None:
 # Limits.
 
 
+async def test_lines_have_the_traceparent_of_the_request(target: TcpServer) -> None:
+    """Of a tunnel and of a refusal; what is no traceparent is left out, as in hgate's lines."""
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with sidecar(PORT_HERE=f"127.0.0.1:{target.port}") as (it, peer):
+        tunnel = peer.request(b"POST", b"/_hbone/HERE", [(b"traceparent", trace.encode())])
+        there = await target.accept()
+        assert await tunnel.status() == 200
+        there.end()
+        tunnel.end()
+        assert await tunnel.rest() == b""
+        for value in (trace, "00-nobody"):
+            fields = [(b"traceparent", value.encode())]
+            assert await peer.request(b"POST", b"/_hbone/nobody", fields, end=True).status() == 404
+        it.process.send(signal.SIGTERM)
+        _, _, err = await it.process.ended()
+    lines = [json.loads(text) for text in err.splitlines() if "tunnel.target" in text]
+    told = {(line["status"], line.get("traceparent")) for line in lines}
+    assert (len(lines), told) == (3, {(200, trace), (404, trace), (404, None)})
+
+
 async def test_one_connection_too_many() -> None:
     async with sidecar(HBONE_MAX_CONNECTIONS="1") as (it, peer):
         address = await turned_away(it.port)

@@ -197,7 +197,7 @@ async def test_an_old_tunnel_at_rest_ends_in_order(world: World) -> None:
     line = await gateway.line()
     assert (line["flags"], line["bytes_sent"]) == ("LIFETIME", len(hello()) + len(b"close_notify"))
     assert line["severity"] == "INFO"
-    assert float(line["duration"].removesuffix("ms")) < 1100
+    assert line["duration"] < 1.1
     assert await gateway.metric("hbone_tunnels_closed_total", route=GLOB, flags="LIFETIME") == 1
     await world.nothing_is_left()
 

@@ -150,16 +150,55 @@ async def test_look_ups_are_bounded_for_all_together(tmp_path: Path, service: Ec
         assert await running.metric("hbone_dns_lookups_limit", "clients") == 40
 
 
-@pytest.mark.parametrize("purpose", ["listen", "metrics"])
-async def test_a_port_in_use_ends_all(file: Path, purpose: str) -> None:
+async def test_they_share_a_free_port_for_workloads(file: Path, tmp_path: Path) -> None:
+    own = Mesh(tmp_path).member(GATEWAY)
+    change(file, reverse={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
+    async with crew(file, 2) as running:
+        port = (await running.said(r"^reverse on 127\.0\.0\.1:(\d+)$"))[1]
+        assert listening_on(Address("127.0.0.1", int(port))) == 2
+
+
+@pytest.mark.parametrize("purpose", ["listen", "hbone", "reverse", "admin", "metrics", "health"])
+async def test_a_port_in_use_is_told_in_one_line(file: Path, tmp_path: Path, purpose: str) -> None:
     async with await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test") as taken:
-        address = bound_address(taken)
-        change(file, **{purpose: [str(address)] if purpose == "listen" else str(address)})
-        async with started("gateway", "--config", str(file), "--workers", "2") as process:
+        address = str(bound_address(taken))
+        if purpose in ("hbone", "reverse"):
+            own = Mesh(tmp_path).member(GATEWAY)
+            change(file, **{purpose: {"certificates": str(own), "listen": [address], "rules": []}})
+        else:
+            change(file, **{purpose: [address] if purpose == "listen" else address})
+        async with started("gateway", "--config", str(file), "--workers", "3") as process:
             code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE
-    told = f"hgate: {purpose}: cannot listen on {address}: the port is in use"
-    assert err.splitlines().count(told) == 1, err
+    assert err.splitlines() == [f"hgate: {purpose}: cannot listen on {address}: the port is in use"]
+
+
+async def test_what_all_workers_lack_is_told_once(file: Path, tmp_path: Path) -> None:
+    """Only they find out, and none of them is there long enough to be ready."""
+    missing = tmp_path / "nowhere"
+    change(file, hbone={"certificates": str(missing), "listen": ["127.0.0.1:0"], "rules": []})
+    async with started("gateway", "--config", str(file), "--workers", "3") as process:
+        code, _, err = await process.ended()
+    assert code == EXIT_UNAVAILABLE
+    lines = err.splitlines()
+    assert lines.count(f"hgate: {missing}/certificates.pem: No such file or directory") == 1, err
+    assert len([line for line in lines if " ended with exit code " in line]) == 1, err
+
+
+async def test_each_line_has_its_worker_s_number(file: Path) -> None:
+    """In the access log, and in the log; those of the parent and of the front have none."""
+    async with crew(file, 2) as running:
+        async with staying(running.port, 20) as tunnels:
+            await tunnels.end()
+        running.process.send(signal.SIGTERM)
+        await running.stop_reading()
+        code, out, err = await running.process.ended()
+    assert code == EXIT_OK
+    lines = [*running.lines, *map(json.loads, out.splitlines())]
+    assert (len(lines), {line["worker"] for line in lines}) == (20, {1, 2})
+    told = [json.loads(line) for line in err.splitlines()]
+    assert sorted(line["worker"] for line in told if "no longer listening" in line["message"]) == [1, 2]
+    assert ["worker" in line for line in told if line["message"] == "draining 2 workers"] == [False]
 
 
 async def test_a_wrong_file_or_variable_is_told_once(file: Path, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ async def test_json(pipe: Pipe) -> None:
         "identity": "spiffe://cluster.local/ns/demo/sa/hello",
         "bytes_sent": 0,
         "bytes_recv": 12345678901,
-        "duration": "13ms",
+        "duration": 0.0131,
         "flags": "-",
     }
 
@@ -182,6 +182,35 @@ async def test_duration(pipe: Pipe, seconds: float, text: str) -> None:
     assert pipe.lines()[0].endswith(f" duration={text}")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "number"),
+    [(0, "0.0000"), (0.00041, "0.0004"), (0.0131, "0.0131"), (2, "2.0000"), (86400.0, "86400.0000")],
+)
+async def test_duration_in_json_is_a_number_of_seconds(pipe: Pipe, seconds: float, number: str) -> None:
+    log = AccessLog(pipe.writer, "json", "gateway")
+    log.tunnel(setup_s=seconds, duration_s=seconds)
+    log.close()
+    (line,) = pipe.lines()
+    assert line.endswith(f',"setup":{number},"duration":{number}}}')
+    assert json.loads(line)["duration"] == pytest.approx(seconds, abs=5e-5)
+
+
+async def test_one_of_several_workers_has_its_number_in_each_line(pipe: Pipe) -> None:
+    for format in ("json", "text"):
+        log = AccessLog(pipe.writer, format, "hgate", worker=3)
+        log.tunnel(sni="a")
+        log.refused(flags="LIMIT")
+        log.registered(sni="a")
+        log.close()
+    lines = pipe.lines()
+    assert [json.loads(line)["worker"] for line in lines[:3]] == [3, 3, 3]
+    assert [line.partition(" ")[2] for line in lines[3:]] == [
+        "INFO hbone.access: connection complete worker=3 sni=a",
+        "WARNING hbone.access: connection refused worker=3 flags=LIMIT",
+        "INFO hbone.access: workload registered worker=3 sni=a",
+    ]
+
+
 hostile = st.text(st.characters() | st.sampled_from('\n\r\x00\x1b\x85\u2028"\\= ')) | st.just("x" * 5000)
 
 
@@ -247,7 +276,7 @@ async def test_what_others_write_too_gets_whole_lines() -> None:
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a datagram for each write
     with reader, writer:
         reader.setblocking(False)
-        log = AccessLog(writer, "text", "gateway", shared=True)
+        log = AccessLog(writer, "text", "gateway", worker=1)
         for number in range(100):
             log.tunnel(status=number, error="x" * 300)
         log.tunnel(error="y" * select.PIPE_BUF)

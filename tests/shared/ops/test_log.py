@@ -29,6 +29,7 @@ from shared.ops.log import (
     cut,
     one_line,
     set_level,
+    set_worker,
     setup,
     text_value,
     timestamp,
@@ -86,6 +87,23 @@ def test_text_is_for_people() -> None:
     assert line == (
         '2026-11-20T05:32:25.123Z INFO hbone.gateway: route a is gone port=8080 why="it had to be"'
     )
+
+
+def test_one_of_several_workers_has_its_number_in_each_line() -> None:
+    said = {}
+    for format in ("json", "text"):
+        stream = io.StringIO()
+        setup(format, "info", stream, component="hgate")
+        log = logging.getLogger("hbone.gateway")
+        log.info("alone")
+        set_worker(2)
+        log.info("one of several", extra={"worker": 7, "x": 1})
+        said[format] = stream.getvalue().splitlines()
+    alone, one = map(json.loads, said["json"])
+    assert "worker" not in alone
+    assert (one["message"], one["worker"], one["x"]) == ("one of several", 2, 1)
+    assert said["text"][0].endswith(" INFO hbone.gateway: alone")
+    assert said["text"][1].endswith(" INFO hbone.gateway: one of several worker=2 x=1")
 
 
 def test_a_field_replaces_no_key_of_ours() -> None:
