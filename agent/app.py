@@ -229,9 +229,9 @@ class Agent:
         if self._app is not None and self._app.exited.done():
             await asyncio.wait({idle}, timeout=FLUSH_S)
         idle.cancel()
-        if self._connections:
-            log.warning("end of the drain: %d streams are reset", self._open_streams())
-            self._drop_connections()
+        if streams := self._open_streams():
+            log.warning("end of the drain: %d streams are reset", streams)
+        self._drop_connections()
 
     async def _finished(self) -> None:
         """Returns when the last stream is over, and what it carried has been taken."""

@@ -465,6 +465,18 @@ async def test_the_end_of_a_drain_resets_what_is_left(target: TcpServer, seconds
     assert line["error"] == "krun stops"
 
 
+async def test_a_peer_that_never_answers_is_no_stream_that_is_reset() -> None:
+    async with krun(environ={"HBONE_DRAIN_TIMEOUT": "0.2"}) as it:
+        await it.listening()
+        async with TcpPeer.connected(it.port) as silent:
+            await silent.read(1)  # of its SETTINGS: it is one of krun's connections
+            it.process.send(signal.SIGTERM)
+            code, _, err = await it.process.ended()
+    assert code == 0
+    assert "draining: 0 streams have up to 0.2 s" in err
+    assert "are reset" not in err
+
+
 # What it logs.
 
 

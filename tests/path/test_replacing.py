@@ -22,7 +22,8 @@ from tests.support.process import Process, started
 from tests.support.tcp_peer import PATIENCE_S
 
 OPENERS = 20
-DELAYS_S = (0.0, 0.02)
+FAR_S = 0.02
+DELAYS_S = (0.0, FAR_S)
 """Of the path, one way: on this machine, and between two regions."""
 
 
@@ -93,13 +94,17 @@ async def ends_in_order(old: Hgate) -> None:
     assert await old.ended() == EXIT_OK
 
 
-@pytest.mark.parametrize("delay_s", DELAYS_S)
-async def test_replacing_hgate_breaks_no_request(tmp_path: Path, echo: int, delay_s: float) -> None:
+@pytest.mark.parametrize(
+    ("delay_s", "flags"), [*((delay_s, ()) for delay_s in DELAYS_S), (FAR_S, ("--workers", "2"))]
+)
+async def test_replacing_hgate_breaks_no_request(
+    tmp_path: Path, echo: int, delay_s: float, flags: tuple[str, ...]
+) -> None:
     mesh, port = Mesh(tmp_path / "mesh"), closed_port()
     file = configure(tmp_path, mesh, port)
-    async with hgate(file) as old, hbone_clients(mesh, port, echo, delay_s) as openers:
+    async with hgate(file, *flags) as old, hbone_clients(mesh, port, echo, delay_s) as openers:
         await openers.until_served(OPENERS)
-        async with hgate(file):
+        async with hgate(file, *flags):
             await ends_in_order(old)
             await openers.until_served(OPENERS)
             await openers.stop()
