@@ -209,8 +209,9 @@ class Workers:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             code = main()
         except HboneError as error:
-            os.write(self._complain, one_line(f"hgate: {error}").encode()[:MAX_COMPLAINT_BYTES] + b"\n")
             code = error.exit_code
+            with suppress(OSError):  # nobody is left to tell
+                os.write(self._complain, one_line(f"hgate: {error}").encode()[:MAX_COMPLAINT_BYTES] + b"\n")
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:

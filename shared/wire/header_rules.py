@@ -125,7 +125,7 @@ def examine(headers: Headers) -> HeaderBlock:
             if name == b"content-length":
                 # A number, and the same one each time (RFC 9110 section 8.6).
                 if not value.isdigit() or len(value) > LENGTH_DIGITS:
-                    return _malformed(headers, "content-length is no number")
+                    return _malformed(headers, "content-length is not a number")
                 if length not in (NO_LENGTH, int(value)):
                     return _malformed(headers, "several content-lengths")
                 length = int(value)
@@ -148,7 +148,7 @@ def examine(headers: Headers) -> HeaderBlock:
     if len(pseudo) > 1:
         return _malformed(headers, "a pseudo-header field that answers do not have")
     if not _STATUS.fullmatch(status):
-        return _malformed(headers, ":status is no number of three digits")
+        return _malformed(headers, ":status is not a number of three digits")
     if status == b"101":  # RFC 9113 section 8.6
         return _malformed(headers, "101, which HTTP/2 does not have")
     return HeaderBlock(headers, Shape.RESPONSE, length, status)
@@ -163,7 +163,7 @@ def _fault_of_request(pseudo: dict[bytes, bytes], hosts: list[bytes]) -> str:
     4); empty if nothing is."""
     method = pseudo[b":method"]
     if method not in _METHODS and not _TOKEN.fullmatch(method):
-        return ":method is no token"
+        return ":method is not a token"
     if not pseudo.keys() <= _OF_REQUESTS:
         return "a pseudo-header field that requests do not have"
     authority = pseudo.get(b":authority")
@@ -171,22 +171,22 @@ def _fault_of_request(pseudo: dict[bytes, bytes], hosts: list[bytes]) -> str:
         if b":scheme" in pseudo or b":path" in pseudo:
             return "CONNECT with a :scheme or a :path"
         if authority is None or not _TARGET.fullmatch(authority):
-            return "CONNECT whose :authority is no host and port"
+            return "CONNECT whose :authority is not a host and port"
         return "" if not hosts or _is_same(hosts, authority, b"") else "host is not :authority"
     if b":protocol" in pseudo and (method != b"CONNECT" or not _TOKEN.fullmatch(pseudo[b":protocol"])):
-        return ":protocol without CONNECT, or no token"
+        return ":protocol without CONNECT, or not a token"
     scheme, path = pseudo.get(b":scheme"), pseudo.get(b":path")
     if scheme is None or (scheme not in _DEFAULT_PORTS and not _SCHEME.fullmatch(scheme)):
-        return ":scheme is none"
+        return ":scheme is not a scheme"
     if path is None or not (_PATH.fullmatch(path) or (path == b"*" and method == b"OPTIONS")):
-        return ":path is none"
+        return ":path is not a path"
     # One host, or :authority, or both if they agree.
     if authority is None:
         if len(hosts) != 1 or not _AUTHORITY.fullmatch(hosts[0]):
             return "no :authority, and no host in its place"
         return ""
     if not _AUTHORITY.fullmatch(authority):
-        return ":authority is no host and port"
+        return ":authority is not a host and port"
     return "" if not hosts or _is_same(hosts, authority, scheme) else "host is not :authority"
 
 

@@ -300,16 +300,14 @@ async def test_a_malformed_request_costs_its_stream_and_is_told(caplog: pytest.L
     line.get(headers(3, [*POST[:3], (b":path", b"/a b")]), data(1, b"fine"))
     assert (len(line.requests), seen.story) == (1, [b"fine"])
     assert await line.sent() == ["RST_STREAM 3 PROTOCOL_ERROR"]
-    assert caplog.messages == [f"refused a request of {PEER_NAME}: malformed: :path is none"]
+    assert caplog.messages == [f"refused a request of {PEER_NAME}: malformed: :path is not a path"]
 
 
 async def test_a_malformed_answer_costs_its_stream_and_says_why() -> None:
     line = Line(client=True)
     wrong, right = line.connection.open(POST), line.connection.open(POST)
     line.get(headers(1, [(b":status", b"20")]), headers(3, OK))
-    with pytest.raises(
-        StreamResetError, match="by us, for :status is no number of three digits: PROTOCOL_ER"
-    ):
+    with pytest.raises(StreamResetError, match="by us, for :status is not a number of three digits: PROTO"):
         await wrong.response(PATIENCE_S)
     assert await right.response(PATIENCE_S) == 200
 

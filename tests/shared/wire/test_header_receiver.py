@@ -213,7 +213,7 @@ def test_a_length_that_is_of_another_responses_body(
 def test_a_length_that_is_none(value: bytes) -> None:
     talk = Dialogue.server()
     fields = [*POST, (b"content-length", value)]
-    assert talk.received(headers(1, fields)) == [("malformed", 1, "content-length is no number")]
+    assert talk.received(headers(1, fields)) == [("malformed", 1, "content-length is not a number")]
     assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
 
 

@@ -328,14 +328,14 @@ changed = st.builds(
 
 
 SYNTAX = {
-    ":method is no token",
-    ":scheme is none",
-    ":path is none",
-    ":authority is no host and port",
-    "CONNECT whose :authority is no host and port",
-    ":protocol without CONNECT, or no token",
+    ":method is not a token",
+    ":scheme is not a scheme",
+    ":path is not a path",
+    ":authority is not a host and port",
+    "CONNECT whose :authority is not a host and port",
+    ":protocol without CONNECT, or not a token",
     "no :authority, and no host in its place",
-    ":status is no number of three digits",
+    ":status is not a number of three digits",
 }
 """Faults that h2 does not look for."""
 
