@@ -17,7 +17,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Event:
-    """Any of the below."""
+    """Any of the below. Those that have nothing to tell beside their kind are no dataclasses: making one
+    takes 0.3 ms of each start."""
 
     __slots__ = ()
 
@@ -88,19 +89,22 @@ class WindowOpened(Event):
     stream: StreamState | None
 
 
-@dataclass(slots=True)
 class NoticeGiven(Event):
     """We have said GOAWAY to a peer that opened too many streams in vain: only open streams go on."""
 
+    __slots__ = ()
 
-@dataclass(slots=True)
+
 class GoAwaySeen(Event):
     """The peer has seen the GOAWAY of `announce_goaway`: all streams that it opened before have come."""
 
+    __slots__ = ()
 
-@dataclass(slots=True)
+
 class SettingsReceived(Event):
     """The peer's SETTINGS are in force."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)
