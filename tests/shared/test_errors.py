@@ -34,6 +34,7 @@ TABLE = {
     "StreamDoneError": (69, "UPSTREAM_RESET", 80),
     "HalfClosedError": (70, "HALF_CLOSED", 80),
     "RevokedError": (77, "DENY", 44),
+    "ExpiredError": (77, "DENY", 49),
     "ExpelledError": (69, "DENY", 80),
 }
 """Exit code, response flag, alert."""

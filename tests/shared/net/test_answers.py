@@ -91,7 +91,7 @@ async def refused(status: int, fields: Fields = (), body: bytes = b"") -> str:
             "answered 302 to https://accounts.example/?a",
         ),
         (418, [HTML], b"<html>", "answered 418"),
-        (0, [], b"", "answered 0"),
+        (599, [], b"", "answered 599"),
     ],
 )
 async def test_what_the_error_says(status: int, fields: Fields, body: bytes, text: str) -> None:
