@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from shared import regular_files
 from shared.errors import UnavailableError
 from shared.identity.certificates import certificate_folder
 from shared.identity.spiffe import SCHEME, SpiffeId, peer_id
@@ -19,7 +20,8 @@ def own_identity(certificates: Path) -> SpiffeId:
     """
     file = certificate_folder.find(certificates).certificates
     try:
-        own = file.read_text(encoding="ascii").partition(ssl.PEM_FOOTER)[0]
+        content = regular_files.read(file, regular_files.MAX_PEM_BYTES)
+        own = content.decode("ascii").partition(ssl.PEM_FOOTER)[0]
         der = ssl.PEM_cert_to_DER_cert(f"{own[own.index(ssl.PEM_HEADER) :]}{ssl.PEM_FOOTER}\n")
     except (OSError, ValueError) as error:
         raise UnavailableError(f"certificate {file}: cannot be read: {error}") from error

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.kubernetes_settings import KubernetesSettings, TokenFile
+from shared import regular_files
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.errors import HboneError, TokenError, UnavailableError
 from shared.identity.kubernetes.kubernetes_names import AUTHORITY_FILE, NAMESPACE_FILE
@@ -245,6 +246,6 @@ def make_token_files(settings: KubernetesSettings) -> TokenFiles:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        return path.read_bytes() == content
+        return regular_files.read(path, len(content)) == content
     except OSError:
         return False

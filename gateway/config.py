@@ -19,7 +19,7 @@ from gateway.limit_settings import Limits
 from gateway.reverse_settings import ReverseSettings
 from gateway.routes import Route
 from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
-from shared import ports
+from shared import ports, regular_files
 from shared.errors import ConfigError
 from shared.identity.peer_patterns import MAX_ALIASES, TrustDomain
 from shared.identity.spiffe import SpiffeId
@@ -83,8 +83,7 @@ class GatewayConfig:
 def load(path: Path) -> GatewayConfig:
     """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = regular_files.read(path, MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(str(path), None, "", f"cannot be read: {error.strerror or error}") from error
     return parse(content, str(path))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.claims import Claims, compile_claim
+from gateway.named_files import ca_file
 from gateway.yaml_nodes import Value
-from shared.errors import UnavailableError
-from shared.net.tls import check_file
 
 MAX_AUDIENCES = 100
 """Names of one gateway; each is compared with a token's."""
@@ -52,7 +51,7 @@ def read(value: Value, folder: Path) -> JwtSettings:
     ca = given.get("ca")
     if ca is not None and not keys.startswith("https:"):
         raise ca.error("has a meaning only for keys that are fetched with https")
-    return JwtSettings(issuer, audiences, keys, _ca(ca, folder) if ca else None)
+    return JwtSettings(issuer, audiences, keys, ca_file(ca, folder) if ca else None)
 
 
 def read_claims(value: Value, *, deny: bool, has_jwt: bool) -> Claims:
@@ -86,12 +85,3 @@ def _keys(value: Value, folder: Path) -> str:
         return url
 
     return value.parsed(checked)
-
-
-def _ca(value: Value, folder: Path) -> Path:
-    path = folder / value.text()
-    try:
-        check_file(path)
-    except UnavailableError as error:
-        raise value.error(str(error)) from error
-    return path

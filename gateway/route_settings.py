@@ -11,14 +11,13 @@ from typing import TypedDict
 
 from gateway.hbone_settings import mesh_identity, or_off
 from gateway.limit_settings import MAX_CONNECTIONS
+from gateway.named_files import ca_file
 from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import Fields, Value
-from shared.errors import UnavailableError
 from shared.identity.peer_patterns import UNTOLD, TrustDomain
 from shared.identity.token_sources.token_settings import file_path, service_account
 from shared.net.mesh_tls import MeshIdentity
-from shared.net.tls import check_file
 
 MAX_ROUTES = 1000
 """An unknown name is compared with every route, 0.1 to 0.4 µs each, before it is refused."""
@@ -164,13 +163,8 @@ class _NamedFiles:
         return self.folder / value.parsed(file_path)
 
     def ca(self, value: Value) -> Path:
-        """The path of a CA file, once it is known to hold certificates."""
+        """The path of a CA file, once it is known to hold certificates. Raises ConfigError."""
         path = self.folder / value.text()
-        if path in self._good_cas:
-            return path
-        try:
-            check_file(path)
-        except UnavailableError as error:
-            raise value.error(str(error)) from error
-        self._good_cas.add(path)
+        if path not in self._good_cas:
+            self._good_cas.add(ca_file(value, self.folder))
         return path

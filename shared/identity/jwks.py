@@ -23,7 +23,6 @@ import logging
 import os
 import re
 import ssl
-import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import Any
 
 import jwt
 
+from shared import regular_files
 from shared.errors import HboneError, UnavailableError, UpstreamError
 from shared.identity.jwt_check import PublicKey, algorithm
 from shared.identity.token_sources.token_settings import is_own_machine
@@ -207,14 +207,8 @@ class KeySet:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-            if not stat.S_ISREG(about.st_mode):  # a pipe would hold the event loop up
-                raise ValueError("it is not a regular file")
             # In place: a local file of a few KiB.
-            with self._file.open("rb") as file:
-                content = file.read(MAX_BYTES + 1)
-            if len(content) > MAX_BYTES:
-                raise ValueError(f"longer than {MAX_BYTES} bytes")
-            self._take(read_keys(content))
+            self._take(read_keys(regular_files.read(self._file, MAX_BYTES)))
         except OSError as error:
             self._stamp = None
             self._failed(ValueError(error.strerror or str(error)))

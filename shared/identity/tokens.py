@@ -12,11 +12,11 @@ import base64
 import math
 import os
 import re
-import stat
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shared import regular_files
 from shared.errors import TokenError
 
 if TYPE_CHECKING:  # ssh users wait for what is imported
@@ -159,11 +159,7 @@ class FileToken:
         return error
 
     def _read(self) -> None:
-        with open(self._path, "rb", opener=open_without_waiting) as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise TokenError("it is not a regular file", "file")
-            content = file.read(MAX_TOKEN_BYTES + 1)
+        content, about = regular_files.read_with_status(self._path, MAX_TOKEN_BYTES + 1)
         text = content.strip().decode("latin-1")
         if not text:
             raise TokenError("it is empty", "file")
@@ -187,11 +183,6 @@ class FileToken:
         if late_s >= 0:
             ago = f"{late_s:.0f} s ago, at {at_utc(self._expires_at_s)}"
             raise TokenError(f"its token expired {ago}; does anybody renew it?", "expired")
-
-
-def open_without_waiting(path: str, flags: int) -> int:
-    """An `opener`: opening a named pipe would otherwise wait for its writer, and the event loop with it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shared import regular_files
 from shared.errors import ConfigError, UnavailableError
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ def in_use() -> list[CertificateFiles[Any]]:
 def _content(file: Path) -> bytes:
     """Of a file that has just been used: if it is gone by now there is nothing to show."""
     try:
-        return file.read_bytes()
+        return regular_files.read(file, regular_files.MAX_PEM_BYTES)
     except OSError:
         return b""
 

@@ -136,18 +136,15 @@ class MeshContext(ssl.SSLContext):
 def _load(context: MeshContext, folder: Path) -> None:
     paths = certificate_folder.find(folder)
     chain, key, roots = paths.all
-    for file in (chain, key):
-        try:
-            file.open("rb").close()  # ssl's own errors name neither the file nor, for some, the reason
-        except OSError as error:
-            raise UnavailableError(f"{file}: {error.strerror or error}") from error
     try:
         load_own(context, chain, key)
-    except (OSError, ValueError) as error:
+    except (ssl.SSLError, ValueError) as error:
         reason = fault(error) if isinstance(error, OSError) else str(error)
         raise ConfigError(
             str(chain), None, "", f"no certificate chain for the key in {key}: {reason}"
         ) from error
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {error.strerror or error}") from error
     trusted = read_file(roots)
     try:
         trust(context, trusted)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared import regular_files
 from shared.errors import ConfigError, HboneError, RevokedError, UnavailableError
 from shared.identity.revocation_lists import MAX_FILE_BYTES, RevocationList, parse
 from shared.identity.revocations import Proof, Revocations
@@ -218,8 +219,7 @@ def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) ->
 
 def _content(file: Path) -> bytes:
     try:
-        with file.open("rb") as opened:
-            return opened.read(MAX_FILE_BYTES + 1)
+        return regular_files.read(file, MAX_FILE_BYTES)
     except OSError as error:
         raise UnavailableError(f"{file}: {error.strerror or error}") from error
 

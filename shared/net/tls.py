@@ -30,10 +30,11 @@ import logging
 import math
 import os
 import ssl
-import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
+from shared import regular_files
 from shared.errors import UnavailableError
 from shared.net.certificate_files import CertificateFiles
 
@@ -53,9 +54,6 @@ MESH_FLAGS = ssl.VerifyFlags.VERIFY_X509_TRUSTED_FIRST
 
 MAX_FILES = 64
 """Files of trusted certificates whose context is kept; beyond it the least used is read again."""
-
-MAX_FILE_BYTES = 4 << 20
-"""Of a file of trusted certificates: the system's has 0.2 MiB."""
 
 Context = TypeVar("Context", bound=ssl.SSLContext)
 
@@ -180,7 +178,10 @@ def load_own(context: ssl.SSLContext, chain: Path, key: Path | None = None) -> N
     Raises OSError (ssl.SSLError is one) when a file cannot be used, ValueError when the key is encrypted:
     without a password OpenSSL would ask the terminal for one, and wait.
     """
-    context.load_cert_chain(chain, key, password=_no_password)
+    with ExitStack() as files:
+        chain_file = files.enter_context(regular_files.opened(chain))
+        key_file = None if key is None else files.enter_context(regular_files.opened(key))
+        context.load_cert_chain(chain_file, key_file, password=_no_password)
 
 
 def load_own_pem(context: ssl.SSLContext, pem: bytes) -> None:
@@ -246,21 +247,11 @@ def trust(context: ssl.SSLContext, pem: bytes) -> None:
 
 def read_file(file: Path) -> bytes:
     """The content of a file of certificates. Raises UnavailableError, which names it, when it cannot be read,
-    is longer than MAX_FILE_BYTES, or is a pipe, which would have to be waited for and is read only once."""
+    is longer than `regular_files.MAX_PEM_BYTES`, or is no regular file."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UnavailableError(f"{file}: no regular file")
-            with os.fdopen(descriptor, "rb", closefd=False) as opened:
-                content = opened.read(MAX_FILE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        return regular_files.read(file, regular_files.MAX_PEM_BYTES)
     except OSError as error:
         raise UnavailableError(f"{file}: {error.strerror or error}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise UnavailableError(f"{file}: longer than {MAX_FILE_BYTES} bytes")
-    return content
 
 
 # After a handshake.

@@ -10,7 +10,6 @@ certificate with an alert. No session is resumed, so every connection proves its
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from OpenSSL import SSL
 
+from shared import regular_files
 from shared.errors import (
     ALERT_DECODE_ERROR,
     ClientHelloError,
@@ -88,7 +88,7 @@ def server_context(
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)  # the tickets that TLS 1.3 still sends resume nothing
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 15 KiB less for each idle connection
     _load(certificates, "certificate chain", context.use_certificate_chain_file)
-    _load(private_key, "private key of the certificate", lambda file: context.use_privatekey(_key(file)))
+    _load(private_key, "private key of the certificate", lambda _: context.use_privatekey(_key(private_key)))
     _load_roots(context, roots)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _chain_checked)
     context.set_alpn_select_callback(
@@ -104,8 +104,8 @@ def server_context(
 
 def _load(file: Path, what: str, load: Callable[[Path], None]) -> None:
     try:
-        os.close(os.open(file, os.O_RDONLY | os.O_CLOEXEC))
-        load(file)
+        with regular_files.opened(file) as path:
+            load(Path(path))
     except OSError as error:
         raise UnavailableError(f"{what}: {file}: {error.strerror}") from error
     except SSL.Error as error:
@@ -125,7 +125,7 @@ def _load_roots(context: SSL.Context, file: Path) -> None:
 def _key(file: Path) -> RSAPrivateKey | EllipticCurvePrivateKey:
     """Read without OpenSSL, which would ask the terminal for the passphrase of an encrypted key."""
     try:
-        key = load_pem_private_key(file.read_bytes(), None)
+        key = load_pem_private_key(regular_files.read(file, regular_files.MAX_PEM_BYTES), None)
     except TypeError as error:
         raise ConfigError(str(file), None, "", "the private key is encrypted") from error
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -306,8 +306,14 @@ def tunnel_to(url: str) -> str:
         ),
         # Certificates.
         (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem: No such file or directory"),
-        (route_with("ca: folder.pem"), "F:4: routes[0].ca: D/folder.pem: no regular file"),
-        (route_with("ca: pipe.pem"), "F:4: routes[0].ca: D/pipe.pem: no regular file"),
+        (
+            route_with("ca: folder.pem"),
+            "F:4: routes[0].ca: D/folder.pem: it is a directory, not a regular file",
+        ),
+        (
+            route_with("ca: pipe.pem"),
+            "F:4: routes[0].ca: D/pipe.pem: it is a named pipe, not a regular file",
+        ),
         (
             route_with("ca: empty.pem"),
             "F:4: routes[0].ca: D/empty.pem: empty",
@@ -341,16 +347,19 @@ def test_a_file_that_cannot_be_read(folder: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(folder / "none.yaml")
     assert str(caught.value) == f"{folder}/none.yaml: cannot be read: No such file or directory"
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
         load(folder)
 
 
 def test_a_file_that_is_too_large(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="is over 1048576 bytes"):
+    with pytest.raises(ConfigError, match="cannot be read: it is a device"):
         load(Path("/dev/zero"))
     file = folder / "large.yaml"
     file.write_bytes(b"routes: []\n".ljust(MAX_FILE_BYTES, b"#"))
     assert load(file).routes == ()
+    file.write_bytes(b"routes: []\n".ljust(MAX_FILE_BYTES + 1, b"#"))
+    with pytest.raises(ConfigError, match="cannot be read: it is longer than 1048576 bytes"):
+        load(file)
 
 
 @given(st.text(max_size=200) | st.binary(max_size=200))

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
+from shared import regular_files
 from shared.errors import ConfigError, DeniedError, UnavailableError
 from shared.identity.certificates import roots
 from shared.identity.certificates.certificate_folder import CertificatePaths
@@ -61,8 +62,7 @@ def read(paths: CertificatePaths, now: datetime) -> Findings:
     faults: list[str] = []
     for file in paths.all:
         try:
-            with file.open("rb") as opened:
-                contents.append(opened.read(roots.MAX_BYTES + 1))
+            contents.append(regular_files.read(file, roots.MAX_BYTES))
         except OSError as error:
             contents.append(None)
             faults.append(f"{file}: {error.strerror or type(error).__name__}")

@@ -31,6 +31,7 @@ from typing import Protocol
 
 from cryptography import x509
 
+from shared import regular_files
 from shared.errors import ConfigError, HboneError, SigningError, UnavailableError
 from shared.identity.certificates import certificate_check, certificate_folder, certificate_writer, roots
 from shared.identity.certificates.certificate_folder import CertificatePaths
@@ -282,7 +283,7 @@ class CertificateKeeper:
         trusted, bundles = self._trusted(self._signed_roots), self._settings.roots.read_bundles()
         paths = certificate_folder.find(self._settings.folder)
         try:
-            if paths.roots.read_bytes() == trusted and (not bundles or _is(paths.bundles, bundles)):
+            if _content(paths.roots) == trusted and (not bundles or _is(paths.bundles, bundles)):
                 return
             contents = self._contents(paths, trusted, bundles)
             chain = certificate_check.load_chain(contents.chain_pem)
@@ -323,7 +324,7 @@ class CertificateKeeper:
     def _contents(self, paths: CertificatePaths, trusted: bytes, bundles: bytes) -> Contents:
         """Chain and key of `paths` beside other roots. Raises UnavailableError."""
         try:
-            chain, key = paths.certificates.read_bytes(), paths.private_key.read_bytes()
+            chain, key = _content(paths.certificates), _content(paths.private_key)
             return Contents(chain, key, trusted, bundles)
         except OSError as error:
             raise UnavailableError(f"certificates in {self._settings.folder}: {error}") from error
@@ -338,8 +339,12 @@ class CertificateKeeper:
             ) from error
 
 
+def _content(file: Path) -> bytes:
+    return regular_files.read(file, roots.MAX_BYTES)
+
+
 def _is(file: Path, content: bytes) -> bool:
     try:
-        return file.read_bytes() == content
+        return _content(file) == content
     except FileNotFoundError:
         return False

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from shared import regular_files
 from shared.errors import HboneError, SigningError
 from shared.identity.certificates import certificate_check
 from shared.identity.certificates.authority_client import (
@@ -176,6 +177,6 @@ def _text(value: int | bytes) -> str:
 
 def _check_dates(chain: Path) -> None:
     """Raises ValueError for a certificate that istiod's TLS would refuse, and the token with it."""
-    leaf = certificate_check.load_chain(chain.read_bytes())[0]
+    leaf = certificate_check.load_chain(regular_files.read(chain, regular_files.MAX_PEM_BYTES))[0]
     if leaf.not_valid_after_utc <= datetime.now(UTC):
         raise ValueError(f"it expired at {certificate_check.shown(leaf.not_valid_after_utc)}")

@@ -19,6 +19,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from shared import regular_files
 from shared.errors import ConfigError, UnavailableError
 from shared.identity.spiffe import SpiffeId
 
@@ -163,8 +164,7 @@ def bundle_map(content: bytes, name: str) -> dict[str, list[x509.Certificate]]:
 
 def _content(file: Path) -> bytes:
     try:
-        with file.open("rb") as opened:
-            return opened.read(MAX_BYTES + 1)
+        return regular_files.read(file, MAX_BYTES)
     except OSError as error:
         raise UnavailableError(f"root certificates: {file}: {error.strerror or error}") from error
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from shared import regular_files
 from shared.errors import UnavailableError
 from shared.identity.kubernetes.kubernetes_names import (
     AUTHORITY_FILE,
@@ -62,13 +63,9 @@ class Pem:
         if self.file is None:
             return self.given
         try:
-            with open(self.file, "rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
+            return regular_files.read(self.file, MAX_FILE_BYTES)
         except OSError as error:
             raise UnavailableError(f"cannot read {self.place}: {error.strerror}") from error
-        if len(content) > MAX_FILE_BYTES:
-            raise UnavailableError(f"cannot use {self.place}: it is longer than {MAX_FILE_BYTES} bytes")
-        return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,7 @@ def in_cluster(host: str, port: str = "", folder: Path = SERVICE_ACCOUNT_FOLDER)
             "leave that out, or set KUBECONFIG"
         )
     try:
-        namespace = (folder / NAMESPACE_FILE).read_text(encoding="ascii").strip()
+        namespace = regular_files.read(folder / NAMESPACE_FILE, MAX_FILE_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         namespace = ""
     return Access(

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared import regular_files
 from shared.errors import TokenError
 from shared.identity.token_sources.token_settings import TokenSettings, is_there
-from shared.identity.tokens import open_without_waiting, shown_claim
+from shared.identity.tokens import shown_claim
 
 MAX_FILE_BYTES = 64 * 1024
 """A key's file has 2.5 KiB, a configuration of federation less."""
@@ -70,14 +71,9 @@ def find(settings: TokenSettings) -> Path:
 def read(path: Path) -> Credentials:
     """The credentials in a file. Raises TokenError, which says what is wrong and quotes nothing."""
     try:
-        with open(path, "rb", opener=open_without_waiting) as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        content = regular_files.read(path, MAX_FILE_BYTES)
     except OSError as error:
         raise TokenError(f"cannot read credentials file {path}: {error.strerror or error}", "file") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise TokenError(
-            f"cannot use credentials file {path}: it is longer than {MAX_FILE_BYTES} bytes", "file"
-        )
     try:
         info = json.loads(content)
     except (ValueError, RecursionError):

@@ -134,7 +134,7 @@ async def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         TokenError, match=f"cannot read token file {missing}: No such file or directory; check"
     ):
         await FileToken(missing).token()
-    with pytest.raises(TokenError, match="Is a directory"):
+    with pytest.raises(TokenError, match="it is a directory"):
         await FileToken(tmp_path).token()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -14,6 +14,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from shared import regular_files
 from shared.errors import ConfigError, RevokedError, UnavailableError
 from shared.identity.certificates.authority import ROOTS_FILE, Authority, KeyPair
 from shared.identity.revocation_lists import RevocationList
@@ -135,13 +136,13 @@ async def test_what_could_not_be_read_is_read_again_without_a_change(
 ) -> None:
     """Every descriptor was taken at the moment; the revoked must not stay until the list after this one."""
 
-    def too_many(self: Path, mode: str) -> None:
+    def too_many(path: Path, most_bytes: int) -> None:
         raise OSError(24, "Too many open files")
 
     proof = house.watch.check(house.chain())
     house.revoke(house.leaf)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", too_many)
+        patched.setattr(regular_files, "_open", too_many)
         for _ in range(3):
             await house.watch.look()
     assert house.watch.verdict(proof) is None

@@ -28,6 +28,7 @@ from shared.net.tls import (
     server_context,
     trust,
 )
+from shared.regular_files import MAX_PEM_BYTES
 from tests.shared.net.conftest import Credentials
 from tests.support import interpreters, odd_chains, tls_verdicts
 from tests.support.revocation import revocation_list
@@ -230,7 +231,7 @@ def test_what_no_file_of_trusted_certificates_is(tmp_path: Path, root: Authority
         "cut": cut,
         "spoilt": spoilt,
         "second spoilt": root.root_pem + spoilt,
-        "long": b"#" * (tls.MAX_FILE_BYTES + 1),
+        "long": b"#" * (MAX_PEM_BYTES + 1),
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -246,9 +247,9 @@ def test_what_no_file_of_trusted_certificates_is(tmp_path: Path, root: Authority
         "cut": "a certificate that cannot be read",
         "spoilt": "a certificate that cannot be read",
         "second spoilt": "a certificate that cannot be read",
-        "long": f"longer than {tls.MAX_FILE_BYTES} bytes",
-        "folder": "no regular file",
-        "pipe": "no regular file",
+        "long": f"it is longer than {MAX_PEM_BYTES} bytes",
+        "folder": "it is a directory, not a regular file",
+        "pipe": "it is a named pipe, not a regular file",
         "missing": "No such file or directory",
         "a" * 300: "File name too long",
     }

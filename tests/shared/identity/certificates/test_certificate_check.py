@@ -68,7 +68,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_a_folder_in_place_of_a_file(paths: CertificatePaths) -> None:
     paths.private_key.unlink()
     paths.private_key.mkdir()
-    assert read(paths, now()).faults == (f"{paths.private_key}: Is a directory",)
+    assert read(paths, now()).faults == (f"{paths.private_key}: it is a directory, not a regular file",)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_file_without_end(paths: CertificatePaths) -> None:
     with paths.roots.open("ab") as file:
         file.truncate(1 << 30)
     (fault,) = read(paths, now()).faults
-    assert fault == f"{paths.roots}: no usable root certificates: longer than 4194304 bytes"
+    assert fault == f"{paths.roots}: it is longer than 4194304 bytes"
 
 
 def test_somebody_elses_key(paths: CertificatePaths, mesh: Authority) -> None:

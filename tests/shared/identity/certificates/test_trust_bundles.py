@@ -145,7 +145,7 @@ def test_the_file(tmp_path: Path) -> None:
     file.write_text("oops")
     with pytest.raises(ConfigError, match=f"{file}: no map of SPIFFE bundles"):
         TrustBundles.of_file(file)
-    with pytest.raises(UnavailableError, match="Is a directory"):
+    with pytest.raises(UnavailableError, match="it is a directory"):
         TrustBundles.of_file(tmp_path)
 
 

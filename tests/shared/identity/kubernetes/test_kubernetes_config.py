@@ -153,7 +153,7 @@ def test_mistakes(file: Path, content: object, reason: str) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"no kubeconfig: .*/a, .*/b: no such file"):
         read_config([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(UnavailableError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(UnavailableError, match=r"cannot read .*: it is a directory"):
         read_config([tmp_path])
 
 
