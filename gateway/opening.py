@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gateway.target_request import TargetRequest
 from shared.errors import StatusError, StreamResetError, UpstreamError
-from shared.net.answers import refusal
+from shared.net.answers import AskedOf, refusal
 from shared.net.retry import Retries, Retry, RetryBudget, retry_after_s
 from shared.net.stream import Stream, header_value, status_of
 from shared.wire.events import Headers
@@ -265,7 +265,8 @@ class Opening:
         retry = await self._after_status(stream, status)
         if self._may(retry):
             return retry
-        final = await refusal(stream, status)
+        in_mesh = self._request.target.method == "CONNECT"
+        final = await refusal(stream, status, AskedOf(token_sent=self._token is not None, in_mesh=in_mesh))
         raise StatusError(status, f"{final}{self._why_not}")
 
     async def _after_status(self, stream: Stream, status: int) -> Retry | None:

@@ -24,7 +24,7 @@ from gateway.reverse_rules import ReverseRules
 from gateway.reverse_settings import ReverseSettings
 from shared.errors import StreamResetError
 from shared.net.address import Address
-from shared.net.answers import refusal
+from shared.net.answers import AskedOf, refusal
 from shared.net.revocation_watch import RevocationWatch
 from shared.net.stream import Stream
 from shared.ops.access_log import AccessLog
@@ -218,5 +218,5 @@ class ReverseListener:
                 stream.abort()
                 raise
             if status != OK:
-                raise await refusal(stream, status)
+                raise await refusal(stream, status, AskedOf(token_sent=False, in_mesh=True))
             return stream

@@ -24,7 +24,7 @@ from shared.errors import (
 )
 from shared.identity.tokens import TokenSource
 from shared.net.address import Address
-from shared.net.answers import refusal
+from shared.net.answers import AskedOf, refusal
 from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
 from shared.net.relay import Relay
@@ -120,6 +120,7 @@ class _Asking:
         self.pause_s = 0.0
         """How long to wait before it is sent again."""
         self._target = target
+        self._asked_of = AskedOf(token_sent=token is not None)
         self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
         self._retries = Retries(RetryRules())
         self._deadline = asyncio.get_running_loop().time() + RESPONSE_TIMEOUT_S
@@ -147,7 +148,7 @@ class _Asking:
         if self._may(self._retries.after_status(status, asked_s)):
             stream.close()
             return None
-        refused = await refusal(stream, status)
+        refused = await refusal(stream, status, self._asked_of)
         raise StatusError(status, f"{self._target}: {refused}")
 
     @property

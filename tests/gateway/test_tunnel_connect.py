@@ -15,10 +15,12 @@ import pytest
 
 from gateway.hbone_rules import Rule
 from shared.identity.spiffe import SpiffeId
+from shared.net import mesh_tls
 from tests.support import hbone_port
 from tests.support.gateway_world import GLOB, World
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort
 from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, hello
+from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
 from tests.support.revocation import put, revocation_list, serial_in
 from tests.support.tcp_peer import TcpServer
@@ -109,6 +111,25 @@ async def test_a_refusal_of_the_rules(world: World, port: HbonePort, target: Tcp
     assert (line["status"], line["flags"]) == (401, "STATUS")
     assert line["error"].startswith(f"answered 401: peer {STRANGER} denied 127.0.0.1:{target.port}: no rule")
     assert target.count == 0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_peer_s_policy_is_not_our_token(world: World, port: HbonePort, status: int) -> None:
+    """As ztunnel has it: a bare 401, and no token was sent."""
+    folder, here = port.mesh.member(CALLER), port.mesh.member(GATEWAY)
+    async with Service.listening(mesh_tls.server_context(here, tls12=False)) as ztunnel:
+        fields = {"tunnel": f"https://127.0.0.1:{ztunnel.port}", "identity": str(folder)}
+        gateway = await world.start(route(port, 80, **fields))
+        client = await world.client()
+        (await ztunnel.request()).respond(status, end=True)
+        assert await client.rest() == ACCESS_DENIED
+        line = await gateway.line()
+        assert line["error"] == (
+            f"answered {status}: the peer's own policy does not allow us (no token was sent): "
+            "do its rules name our identity and this target?"
+        )
+        assert "attempts" not in line
+        assert (ztunnel.asked, world.metadata.requests) == (False, [])
 
 
 async def test_a_server_that_is_somebody_else(world: World, port: HbonePort, target: TcpServer) -> None:

@@ -28,8 +28,8 @@ PAGE = b"<html><title>403 Forbidden</title>secret page</html>" * 20
     [
         (204, INTERNAL_ERROR, "answered 204"),
         (301, INTERNAL_ERROR, "answered 301 to https://accounts.example/login"),
-        (401, ACCESS_DENIED, "answered 401: the token is invalid, expired or for another audience"),
-        (403, ACCESS_DENIED, "answered 403: no token, or the caller lacks roles/run.invoker"),
+        (401, ACCESS_DENIED, "answered 401: no token was sent: the peer's own policy asks for one"),
+        (403, ACCESS_DENIED, "answered 403: no token was sent: the peer's own policy asks for one"),
         (404, UNRECOGNIZED_NAME, "answered 404: no such service"),
         (405, INTERNAL_ERROR, "answered 405"),
         (429, INTERNAL_ERROR, "answered 429: no instance of the service is free"),
@@ -61,6 +61,21 @@ async def test_any_other_status_refuses(world: World, status: int, answer: bytes
     assert await gateway.refused() == {"STATUS": 1}
     assert await gateway.metric("hbone_tunnels_opened_total", route=GLOB) == 0
     await world.nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (401, "answered 401: the token is invalid, expired or for another audience"),
+        (403, "answered 403: the caller lacks roles/run.invoker"),
+    ],
+)
+async def test_a_token_that_is_refused(world: World, status: int, hint: str) -> None:
+    gateway = await world.start(tunnel(world.service.port, token={"audience": "x"}), max_retries=0)
+    client = await world.client()
+    (await world.service.request()).respond(status, [HTML], end=True)
+    assert await client.rest() == ACCESS_DENIED
+    assert (await gateway.line())["error"] == hint
 
 
 async def test_a_refusals_reason_is_logged(world: World) -> None:

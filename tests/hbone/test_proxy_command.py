@@ -301,8 +301,8 @@ LATER = (b"retry-after", b"3600")
 @pytest.mark.parametrize(
     ("status", "code", "body", "text"),
     [
-        (401, EXIT_DENIED, b"", "answered 401: the token is invalid"),
-        (403, EXIT_DENIED, b"", "answered 403: no token, or the caller lacks roles/run.invoker"),
+        (401, EXIT_DENIED, b"", "answered 401: no token was sent: the peer's own policy asks for one"),
+        (403, EXIT_DENIED, b"", "answered 403: no token was sent: the peer's own policy asks for one"),
         (404, EXIT_UNAVAILABLE, b"no such target; known are 15003, 22\n", "404: no such target; known are"),
         (404, EXIT_UNAVAILABLE, b"two\nlines\x1b[31m", r"answered 404: two lines\?\[31m"),
         (429, EXIT_UNAVAILABLE, b"", "answered 429: no instance of the service is free"),
@@ -326,6 +326,18 @@ async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, tex
         assert_refusal(ended, code, text)
         assert f"http://127.0.0.1:{service.port}/_hbone/22: " in ended.stderr
         assert stream.data == b""
+
+
+async def test_a_token_that_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("opaque")
+    async with Service.listening() as service:
+        url = f"http://127.0.0.1:{service.port}/_hbone/22"
+        async with running(url, "--token-file", tmp_path / "token") as command:
+            stream = await service.request()
+            assert stream[b"authorization"] == b"Bearer opaque"
+            stream.respond(401, end=True)
+            text = "answered 401: the token is invalid, expired or for another audience"
+            assert_refusal(await command.ended(), EXIT_DENIED, text)
 
 
 async def test_what_passes_is_waited_for() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shared.errors import EXIT_DENIED, StatusError
-from shared.net.answers import REASON_BYTES, REASON_TIMEOUT_S, answer, refusal
+from shared.net.answers import REASON_BYTES, REASON_TIMEOUT_S, AskedOf, answer, refusal
 from shared.net.stream import Stream
 from shared.tasks import spawn
 from tests.shared.net.hasty_loop import hasty
@@ -17,6 +17,8 @@ from tests.shared.wire.dialogue import GET, HEAD, POST, Fields, data, headers, r
 PLAIN = (b"content-type", b"text/plain; charset=utf-8")
 NEWLINE = b"\n"
 HTML = (b"content-type", b"text/html")
+
+SERVICE_WITH_TOKEN = AskedOf(token_sent=True)
 
 
 # Giving one.
@@ -58,11 +60,13 @@ def asked() -> tuple[Line, Stream]:
     return line, line.connection.open(POST)
 
 
-async def refused(status: int, fields: Fields = (), body: bytes = b"") -> str:
+async def refused(
+    status: int, fields: Fields = (), body: bytes = b"", asked_of: AskedOf = SERVICE_WITH_TOKEN
+) -> str:
     """What a refusal's error says."""
     line, stream = asked()
     line.get(headers(1, [(b":status", b"%d" % status), *fields]), data(1, body, end=True))
-    error = await refusal(stream, status)
+    error = await refusal(stream, status, asked_of)
     assert isinstance(error, StatusError)
     assert error.status == status
     assert line.connection.open_streams == 0
@@ -82,7 +86,7 @@ async def refused(status: int, fields: Fields = (), body: bytes = b"") -> str:
         (500, [PLAIN], b"\x1b[31mred\x00 \xff", "answered 500: ?[31mred? \ufffd"),
         (500, [PLAIN], b"x" * 1000, "answered 500: " + "x" * 200),
         (401, [HTML], b"<html>", "answered 401: the token is invalid, expired or for another audience"),
-        (403, [], b"<html>", "answered 403: no token, or the caller lacks roles/run.invoker"),
+        (403, [], b"<html>", "answered 403: the caller lacks roles/run.invoker"),
         (429, [PLAIN], b"", "answered 429: no instance of the service is free"),
         (
             302,
@@ -98,22 +102,77 @@ async def test_what_the_error_says(status: int, fields: Fields, body: bytes, tex
     if status == 0:
         line, stream = asked()
         line.get(headers(1, [(b":status", b"abc")]), data(1, end=True))
-        assert str(await refusal(stream, await stream.response(1))) == text
+        assert str(await refusal(stream, await stream.response(1), SERVICE_WITH_TOKEN)) == text
     else:
         assert await refused(status, fields, body) == text
+
+
+BEARER = (b"www-authenticate", b'Bearer error="invalid_token"')
+
+
+@pytest.mark.parametrize(
+    ("status", "asked_of", "fields", "text"),
+    [
+        (401, AskedOf(token_sent=False), [], "no token was sent: the peer's own policy asks for one"),
+        (403, AskedOf(token_sent=False), [], "no token was sent: the peer's own policy asks for one"),
+        (
+            401,
+            AskedOf(token_sent=False, in_mesh=True),
+            [],
+            "the peer's own policy does not allow us (no token",
+        ),
+        (
+            403,
+            AskedOf(token_sent=False, in_mesh=True),
+            [],
+            "the peer's own policy does not allow us (no token",
+        ),
+        (
+            401,
+            AskedOf(token_sent=False, in_mesh=True),
+            [BEARER],
+            "no token was sent: the peer's own policy asks",
+        ),
+        (
+            401,
+            AskedOf(token_sent=True, in_mesh=True),
+            [BEARER],
+            "the token is invalid, expired or for another",
+        ),
+        (
+            401,
+            AskedOf(token_sent=True, in_mesh=True),
+            [],
+            "the peer's own policy does not allow us, or the token",
+        ),
+        (
+            403,
+            AskedOf(token_sent=True, in_mesh=True),
+            [],
+            "the peer's own policy does not allow us, or the token",
+        ),
+        (404, AskedOf(token_sent=False, in_mesh=True), [], "the peer knows no such target"),
+        (502, AskedOf(token_sent=False, in_mesh=True), [], "the peer could not reach the target"),
+        (503, AskedOf(token_sent=True, in_mesh=True), [], "the peer could not reach the target"),
+        (504, AskedOf(token_sent=True, in_mesh=True), [], "the target did not answer the peer in time"),
+    ],
+)
+async def test_whose_policy_it_is(status: int, asked_of: AskedOf, fields: Fields, text: str) -> None:
+    """A member of the mesh, such as a ztunnel, refuses with a bare 401."""
+    assert (await refused(status, fields, asked_of=asked_of)).startswith(f"answered {status}: {text}")
 
 
 async def test_a_refusal_knows_its_exit_code() -> None:
     line, stream = asked()
     line.get(headers(1, [(b":status", b"403")], end=True))
-    assert (await refusal(stream, 403)).exit_code == EXIT_DENIED
+    assert (await refusal(stream, 403, SERVICE_WITH_TOKEN)).exit_code == EXIT_DENIED
 
 
 async def test_a_body_without_end_is_read_as_far_as_it_counts() -> None:
     line, stream = asked()
     line.get(headers(1, [(b":status", b"500"), PLAIN]), data(1, b"why " * 1000))
     assert len(b"why " * 1000) > REASON_BYTES
-    assert str(await refusal(stream, 500)).startswith("answered 500: why why")
+    assert str(await refusal(stream, 500, SERVICE_WITH_TOKEN)).startswith("answered 500: why why")
     sent = await line.sent()
     assert sent[1:] == ["DATA 1 b'' END", "RST_STREAM 1 CANCEL"]
 
@@ -123,7 +182,7 @@ async def test_a_body_that_does_not_come() -> None:
     line, stream = asked()
     line.get(headers(1, [(b":status", b"503")]))
     started = asyncio.get_running_loop().time()
-    error = await refusal(stream, 503)
+    error = await refusal(stream, 503, SERVICE_WITH_TOKEN)
     assert str(error) == "answered 503: the container crashed, or krun could not reach the target"
     assert asyncio.get_running_loop().time() - started == pytest.approx(REASON_TIMEOUT_S, abs=0.5)
 
@@ -131,7 +190,7 @@ async def test_a_body_that_does_not_come() -> None:
 async def test_a_body_that_is_broken_off() -> None:
     line, stream = asked()
     line.get(headers(1, [(b":status", b"503"), PLAIN]))
-    reading = spawn(refusal(stream, 503), name="refusal")
+    reading = spawn(refusal(stream, 503, SERVICE_WITH_TOKEN), name="refusal")
     await asyncio.sleep(0)
     line.get(data(1, b"half a rea"), reset(1, 2))
     assert str(await reading) == "answered 503: half a rea"
@@ -140,7 +199,7 @@ async def test_a_body_that_is_broken_off() -> None:
 async def test_a_body_in_pieces() -> None:
     line, stream = asked()
     line.get(headers(1, [(b":status", b"404"), PLAIN]))
-    reading = spawn(refusal(stream, 404), name="refusal")
+    reading = spawn(refusal(stream, 404, SERVICE_WITH_TOKEN), name="refusal")
     await asyncio.sleep(0)
     for piece in (b"no ", b"such ", b"target"):
         line.get(data(1, piece))
