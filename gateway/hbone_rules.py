@@ -38,7 +38,7 @@ from gateway.address_forms import (
     plain,
 )
 from gateway.claims import NO_TOKEN, ClaimPatterns, Claims, Token
-from gateway.routes import compile_glob
+from gateway.host_globs import compile_glob
 from gateway.templates import shown
 from shared import ports
 from shared.errors import DeniedError, RefusedError

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.routes import compile_glob
+from gateway.host_globs import ANY_LABELS, compile_glob
 from gateway.templates import shown
 from shared.errors import DeniedError
 from shared.identity.peer_patterns import PeerPatterns, TrustDomain
@@ -103,7 +103,10 @@ class _Name:
                 known = " and ".join(f"{{{name}}}" for name in PLACEHOLDERS)
                 raise ValueError(f"unknown placeholder {{{shown(piece)}}}, known are {known}")
         # As if any identity came; this also holds the surroundings of the placeholders to be a glob.
-        self._glob = compile_glob(self._filled(dict.fromkeys(PLACEHOLDERS, "*")))
+        filled = self._filled(dict.fromkeys(PLACEHOLDERS, "*"))
+        if filled.count(ANY_LABELS) > text.count(ANY_LABELS):
+            raise ValueError("a placeholder beside another or beside *: what each of them is cannot be told")
+        self._glob = compile_glob(filled)
 
     def may_take(self, name: str) -> bool:
         return self._glob.fullmatch(name) is not None

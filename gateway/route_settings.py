@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from gateway.hbone_settings import mesh_identity, or_off
+from gateway.host_globs import compile_glob
 from gateway.limit_settings import MAX_CONNECTIONS
 from gateway.named_files import ca_file
-from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule, compile_glob
+from gateway.routes import DEFAULT_AUTHORITY, Route, TokenRule
 from gateway.templates import Template, TunnelUrl, read_target
 from gateway.yaml_nodes import Fields, Value
 from shared.identity.peer_patterns import UNTOLD, TrustDomain

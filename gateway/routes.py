@@ -6,7 +6,8 @@ server name that destinations are read from `shared/wire/istio_sni.py`'s. No I/O
 
 A destination comes from a client that has proved nothing. So a value taken from it can only be a part of a
 host name, a path or an audience, never an end of one: `{service}`, `{namespace}` and `{subset}` are single
-DNS labels, `{port}` is a number, `{host}` a host name and no IP address, and an empty one is refused.
+DNS labels, the first two only of a name that is SERVICE.NAMESPACE.svc, `{port}` is a number, `{host}` a host
+name and no IP address, and an empty one is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gateway.host_globs import compile_glob
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, is_port, shown
 from shared import ports
 from shared.errors import NoRouteError
@@ -24,9 +26,6 @@ from shared.net.address import MAX_PORT, Address, check_host_name
 from shared.net.mesh_tls import MeshIdentity
 from shared.wire import istio_sni
 from shared.wire.istio_sni import Destination
-
-MAX_STARS = 8
-"""Stars in one host glob; names have few more labels than that."""
 
 MAX_CACHED_TARGETS = 4096
 """Targets kept by destination, some 2.5 MiB. Only names that a route takes get in, so others cannot
@@ -39,8 +38,7 @@ Method = Literal["POST", "CONNECT"]
 Alpn = Literal["istio", "any"]
 TokenKind = Literal["none", "audience", "file"]
 
-# All checks come before lower(), which turns some other letters into ASCII ones.
-_GLOB = re.compile(r"[A-Za-z0-9_.*-]+")
+# Checked before lower(), which turns some other letters into ASCII ones.
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
@@ -64,7 +62,7 @@ class Route:
     """One rule of the table: one of `tunnel`, `forward` and `reverse` is set."""
 
     host: str
-    """A glob on the destination's host: `*` takes one or more characters, dots among them."""
+    """A glob on the destination's host: `*` is a label or a part of one, `**` one or more labels."""
 
     tunnel: TunnelUrl | None = None
     """Carry the connection in a tunnel request to this URL."""
@@ -239,28 +237,6 @@ class RouteTable:
         raise NoRouteError(f"no route for {_name(destination)}: none of {len(self.routes)} takes its host")
 
 
-def compile_glob(glob: str) -> re.Pattern[str]:
-    """The pattern of a host glob, for lower-case hosts. Raises ValueError with the reason.
-
-    Each star with the text behind it is an atomic group, settled at the first place where that text stands:
-    later places could not help the rest of the glob, so trying them would only cost time.
-    """
-    text = glob.lower()
-    if text.startswith(("outbound_.", "inbound_.", "outbound|", "inbound|")):
-        raise ValueError("only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out")
-    if not _GLOB.fullmatch(glob):
-        raise ValueError("a host has only letters, digits, dots, hyphens, underscores and *")
-    if ".." in text or text.startswith(".") or text.endswith("."):
-        raise ValueError("has an empty label: two dots in a row, or one at an end")
-    first, *rest = text.split("*")
-    if len(rest) > MAX_STARS:
-        raise ValueError(f"has {len(rest)} stars, more than {MAX_STARS}")
-    if not rest:
-        return re.compile(re.escape(first))
-    middle = "".join(f"(?>.+?{re.escape(literal)})" for literal in rest[:-1])
-    return re.compile(f"{re.escape(first)}{middle}.+{re.escape(rest[-1])}", re.DOTALL)
-
-
 def _values(destination: Destination) -> dict[str, str]:
     """The placeholders' values, each checked for what it may consist of."""
     values = {
@@ -371,7 +347,7 @@ def _described(destination: Destination) -> str:
         "host": destination.host,
         "port": port,
         "subset": destination.subset or "none",
-        "service": destination.service,
+        "service": destination.service or "none",
         "namespace": destination.namespace or "none",
     }
     return ", ".join(f"{name} {value}" for name, value in parts.items())

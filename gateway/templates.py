@@ -17,6 +17,12 @@ from shared.ports import HTTPS, INBOUND_MTLS
 PLACEHOLDERS = ("service", "namespace", "port", "subset", "host")
 """What a template may take from a destination."""
 
+OF_SERVICE = ("service", "namespace")
+"""Those that only the name of a Kubernetes Service has."""
+
+SERVICE_FORM = "SERVICE.NAMESPACE.svc[.DOMAIN]"
+"""That name, for errors."""
+
 DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 """Of the schemes that a tunnel URL may have."""
 
@@ -59,6 +65,11 @@ class Template:
         return cls(text, pieces)
 
     @property
+    def of_service(self) -> tuple[str, ...]:
+        """Those of its placeholders that only a Kubernetes Service fills."""
+        return tuple(name for name in OF_SERVICE if name in self.pieces[1::2])
+
+    @property
     def is_fixed(self) -> bool:
         """Whether nothing in it comes from the destination."""
         return len(self.pieces) == 1
@@ -69,9 +80,15 @@ class Template:
         for place in range(1, len(parts), 2):
             value = values[parts[place]]
             if not value:
-                raise NoRouteError(f"the name has no {parts[place]}, which {shown(self.text)} needs")
+                raise NoRouteError(_lacking(parts[place], shown(self.text)))
             parts[place] = value
         return "".join(parts)
+
+
+def _lacking(name: str, template: str) -> str:
+    if name not in OF_SERVICE:
+        return f"the name has no {name}, which {template} needs"
+    return f"{{{name}}} in {template} needs a name of the form {SERVICE_FORM}"
 
 
 @dataclass(frozen=True, slots=True)

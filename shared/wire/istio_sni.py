@@ -64,13 +64,23 @@ class Destination:
 
     @property
     def service(self) -> str:
-        """The first label of the host: the service's name in NAME.NAMESPACE.svc.cluster.local."""
-        return self.host.partition(".")[0]
+        """The name of the Kubernetes Service that the host is, empty if it is none."""
+        return self._service_labels[0]
 
     @property
     def namespace(self) -> str:
-        """The second label of the host; empty if it has only one."""
-        return self.host.partition(".")[2].partition(".")[0]
+        """The Service's namespace, empty if the host is no Service."""
+        return self._service_labels[1]
+
+    @property
+    def _service_labels(self) -> tuple[str, str]:
+        """Of SERVICE.NAMESPACE.svc, with or without a domain. Of no other form: of `admin.prod.demo.svc` the
+        second label is no namespace. In the domain no label is `svc` again, as in the name
+        `admin.prod.svc.demo.svc`, which ends like one of the namespace demo."""
+        labels = self.host.split(".")
+        if labels[2:3] != ["svc"] or "svc" in labels[3:]:
+            return "", ""
+        return labels[0], labels[1]
 
 
 def parse(server_name: str) -> Destination:

@@ -36,7 +36,8 @@ from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStr
 
 from agent.app_proxy import _Exchange, checked_by_cloud_run, request_of
 from gateway import config
-from gateway.routes import Route, RouteTable, Target, TokenRule, compile_glob
+from gateway.host_globs import compile_glob
+from gateway.routes import Route, RouteTable, Target, TokenRule
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
 from hbone import target
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
@@ -922,7 +923,8 @@ def fuzz_config(data: bytes) -> None:
 
 def fuzz_routes(data: bytes) -> None:
     """A glob, a URL, an audience or a target of CONNECT is taken or refused with ValueError. A glob takes a
-    host if and only if each star stands for one or more characters of it. Any name has a Target or is refused
+    host if and only if each star stands for one or more characters of a label, each ** for one or more
+    labels. Any name has a Target or is refused
     with NoRouteError, and a Target differs from its templates only where these have placeholders.
 
     Lines: glob, tunnel URL, audience, target (none: POST), names."""
@@ -950,13 +952,24 @@ def fuzz_routes(data: bytes) -> None:
 
 def _glob_takes(glob: str, name: str) -> bool:
     """Whether `glob` takes `name`, by trying every length of every star."""
-    ends = {0}
-    for sign in glob:
-        if sign == "*":
-            ends = {later for end in ends for later in range(end + 1, len(name) + 1)}
+    labels = name.split(".")
+    ends = {0} if all(labels) else set()
+    for pattern in glob.split("."):
+        if pattern == "**":
+            ends = {later for end in ends for later in range(end + 1, len(labels) + 1)}
         else:
-            ends = {end + 1 for end in ends if name[end : end + 1] == sign}
-    return len(name) in ends
+            ends = {end + 1 for end in ends if end < len(labels) and _label_takes(pattern, labels[end])}
+    return len(labels) in ends
+
+
+def _label_takes(pattern: str, label: str) -> bool:
+    ends = {0}
+    for sign in pattern:
+        if sign == "*":
+            ends = {later for end in ends for later in range(end + 1, len(label) + 1)}
+        else:
+            ends = {end + 1 for end in ends if label[end : end + 1] == sign}
+    return len(label) in ends
 
 
 def _check_name(table: RouteTable, name: str) -> None:

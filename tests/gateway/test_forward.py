@@ -293,7 +293,7 @@ async def test_a_thousand_short_ones_leave_no_descriptor_behind(world: World) ->
 
 def verdict(sni: str, offered: tuple[str, ...], **fields: Any) -> str:
     """What the check says of a client: the error's flag, or nothing."""
-    table = RouteTable([Route("*", forward=Address("b", 1), **fields)])
+    table = RouteTable([Route("**", forward=Address("b", 1), **fields)])
     try:
         check_alpn(table.match(istio_sni.parse(sni)), offered)
     except AlpnError as error:

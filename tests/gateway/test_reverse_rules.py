@@ -31,7 +31,9 @@ def test_without_a_rule_the_answer_is_no() -> None:
 def test_a_glob() -> None:
     rules = ReverseRules([ReverseRule(EVERYBODY, ("*.demo.svc",))])
     assert allowed(rules, HELLO, "hello.demo.svc")
-    assert allowed(rules, VM, "any.thing.demo.svc")
+    assert allowed(rules, VM, "thing.demo.svc")
+    assert not allowed(rules, VM, "any.thing.demo.svc")
+    assert allowed(ReverseRules([ReverseRule(EVERYBODY, ("**.demo.svc",))]), VM, "any.thing.demo.svc")
     assert not allowed(rules, HELLO, "demo.svc")
     assert not allowed(rules, SpiffeId.parse("spiffe://other.local/ns/demo/sa/hello"), "hello.demo.svc")
 
@@ -60,7 +62,8 @@ def test_everybody_has_the_own_name_only(identity: str, name: str, expected: boo
 
 def test_a_placeholder_beside_a_star() -> None:
     rules = ReverseRules([ReverseRule(EVERYBODY, ("*.{namespace}.svc",))])
-    assert allowed(rules, HELLO, "any.thing.demo.svc")
+    assert allowed(rules, HELLO, "thing.demo.svc")
+    assert not allowed(rules, HELLO, "any.thing.demo.svc")
     assert not allowed(rules, HELLO, "thing.prod.svc")
 
 
@@ -99,6 +102,9 @@ def test_what_may_be_had_is_known_before_the_identity() -> None:
         ("outbound_.80_._.hello.svc", "leave the rest out"),
         ("*.*.*.*.*.*.*.*.{namespace}", "9 stars"),
         ("", "letters, digits"),
+        ("*{namespace}.svc", "a placeholder beside another or beside \\*"),
+        ("{namespace}{service_account}.svc", "a placeholder beside another or beside \\*"),
+        ("**.{namespace}*.svc", "a placeholder beside another or beside \\*"),
     ],
 )
 def test_what_is_no_pattern(pattern: str, reason: str) -> None:

@@ -137,8 +137,8 @@ async def test_the_gateway_exchanges_its_kubernetes_token(world: World, tmp_path
         }
         token = {"audience": AUDIENCE}
         gateway = await world.start(
-            tunnel(world.service.port, host="hello.*", token=token),
-            tunnel(world.service.port, host="other.*", token=token | {"service_account": OTHER}),
+            tunnel(world.service.port, host="hello.**", token=token),
+            tunnel(world.service.port, host="other.**", token=token | {"service_account": OTHER}),
             environ=environ,
         )
         for service, account in (("hello", DATA_PLANE), ("other", OTHER), ("other", OTHER)):

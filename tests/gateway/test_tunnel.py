@@ -438,7 +438,7 @@ def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> T
 
 async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> None:
     with socket.create_server(("127.0.0.1", 0)) as service:
-        route = Route("*", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
+        route = Route("**", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
         tunnels = made(RouteTable([route]), access_log, TunnelMetrics("gateway"))
         hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
         listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")

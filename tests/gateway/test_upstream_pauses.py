@@ -197,12 +197,12 @@ async def test_retries_do_not_multiply_an_outage(world: World) -> None:
 
 async def test_each_origin_has_a_budget_of_its_own(world: World) -> None:
     async with Service.listening() as other:
-        routes = [tunnel(other.port, host="other.test"), tunnel(world.service.port)]
+        routes = [tunnel(other.port, host="other.demo.svc.cluster.local"), tunnel(world.service.port)]
         await world.start(*routes)
-        stuck = [await world.client(hello("other.test")) for _ in range(MIN_BUDGET)]
+        stuck = [await world.client(hello("other.demo.svc.cluster.local")) for _ in range(MIN_BUDGET)]
         for _ in stuck:
             (await other.request()).respond(503, [wait("20")], end=True)
-        await retried(world, "503", MIN_BUDGET, route="other.test")
+        await retried(world, "503", MIN_BUDGET, route="other.demo.svc.cluster.local")
         client = await world.client(SAID)
         (await world.service.request()).respond(503, end=True)
         await opens(world, client)

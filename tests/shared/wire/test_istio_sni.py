@@ -106,8 +106,16 @@ def test_what_the_edges_need() -> None:
     [
         (HOST, "hello", "demo"),
         ("hello.demo.svc", "hello", "demo"),
-        ("hello.demo", "hello", "demo"),
-        ("hello", "hello", ""),
+        ("hello.svc.svc.cluster.local", "hello", "svc"),
+        ("svc.demo.svc.mesh.internal", "svc", "demo"),
+        # No Services: too short, too long, or of another form.
+        ("hello.demo", "", ""),
+        ("hello", "", ""),
+        ("demo.svc.cluster.local", "", ""),
+        ("hello.example.com", "", ""),
+        ("admin.prod.demo.svc.cluster.local", "", ""),
+        ("admin.prod.svc.demo.svc.cluster.local", "", ""),
+        ("hello.demo.svc.svc", "", ""),
     ],
 )
 def test_service_and_namespace(host: str, service: str, namespace: str) -> None:

@@ -1,0 +1,185 @@
+"""Globs on host names: what a route's `host`, and the names in rules of HBONE and of registration, may be.
+
+`*` is one or more characters within a label: a whole label, or a part of one as in `api-*.demo.svc`. `**` is
+one or more whole labels. So `*.demo.svc` takes `hello.demo.svc`, and not `admin.prod.demo.svc`, which names
+another namespace. No I/O.
+
+Owned here: the meaning of a glob, which globs take nothing that another does not, and which ones can take the
+name of a Kubernetes Service.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+MAX_STARS = 8
+"""Stars in one host glob, `**` counted once; names have few more labels than that."""
+
+ANY_LABEL = "*"
+ANY_LABELS = "**"
+
+SERVICE_LABEL = "svc"
+"""The third label of a Service's name: SERVICE.NAMESPACE.svc, with the cluster's domain behind it."""
+
+# All checks come before lower(), which turns some other letters into ASCII ones.
+_GLOB = re.compile(r"[A-Za-z0-9_.*-]+")
+_STAR = re.compile(r"\*+")
+_FRESH = "\0"  # a character, and a label, that no glob has and every star takes
+
+
+def compile_glob(glob: str) -> re.Pattern[str]:
+    """The pattern of a host glob, for lower-case hosts. Raises ValueError with the reason.
+
+    Each star with the text behind it, and each `**` with the labels up to the next one, is an atomic group,
+    settled at the first place that matches: later places could not help the rest of the glob, so trying them
+    would only cost time.
+    """
+    first, *rest = (r"\.".join(map(_of_label, part)) for part in _parts(_checked(glob)))
+    if not rest:
+        return re.compile(first)
+    middle = "".join(rf"(?>(?:[^.]+\.)+?{_dotted(part)})" for part in rest[:-1])
+    last = rf"(?:[^.]+\.)+{rest[-1]}" if rest[-1] else r"(?:[^.]+\.)*[^.]+"
+    return re.compile(_dotted(first) + middle + last)
+
+
+def _dotted(pattern: str) -> str:
+    """What comes before another label."""
+    return rf"{pattern}\." if pattern else ""
+
+
+def _checked(glob: str) -> str:
+    text = glob.lower()
+    if text.startswith(("outbound_.", "inbound_.", "outbound|", "inbound|")):
+        raise ValueError("only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out")
+    if not _GLOB.fullmatch(glob):
+        raise ValueError("a host has only letters, digits, dots, hyphens, underscores and *")
+    if ".." in text or text.startswith(".") or text.endswith("."):
+        raise ValueError("has an empty label: two dots in a row, or one at an end")
+    if any(ANY_LABELS in label and label != ANY_LABELS for label in text.split(".")):
+        raise ValueError(
+            "** stands for whole labels: between dots, or at an end; * is one label or a part of it"
+        )
+    stars = len(_STAR.findall(text))
+    if stars > MAX_STARS:
+        raise ValueError(f"has {stars} stars, more than {MAX_STARS}")
+    return text
+
+
+def _parts(glob: str) -> list[list[str]]:
+    """The labels before the first `**`, between each two, and behind the last."""
+    parts: list[list[str]] = [[]]
+    for label in glob.split("."):
+        if label == ANY_LABELS:
+            parts.append([])
+        else:
+            parts[-1].append(label)
+    return parts
+
+
+def _of_label(label: str) -> str:
+    """The pattern of one label of a glob."""
+    first, *rest = label.split("*")
+    if not rest:
+        return re.escape(first)
+    middle = "".join(f"(?>[^.]+?{re.escape(literal)})" for literal in rest[:-1])
+    return f"{re.escape(first)}{middle}[^.]+{re.escape(rest[-1])}"
+
+
+# What a glob can take. A glob is walked label by label, in all the ways in which its ** can be read; a place
+# is the number of labels of the glob that are behind us.
+
+_Places = frozenset[int]
+
+
+_Takes = Callable[[re.Pattern[str]], bool]
+
+
+class _Walk:
+    """The labels of one glob; `**` is one label of any kind, then any number of them."""
+
+    def __init__(self, glob: str) -> None:
+        self.labels: list[str | None] = []
+        """None: any number of labels, or none."""
+        for label in _checked(glob).split("."):
+            self.labels += [ANY_LABEL, None] if label == ANY_LABELS else [label]
+        self._patterns = [None if label is None else re.compile(_of_label(label)) for label in self.labels]
+        self.start = self._skipped({0})
+
+    def is_end(self, places: _Places) -> bool:
+        """Whether the glob may end here."""
+        return len(self.labels) in places
+
+    def step(self, places: _Places, takes: _Takes) -> _Places:
+        """Where one more label leads to, if `takes` says which label patterns take it; `**` takes any."""
+        found: set[int] = set()
+        for place in places - {len(self.labels)}:
+            pattern = self._patterns[place]
+            if pattern is None:
+                found.add(place)
+            elif takes(pattern):
+                found.add(place + 1)
+        return self._skipped(found)
+
+    def _skipped(self, places: set[int]) -> _Places:
+        for place in sorted(places):
+            while place < len(self.labels) and self.labels[place] is None:
+                place += 1
+                places.add(place)
+        return frozenset(places)
+
+
+def covers(glob: str, other: str) -> bool:
+    """Whether `glob` takes every host that `other` takes."""
+    ours, theirs = _Walk(glob), _Walk(other)
+    seen: set[tuple[int, _Places]] = set()
+    todo = [(0, ours.start)]
+    while todo:
+        index, places = state = todo.pop()
+        if state in seen:
+            continue
+        seen.add(state)
+        if index == len(theirs.labels):
+            if not ours.is_end(places):
+                return False
+        elif (label := theirs.labels[index]) is None:
+            todo.append((index + 1, places))
+            todo.append((index, ours.step(places, _takes(_FRESH))))
+        else:
+            # In place of each star a character that no glob has: only a star takes it, and a star that does
+            # takes all else that may stand there.
+            todo.append((index + 1, ours.step(places, _takes(label.replace("*", _FRESH)))))
+    return True
+
+
+def _takes(label: str) -> _Takes:
+    return lambda pattern: pattern.fullmatch(label) is not None
+
+
+def can_be_service(glob: str) -> bool:
+    """Whether `glob` can take the name of a Kubernetes Service: SERVICE.NAMESPACE.svc, or that and a domain
+    in which no label is `svc` again."""
+    walk = _Walk(glob)
+    places = walk.start
+    for takes in (_takes_some, _takes_some, _takes(SERVICE_LABEL)):
+        places = walk.step(places, takes)
+    seen: set[_Places] = set()
+    while places not in seen:
+        if walk.is_end(places):
+            return True
+        seen.add(places)
+        places = walk.step(places, _takes_others)
+    return False
+
+
+def _takes_some(_: re.Pattern[str]) -> bool:
+    return True
+
+
+def _takes_others(pattern: re.Pattern[str]) -> bool:
+    return pattern.pattern != SERVICE_LABEL
+
+
+def wider(glob: str) -> str:
+    """`glob` with `**` in place of each `*` that is a whole label."""
+    return ".".join(ANY_LABELS if label == ANY_LABEL else label for label in glob.split("."))
