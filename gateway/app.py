@@ -33,7 +33,7 @@ from gateway.hbone import HboneListener
 from gateway.hello import EmptyConnectionError, Hellos
 from gateway.listeners import Listeners
 from gateway.ops_ports import OpsPorts
-from gateway.reload import ConfigFile, Reloads, keep_fixed
+from gateway.reload import ConfigFile, Reloads, keep_fixed, log_warnings
 from gateway.reverse import ReverseListener
 from gateway.reverse_rules import ReverseRules
 from gateway.routes import RouteTable
@@ -107,8 +107,6 @@ class Gateway:
         """
         file = ConfigFile(config_file)
         self._config = file.read()
-        if crew is None:  # else the front says them
-            file.warn()
         self._crew = crew
         self._reloads = Reloads(file, self._apply, quiet=crew is not None)
         self._access_log = access_log
@@ -224,6 +222,7 @@ class Gateway:
 
     async def _start(self) -> None:
         if self._crew is None or self._answerer is None:
+            log_warnings(self._config)
             await self._ports.start(self._config)
         else:
             asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._force_stop)

@@ -8,9 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, HboneError
+from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, ConfigError, HboneError
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
+
+MAX_TOLD = 100
+"""Mistakes of one file that are printed: more have one cause."""
 
 MAX_WORKERS = 256
 """A slip of the finger beyond: a machine with more CPUs has other things to do as well."""
@@ -28,6 +31,12 @@ def run(arguments: Sequence[str]) -> int:
         if options.check:
             return _check(options.config)
         return _serve(options)
+    except ConfigError as error:
+        for one in error.all[:MAX_TOLD]:
+            print(f"hgate: {one}", file=sys.stderr)
+        if more := len(error.all[MAX_TOLD:]):
+            print(f"hgate: {more} more mistakes", file=sys.stderr)
+        return error.exit_code
     except HboneError as error:
         print(f"hgate: {error}", file=sys.stderr)
         return error.exit_code
@@ -54,13 +63,14 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(config: Path) -> int:
-    from gateway.config import load, warnings
+    from gateway.config import load
 
-    loaded = load(config)
-    for warning in warnings(loaded, str(config)):
+    checked = load(config)
+    routes, warnings = len(checked.routes), len(checked.warnings)
+    for warning in checked.warnings:
         print(f"hgate: warning: {warning}", file=sys.stderr)
-    routes = len(loaded.routes)
-    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}")
+    told = f", {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
+    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}{told}")
     return EXIT_OK
 
 
@@ -108,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE",
             help=f"the gateway's file ({DEFAULT_CONFIG})",
         )
-    parser.add_argument("--check", action="store_true", help="only check the file")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the file: all its mistakes, and warnings"
+    )
     parser.add_argument(
         "--workers",
         type=workers,

@@ -3,22 +3,28 @@
 Owned here: the fields of the file, their defaults and bounds, and that no mistake gets past the start or a
 reload. What is inside `routes`, `limits`, `hbone`, `reverse` and `tokens` has a module each
 (`route_settings.py` and so on); how YAML is read with its line numbers is `yaml_nodes.py`'s matter. A mistake
-is a ConfigError with file, line, field and reason (exit code 78). The only I/O is reading the file itself and
-the `ca` files that it names.
+is a ConfigError with file, line, field and reason (exit code 78); all of a file are told at once. The only
+I/O is reading the file itself and the `ca` files that it names, and looking whether others are there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from gateway import hbone_settings, limit_settings, reverse_settings, route_settings, token_settings
-from gateway.hbone_rules import bypasses
+from gateway import (
+    hbone_settings,
+    limit_settings,
+    placeholders,
+    reverse_settings,
+    route_settings,
+    token_settings,
+)
 from gateway.hbone_settings import HboneSettings, addresses
 from gateway.limit_settings import Limits
 from gateway.reverse_settings import ReverseSettings
 from gateway.routes import Route
-from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Value, document
+from gateway.yaml_nodes import MAX_FILE_BYTES, Fields, Report, Value, document
 from shared import ports, regular_files
 from shared.errors import ConfigError
 from shared.identity.peer_patterns import MAX_ALIASES, TrustDomain
@@ -40,6 +46,8 @@ DEFAULT_HEALTH = Address("0.0.0.0", ports.HEALTH)
 
 MAX_LISTENERS = 16
 """Addresses in `listen`; each is a socket for as long as the process runs."""
+
+_SOME_DOMAIN = TrustDomain("cluster.local")  # in place of a malformed one, so that rules can be checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +87,13 @@ class GatewayConfig:
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """`tokens`: where ID tokens come from. The environment goes over it."""
 
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    """What may be a mistake, each FILE:LINE: FIELD: REASON, sorted by line."""
+
 
 def load(path: Path) -> GatewayConfig:
-    """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake."""
+    """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake, ConfigErrors with
+    all of them if it has several."""
     try:
         content = regular_files.read(path, MAX_FILE_BYTES)
     except OSError as error:
@@ -89,68 +101,71 @@ def load(path: Path) -> GatewayConfig:
     return parse(content, str(path))
 
 
-def warnings(config: GatewayConfig, file: str) -> list[str]:
-    """What is no mistake in the file called `file`, but hardly meant: FILE:LINE: field: what, a line each."""
-    found: list[str] = []
-    if config.hbone is not None:
-        for index, text in bypasses(config.hbone.rules):
-            found.append(
-                str(ConfigError(file, config.hbone.rules[index].line, f"hbone.rules[{index}]", text))
-            )
-    return found
-
-
 def parse(content: str | bytes, file: str) -> GatewayConfig:
     """Reads the content of a file called `file`; relative paths in it start from that file's folder.
 
-    Raises ConfigError for the first mistake found.
+    Raises ConfigError for a mistake, ConfigErrors for several: all that can be found without the others
+    mended.
     """
-    folder = Path(file).parent.absolute()
-    top = document(content, file).mapping(tuple(field.name for field in fields(GatewayConfig)))
+    report = Report()
+    config = GatewayConfig(routes=())
+    try:
+        document_ = document(content, file, report)
+        config = _read(document_, Path(file).parent.absolute())
+        placeholders.note(document_)
+    except ConfigError as error:
+        report.add(error)
+    return replace(config, warnings=report.finish())
+
+
+def _read(value: Value, folder: Path) -> GatewayConfig:
+    top = value.mapping(tuple(field.name for field in fields(GatewayConfig) if field.name != "warnings"))
     default = GatewayConfig(routes=())
-    listen = top.get("listen")
-    limits = top.get("limits")
-    hbone = top.get("hbone")
-    reverse = top.get("reverse")
     trust = _trust_domain(top)
-    tokens = top.get("tokens")
+    can_register = "reverse" in top.values or "reverse" in top.failed
     config = GatewayConfig(
-        routes=route_settings.read(
-            top.need("routes", "write routes: [] to refuse every name"), folder, trust
+        routes=top.read_needed(
+            "routes",
+            lambda value: route_settings.read(value, folder, trust, can_register=can_register),
+            (),
+            "write routes: [] to refuse every name",
         ),
-        listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
-        admin=_address_or_off(top.get("admin"), default.admin),
-        metrics=_address_or_off(top.get("metrics"), default.metrics),
-        health=_address_or_off(top.get("health"), default.health),
-        limits=limit_settings.read(limits) if limits else default.limits,
-        hbone=hbone_settings.read(hbone, folder, trust) if hbone else None,
-        reverse=reverse_settings.read(reverse, folder, trust) if reverse else None,
+        listen=top.read("listen", lambda value: addresses(value, MAX_LISTENERS), default.listen),
+        admin=top.read("admin", _address_or_off, default.admin),
+        metrics=top.read("metrics", _address_or_off, default.metrics),
+        health=top.read("health", _address_or_off, default.health),
+        limits=top.read("limits", limit_settings.read, default.limits),
+        hbone=top.read("hbone", lambda value: hbone_settings.read(value, folder, trust), None),
+        reverse=top.read("reverse", lambda value: reverse_settings.read(value, folder, trust), None),
         trust_domain=trust.name,
         trust_domain_aliases=trust.aliases,
-        tokens=token_settings.read(tokens, folder) if tokens else default.tokens,
+        tokens=top.read("tokens", lambda value: token_settings.read(value, folder), default.tokens),
     )
-    _refuse_unregistered(top, config)
     _refuse_shared_ports(top, config)
     return config
 
 
 def _trust_domain(top: Fields) -> TrustDomain:
     name, aliases = top.get("trust_domain"), top.get("trust_domain_aliases")
-    if name is None:
-        if aliases:
-            raise aliases.error("needs trust_domain beside it: what they are aliases of")
+    if name is None and aliases is not None:
+        aliases.refuse(aliases.error("needs trust_domain beside it: what they are aliases of"))
         return TrustDomain()
-    items = aliases.items(MAX_ALIASES) if aliases else []
-    return TrustDomain(name.parsed(_domain), tuple(item.parsed(_domain) for item in items))
+    domain = top.read("trust_domain", lambda value: value.parsed(_domain), "")
+    found = top.read(
+        "trust_domain_aliases",
+        lambda value: tuple(value.each(MAX_ALIASES, lambda item: item.parsed(_domain))),
+        (),
+    )
+    if "trust_domain" in top.failed:
+        return _SOME_DOMAIN
+    return TrustDomain(domain, found) if domain else TrustDomain()
 
 
 def _domain(text: str) -> str:
     return SpiffeId(text, "").trust_domain
 
 
-def _address_or_off(value: Value | None, default: Address | None) -> Address | None:
-    if value is None:
-        return default
+def _address_or_off(value: Value) -> Address | None:
     return None if value.word() == "off" else value.address(least_port=0)
 
 
@@ -166,15 +181,5 @@ def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
         if address in taken:
             # One of the two is in the file: the defaults differ from each other.
             culprit = top.get(name) or top.need(taken[address])
-            raise culprit.error(f"{address} is the address of both {taken[address]} and {name}")
+            culprit.refuse(culprit.error(f"{address} is the address of both {taken[address]} and {name}"))
         taken[address] = name
-
-
-def _refuse_unregistered(top: Fields, config: GatewayConfig) -> None:
-    """A route to workloads that nothing lets register."""
-    if config.reverse is not None:
-        return
-    for route, item in zip(config.routes, top.need("routes").items(route_settings.MAX_ROUTES), strict=True):
-        if route.reverse is not None:
-            given = item.mapping(route_settings.FIELDS).need("reverse")
-            raise given.error("needs a section reverse in the file, where workloads register")

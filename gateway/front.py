@@ -55,7 +55,6 @@ class Front:
         a change of the file. Raises ConfigError if the file has a mistake."""
         file = ConfigFile(config_file)
         self._config = file.read()
-        file.warn()
         self._askers = askers
         self._lifeline = lifeline
         self._is_replacement = is_replacement

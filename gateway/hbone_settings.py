@@ -14,9 +14,11 @@ from typing import TypeVar
 
 from gateway import jwt_settings
 from gateway.claims import Claims
-from gateway.hbone_rules import Rule, check_target
+from gateway.hbone_rules import Rule, bypasses, check_target
 from gateway.jwt_settings import JwtSettings
-from gateway.yaml_nodes import Value
+from gateway.name_notes import note_target
+from gateway.named_files import later_file
+from gateway.yaml_nodes import Fields, Value
 from shared import ports
 from shared.identity.peer_patterns import ANY, UNTOLD, TrustDomain, check_pattern, of_workloads
 from shared.net.address import Address, check_host_name
@@ -140,40 +142,49 @@ def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> HboneSettin
     default = HboneSettings(Path(), ())
 
     def count(name: str, default_count: int, most: int, least: int = 1) -> int:
-        found = given.get(name)
-        return found.integer(least, most) if found else default_count
+        return given.read(name, lambda value: value.integer(least, most), default_count)
 
-    idle, lifetime = given.get("idle_timeout"), given.get("max_tunnel_lifetime")
-    crl, jwt = given.get("crl"), given.get("jwt")
+    has_jwt = "jwt" in given.values or "jwt" in given.failed
 
     def claims(found: Value, deny: bool) -> Claims:
-        return jwt_settings.read_claims(found, deny=deny, has_jwt=jwt is not None)
+        return jwt_settings.read_claims(found, deny=deny, has_jwt=has_jwt)
 
-    stated = given.need("rules", "write rules: [] to refuse every tunnel")
-    listen, timeout, min_tls = given.get("listen"), given.get("handshake_timeout"), given.get("min_tls")
     return HboneSettings(
-        certificates=folder / given.need("certificates").text(),
-        rules=tuple(
-            replace(rule, line=item.line)
-            for rule, item in zip(
-                rules(stated, "to", check_target, Rule, trust, claims), stated.items(MAX_RULES), strict=True
-            )
+        certificates=given.read_needed("certificates", lambda value: folder / value.text(), folder),
+        rules=given.read_needed(
+            "rules",
+            lambda value: _rules(value, trust, claims),
+            (),
+            "write rules: [] to refuse every tunnel",
         ),
-        listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
-        tls12=min_tls is not None and min_tls.choice(("1.3", "1.2")) == "1.2",
-        handshake_timeout_s=timeout.duration(MIN_HANDSHAKE_S, MAX_HANDSHAKE_S)
-        if timeout
-        else default.handshake_timeout_s,
+        listen=given.read("listen", lambda value: addresses(value, MAX_LISTENERS), default.listen),
+        tls12=given.read("min_tls", lambda value: value.choice(("1.3", "1.2")) == "1.2", False),
+        handshake_timeout_s=given.read(
+            "handshake_timeout",
+            lambda value: value.duration(MIN_HANDSHAKE_S, MAX_HANDSHAKE_S),
+            default.handshake_timeout_s,
+        ),
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
         max_tunnels=count("max_tunnels", default.max_tunnels, MAX_TUNNELS),
         max_connections_per_source=count("max_connections_per_source", 0, MAX_CONNECTIONS, least=0),
         max_tunnels_per_identity=count("max_tunnels_per_identity", 0, MAX_TUNNELS, least=0),
-        idle_timeout_s=or_off(idle) if idle else default.idle_timeout_s,
-        max_tunnel_lifetime_s=or_off(lifetime) if lifetime else default.max_tunnel_lifetime_s,
-        crl=folder / crl.text() if crl else None,
+        idle_timeout_s=given.read("idle_timeout", or_off, default.idle_timeout_s),
+        max_tunnel_lifetime_s=given.read("max_tunnel_lifetime", or_off, default.max_tunnel_lifetime_s),
+        crl=given.read("crl", lambda value: later_file(value, folder), None),
         trust=trust,
-        jwt=jwt_settings.read(jwt, folder) if jwt else None,
+        jwt=given.read("jwt", lambda value: jwt_settings.read(value, folder), None),
     )
+
+
+def _rules(value: Value, trust: TrustDomain, claims: Callable[[Value, bool], Claims]) -> tuple[Rule, ...]:
+    found = rules(value, "to", check_target, Rule, trust, claims, note=note_target)
+    items = value.items(MAX_RULES)
+    if len(found) < len(items):
+        return found  # a rule with a mistake is left out: how the others go together cannot be told yet
+    found = tuple(replace(rule, line=item.line) for rule, item in zip(found, items, strict=True))
+    for index, text in bypasses(found):
+        items[index].warn(text)
+    return found
 
 
 def or_off(value: Value) -> float:
@@ -183,36 +194,31 @@ def or_off(value: Value) -> float:
 
 def addresses(value: Value, most: int) -> tuple[Address, ...]:
     """A list of addresses to listen on, at least one and at most `most`, none twice. Raises ConfigError."""
-    items = value.items(most)
-    if not items:
-        raise value.error("needs at least one address")
     found: list[Address] = []
-    for item in items:
+
+    def read(item: Value) -> None:
         address = item.address(least_port=0)
         if address.port and address in found:
             raise item.error(f"{address} stands in the list twice")
         found.append(address)
+
+    value.each(most, read)
+    if not value.items(most):
+        raise value.error("needs at least one address")
     return tuple(found)
 
 
-def mesh_identity(
-    folder: Value,
-    peer: Value | None,
-    sni: Value | None,
-    base: Path,
-    *,
-    crl: Value | None = None,
-    trust: TrustDomain = UNTOLD,
-) -> MeshIdentity:
+def mesh_identity(given: Fields, base: Path, trust: TrustDomain = UNTOLD) -> MeshIdentity:
     """The identity of a route's own fields `identity`, `peer`, `sni` and `crl`; paths start from `base`.
     Raises ConfigError."""
-    if peer is None:
-        raise folder.error("needs peer beside it: who the server has to be")
+    identity = given.need("identity")
+    if "peer" not in given.values and "peer" not in given.failed:
+        raise identity.error("needs peer beside it: who the server has to be")
     return MeshIdentity(
-        base / folder.text(),
-        _peers(peer, trust, anybody=False),
-        "" if sni is None or sni.word() == "none" else sni.parsed(_server_name),
-        base / crl.text() if crl else None,
+        base / identity.text(),
+        given.read("peer", lambda value: _peers(value, trust, anybody=False), ()),
+        given.read("sni", lambda value: "" if value.word() == "none" else value.parsed(_server_name), ""),
+        given.read("crl", lambda value: later_file(value, base), None),
         trust,
     )
 
@@ -224,21 +230,25 @@ def rules(
     make: Callable[..., T],
     trust: TrustDomain = UNTOLD,
     claims: Callable[[Value, bool], Claims] | None = None,
+    *,
+    note: Callable[[Value, str, bool], None],
 ) -> tuple[T, ...]:
     """A list of rules, each made of its identities (`from`), what they want (patterns in the field `wanted`),
     whether it denies that, and, where there are tokens, what `claims` reads of the field of that name, which
-    is told the former. Raises ConfigError."""
-    found: list[T] = []
+    is told the former. `note` may warn of a pattern of the field `wanted`. Raises ConfigError."""
     known = ("from", wanted, "deny") if claims is None else ("from", wanted, "deny", "claims")
-    for item in value.items(MAX_RULES):
+
+    def read(item: Value) -> T:
         given = item.mapping(known)
-        deny, asked = given.get("deny"), given.get("claims")
-        denies = deny is not None and deny.choice(("true", "false")) == "true"
-        peers = _peers(given.need("from"), trust, anybody=True)
-        patterns = _patterns(given.need(wanted), check_wanted)
-        more = (claims(asked, denies),) if claims is not None and asked is not None else ()
-        found.append(make(peers, patterns, denies, *more))
-    return tuple(found)
+        denies = given.read("deny", lambda value: value.choice(("true", "false")) == "true", False)
+        peers = given.read_needed("from", lambda value: _peers(value, trust, anybody=True), ())
+        patterns = given.read_needed(wanted, lambda value: _patterns(value, check_wanted, denies, note), ())
+        asked = given.get("claims")
+        if claims is None or asked is None:
+            return make(peers, patterns, denies)
+        return make(peers, patterns, denies, asked.tried(lambda asked: claims(asked, denies), ()))
+
+    return tuple(value.each(MAX_RULES, read))
 
 
 def _peers(value: Value, trust: TrustDomain, *, anybody: bool) -> tuple[str, ...]:
@@ -248,17 +258,18 @@ def _peers(value: Value, trust: TrustDomain, *, anybody: bool) -> tuple[str, ...
         if not item.is_mapping:
             return item.parsed(lambda text: check_pattern(text, trust, anybody=anybody))
         given = item.mapping(("namespace", "service_account"))
-        fields = map(given.get, ("namespace", "service_account"))
-        namespace, account = (found.parsed(_glob) if found else ANY for found in fields)
+        namespace, account = (
+            given.read(name, lambda found: found.parsed(_glob), ANY)
+            for name in ("namespace", "service_account")
+        )
         try:
             return check_pattern(of_workloads(namespace, account), trust)
         except ValueError as error:
             raise item.error(str(error)) from error
 
-    items = value.items(MAX_PATTERNS)
-    if not items:
+    if not value.items(MAX_PATTERNS):
         raise value.error("needs at least one pattern")
-    return tuple(map(read, items))
+    return tuple(value.each(MAX_PATTERNS, read))
 
 
 def _glob(text: str) -> str:
@@ -266,11 +277,17 @@ def _glob(text: str) -> str:
     return text
 
 
-def _patterns(value: Value, check: Callable[[str], str]) -> tuple[str, ...]:
-    items = value.items(MAX_PATTERNS)
-    if not items:
+def _patterns(
+    value: Value, check: Callable[[str], str], denies: bool, note: Callable[[Value, str, bool], None]
+) -> tuple[str, ...]:
+    def read(item: Value) -> str:
+        pattern = item.parsed(check)
+        note(item, pattern, denies)
+        return pattern
+
+    if not value.items(MAX_PATTERNS):
         raise value.error("needs at least one pattern")
-    return tuple(item.parsed(check) for item in items)
+    return tuple(value.each(MAX_PATTERNS, read))
 
 
 def _server_name(text: str) -> str:

@@ -183,3 +183,23 @@ def _takes_others(pattern: re.Pattern[str]) -> bool:
 def wider(glob: str) -> str:
     """`glob` with `**` in place of each `*` that is a whole label."""
     return ".".join(ANY_LABELS if label == ANY_LABEL else label for label in glob.split("."))
+
+
+class EarlierGlobs:
+    """Globs that are looked at before another: which of them leaves it nothing."""
+
+    def __init__(self) -> None:
+        self._globs: list[tuple[int, str, re.Pattern[str]]] = []  # with a star, others take one host each
+
+    def add(self, index: int, glob: str) -> None:
+        """`glob`, in lower case, is looked at from here on; `index` is its place."""
+        if ANY_LABEL in glob:
+            self._globs.append((index, glob, compile_glob(glob)))
+
+    def covering(self, glob: str) -> tuple[int, str] | None:
+        """The first that takes every host that `glob` takes, and its place."""
+        sample = _STAR.sub(_FRESH, glob)  # one of them: most globs are told apart by it
+        for index, earlier, pattern in self._globs:
+            if pattern.fullmatch(sample) and covers(earlier, glob):
+                return index, earlier
+        return None

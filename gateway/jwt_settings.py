@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.claims import Claims, compile_claim
-from gateway.named_files import ca_file
+from gateway.named_files import ca_file, note_missing
 from gateway.yaml_nodes import Value
 
 MAX_AUDIENCES = 100
@@ -43,30 +43,41 @@ class JwtSettings:
 def read(value: Value, folder: Path) -> JwtSettings:
     """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
     given = value.mapping(("issuer", "audiences", "keys", "ca"))
-    items = given.need("audiences").items(MAX_AUDIENCES)
-    if not items:
-        raise given.need("audiences").error("needs at least one audience: who we are to the issuer")
-    issuer, keys = given.need("issuer").text(), _keys(given.need("keys"), folder)
-    audiences = tuple(item.text() for item in items)
+    audiences = given.read_needed("audiences", _audiences, ())
+    issuer = given.read_needed("issuer", Value.text, "")
+    keys = given.read_needed("keys", lambda value: _keys(value, folder), "")
     ca = given.get("ca")
-    if ca is not None and not keys.startswith("https:"):
-        raise ca.error("has a meaning only for keys that are fetched with https")
-    return JwtSettings(issuer, audiences, keys, ca_file(ca, folder) if ca else None)
+    if ca is not None and keys and not keys.startswith("https:"):
+        ca.refuse(ca.error("has a meaning only for keys that are fetched with https"))
+        ca = None
+    return JwtSettings(
+        issuer, audiences, keys, None if ca is None else ca.tried(lambda ca: ca_file(ca, folder), None)
+    )
 
 
 def read_claims(value: Value, *, deny: bool, has_jwt: bool) -> Claims:
     """A rule's `claims`; `has_jwt` says whether it is told whose tokens count. Raises ConfigError."""
     if not has_jwt:
         raise value.error("needs jwt beside rules: whose tokens count")
-    claims: list[tuple[str, tuple[str, ...]]] = []
-    for name, patterns in value.pairs(MAX_CLAIMS).items():
-        items = patterns.items(MAX_PATTERNS)
-        if not items:
-            raise patterns.error("needs at least one pattern")
-        claims.append((name, tuple(item.parsed(_pattern) for item in items)))
+    claims = tuple(
+        (name, patterns.tried(_claim_patterns, ())) for name, patterns in value.pairs(MAX_CLAIMS).items()
+    )
     if deny and not claims:
         raise value.error("denies with any token and without one: leave it out")
-    return tuple(claims)
+    return claims
+
+
+def _audiences(value: Value) -> tuple[str, ...]:
+    audiences = tuple(value.each(MAX_AUDIENCES, Value.text))
+    if not value.items(MAX_AUDIENCES):
+        raise value.error("needs at least one audience: who we are to the issuer")
+    return audiences
+
+
+def _claim_patterns(value: Value) -> tuple[str, ...]:
+    if not value.items(MAX_PATTERNS):
+        raise value.error("needs at least one pattern")
+    return tuple(value.each(MAX_PATTERNS, lambda item: item.parsed(_pattern)))
 
 
 def _pattern(text: str) -> str:
@@ -77,6 +88,7 @@ def _pattern(text: str) -> str:
 def _keys(value: Value, folder: Path) -> str:
     text = value.text()
     if "://" not in text:
+        note_missing(value, folder / text)
         return str(folder / text)
     from shared.identity.jwks import check_url  # brings in PyJWT, which nobody else needs here
 

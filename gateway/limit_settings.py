@@ -203,45 +203,35 @@ def read(value: Value) -> Limits:
     def seconds(
         name: str, default_s: float, least_s: float = MIN_TIMEOUT_S, most_s: float = MAX_TIMEOUT_S
     ) -> float:
-        found = given.get(name)
-        return found.duration(least_s, most_s) if found else default_s
+        return given.read(name, lambda value: value.duration(least_s, most_s), default_s)
 
     def interval(name: str, default_s: float) -> float:
-        found = given.get(name)
-        if found is None:
-            return default_s
-        wanted_s = found.duration(0.0, MAX_UPSTREAM_S)
-        if 0 < wanted_s < MIN_INTERVAL_S:
-            raise found.error(f"must be 0, which turns it off, or {MIN_INTERVAL_S:g}s at least")
-        return wanted_s
+        return given.read(name, _interval, default_s)
 
     def count(name: str, default_count: int, most: int, least: int = 1) -> int:
-        found = given.get(name)
-        return found.integer(least, most) if found else default_count
+        return given.read(name, lambda value: value.integer(least, most), default_count)
 
     def size(name: str, default_bytes: int) -> int:
-        found = given.get(name)
-        return found.size(LEAST_WINDOW_BYTES, MAX_WINDOW_BYTES) if found else default_bytes
+        return given.read(name, lambda value: value.size(LEAST_WINDOW_BYTES, MAX_WINDOW_BYTES), default_bytes)
 
     stream_window = size("stream_window", default.stream_window_bytes)
     connection_window = size("connection_window", default.connection_window_bytes)
-    if connection_window < stream_window:
+    if connection_window < stream_window and not {"stream_window", "connection_window"} & given.failed:
         name = "connection_window" if given.get("connection_window") else "stream_window"
-        raise given.need(name).error("connection_window is smaller than stream_window")
-    idle, lifetime = given.get("idle_timeout"), given.get("max_tunnel_lifetime")
-    buffered = given.get("max_buffered")
+        culprit = given.need(name)
+        culprit.refuse(culprit.error("connection_window is smaller than stream_window"))
     return Limits(
         hello_timeout_s=seconds("hello_timeout", default.hello_timeout_s),
         connect_timeout_s=seconds("connect_timeout", default.connect_timeout_s),
         response_timeout_s=seconds("response_timeout", default.response_timeout_s),
-        drain_delay_s=delay.duration(0.0, MAX_TIMEOUT_S) if (delay := given.get("drain_delay")) else None,
+        drain_delay_s=given.read("drain_delay", lambda value: value.duration(0.0, MAX_TIMEOUT_S), None),
         drain_timeout_s=seconds("drain_timeout", default.drain_timeout_s, least_s=0.0),
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
         max_connections_per_source=count("max_connections_per_source", 0, MAX_CONNECTIONS, least=0),
         max_connections_per_route=count("max_connections_per_route", 0, MAX_CONNECTIONS, least=0),
-        idle_timeout_s=or_off(idle) if idle else default.idle_timeout_s,
-        max_tunnel_lifetime_s=or_off(lifetime) if lifetime else default.max_tunnel_lifetime_s,
-        max_buffered_bytes=_buffered(buffered) if buffered else None,
+        idle_timeout_s=given.read("idle_timeout", or_off, default.idle_timeout_s),
+        max_tunnel_lifetime_s=given.read("max_tunnel_lifetime", or_off, default.max_tunnel_lifetime_s),
+        max_buffered_bytes=given.read("max_buffered", _buffered, None),
         stream_window_bytes=stream_window,
         connection_window_bytes=connection_window,
         streams_per_connection=count("streams_per_connection", default.streams_per_connection, MAX_STREAMS),
@@ -262,6 +252,13 @@ def read(value: Value) -> Limits:
         ping_interval_s=interval("ping_interval", default.ping_interval_s),
         resolve_interval_s=interval("resolve_interval", default.resolve_interval_s),
     )
+
+
+def _interval(value: Value) -> float:
+    wanted_s = value.duration(0.0, MAX_UPSTREAM_S)
+    if 0 < wanted_s < MIN_INTERVAL_S:
+        raise value.error(f"must be 0, which turns it off, or {MIN_INTERVAL_S:g}s at least")
+    return wanted_s
 
 
 def _buffered(value: Value) -> int:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import hbone_settings
-from gateway.config import GatewayConfig, load, warnings
-from shared.errors import HboneError
+from gateway.config import GatewayConfig, load
+from shared.errors import ConfigError, HboneError
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ SETTLE_S = 0.1
 
 MAX_LOOKS = 20
 """Looks after which a file that never rests is read all the same."""
+
+MAX_LOGGED = 100
+"""Mistakes, or warnings, of one file that are logged."""
 
 TURN_S = 0.0005
 """How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
@@ -59,15 +62,12 @@ class ConfigFile:
         self.path = path
         self.seen: Look = {}
         """How the files were when they were read."""
-        self.warnings: list[str] = []
-        """What was found then that is no mistake (`config.warnings`)."""
 
     def read(self) -> GatewayConfig:
         """What the file says now. Raises ConfigError for a mistake."""
         # The look comes first: what changes while we read is a change.
         self.seen = look({self.path, *self.seen})
         config = load(self.path)
-        self.warnings = warnings(config, str(self.path))
         files = {self.path, *(route.ca for route in config.routes if route.ca is not None)}
         known = {path: state for path, state in self.seen.items() if path in files}
         self.seen = look(files - known.keys()) | known
@@ -76,11 +76,6 @@ class ConfigFile:
     def look(self) -> Look:
         """How they are now."""
         return look(self.seen)
-
-    def warn(self) -> None:
-        """Says the warnings in the log."""
-        for warning in self.warnings:
-            log.warning("%s", warning)
 
 
 def look(paths: Iterable[Path]) -> Look:
@@ -100,6 +95,12 @@ def look(paths: Iterable[Path]) -> Look:
                 status.st_ctime_ns,
             )
     return found
+
+
+def log_warnings(config: GatewayConfig) -> None:
+    """Says what may be a mistake in the file: at the start, and at each reload."""
+    for warning in config.warnings[:MAX_LOGGED]:
+        log.warning("%s", warning)
 
 
 class Reloads:
@@ -142,7 +143,8 @@ class Reloads:
                 self.failed += 1
                 self.last_succeeded = False
                 level = logging.DEBUG if self._quiet else logging.ERROR
-                log.log(level, "reload: %s; the running configuration stays", error)
+                for one in error.all[:MAX_LOGGED] if isinstance(error, ConfigError) else (error,):
+                    log.log(level, "reload: %s; the running configuration stays", one)
                 raise
             self.succeeded += 1
             self.last_succeeded = True
@@ -150,7 +152,7 @@ class Reloads:
             level = logging.DEBUG if self._quiet else logging.INFO
             log.log(level, "reload: %d routes from %s", len(config.routes), self._file.path)
             if not self._quiet:
-                self._file.warn()
+                log_warnings(config)
 
     def close(self) -> None:
         """Follows the file no longer."""

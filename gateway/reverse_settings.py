@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.hbone_settings import MAX_LISTENERS, addresses, rules
+from gateway.name_notes import note_name
+from gateway.named_files import later_file
 from gateway.reverse_rules import ReverseRule, check_name_pattern
 from gateway.yaml_nodes import Value
 from shared import ports
@@ -105,30 +107,26 @@ def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> ReverseSett
     default = ReverseSettings(Path(), ())
 
     def count(name: str, default_count: int) -> int:
-        found = given.get(name)
-        return found.integer(1, MAX_CONNECTIONS) if found else default_count
+        return given.read(name, lambda value: value.integer(1, MAX_CONNECTIONS), default_count)
 
     def seconds(name: str, default_s: float, least_s: float, most_s: float = MAX_TIMEOUT_S) -> float:
-        found = given.get(name)
-        return found.duration(least_s, most_s) if found else default_s
+        return given.read(name, lambda value: value.duration(least_s, most_s), default_s)
 
-    listen, crl = given.get("listen"), given.get("crl")
     return ReverseSettings(
-        certificates=folder / given.need("certificates").text(),
-        rules=rules(
-            given.need("rules", "write rules: [] to refuse every registration"),
-            "names",
-            check_name_pattern,
-            ReverseRule,
-            trust,
+        certificates=given.read_needed("certificates", lambda value: folder / value.text(), folder),
+        rules=given.read_needed(
+            "rules",
+            lambda value: rules(value, "names", check_name_pattern, ReverseRule, trust, note=note_name),
+            (),
+            "write rules: [] to refuse every registration",
         ),
-        listen=addresses(listen, MAX_LISTENERS) if listen else default.listen,
+        listen=given.read("listen", lambda value: addresses(value, MAX_LISTENERS), default.listen),
         handshake_timeout_s=seconds("handshake_timeout", default.handshake_timeout_s, MIN_TIMEOUT_S),
         keepalive_s=seconds("keepalive", default.keepalive_s, MIN_KEEPALIVE_S, MAX_KEEPALIVE_S),
         wait_s=seconds("wait", default.wait_s, 0.0),
         max_connections=count("max_connections", default.max_connections),
         max_names=count("max_names", default.max_names),
         max_connections_per_name=count("max_connections_per_name", default.max_connections_per_name),
-        crl=folder / crl.text() if crl else None,
+        crl=given.read("crl", lambda value: later_file(value, folder), None),
         trust=trust,
     )

@@ -103,6 +103,17 @@ class Route:
     line: int | None = None
     """Where in the file it is, counting from 1; None if it is from elsewhere."""
 
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Everything that a destination's name fills."""
+        url = self.tunnel or self.reverse
+        found = [] if url is None else [url.host, url.port, url.path]
+        if self.method == "CONNECT":
+            found.append(self.authority)
+        if self.token.audience is not None:
+            found.append(self.token.audience)
+        return tuple(found)
+
     def lifetime_s(self, of_posts_s: float) -> float:
         """Seconds that its tunnels may live, if POSTs have `of_posts_s` by default; 0: for ever."""
         if self.max_tunnel_lifetime_s is not None:

@@ -7,9 +7,11 @@ environment, which goes over the file, are `shared/identity/token_sources/token_
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.named_files import later_file
 from gateway.yaml_nodes import Value
 from shared.identity.token_sources import token_settings
 from shared.identity.token_sources.token_settings import TokenSettings
@@ -42,19 +44,20 @@ def read(value: Value, folder: Path) -> TokenSettings:
     default = TokenSettings()
 
     def file(name: str) -> Path | None:
-        found = given.get(name)
-        return folder / found.parsed(token_settings.file_path) if found else None
+        return given.read(name, lambda value: later_file(value, folder), None)
 
     def seconds(name: str, default_s: float) -> float:
-        found = given.get(name)
-        return found.duration(LEAST_TIMEOUT_S, token_settings.MAX_STEP_S) if found else default_s
+        return given.read(
+            name, lambda value: value.duration(LEAST_TIMEOUT_S, token_settings.MAX_STEP_S), default_s
+        )
 
-    source = given.get("source")
     texts: dict[str, Any] = {
-        name: _parsed(found, parse) for name, parse in TEXTS.items() if (found := given.get(name))
+        name: given.read(name, partial(_parsed, parse=parse), "")
+        for name, parse in TEXTS.items()
+        if given.get(name)
     }
     return TokenSettings(
-        source=_parsed(source, token_settings.source) if source else default.source,
+        source=given.read("source", partial(_parsed, parse=token_settings.source), default.source),
         credentials=file("credentials"),
         subject_token=file("subject_token"),
         metadata_timeout_s=seconds("metadata_timeout", default.metadata_timeout_s),

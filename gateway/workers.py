@@ -41,6 +41,7 @@ from gateway.app import Gateway
 from gateway.config import load
 from gateway.front import Front
 from gateway.listeners import Key, keys
+from gateway.reload import log_warnings
 from gateway.stopping import StopRequests
 from gateway.worker_link import Asker, Crew, pair
 from shared import loop
@@ -103,6 +104,7 @@ class Workers:
         self._log_format = log_format
         self._count = count
         config = load(config_file)
+        log_warnings(config)
         minter_from_env(environ, config.tokens)
         self._reserved = _Reserved("listen", config.listen)
         self._reserved_for_hbone = _Reserved("hbone", config.hbone.listen if config.hbone else ())

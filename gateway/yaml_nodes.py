@@ -9,16 +9,17 @@ nodes keep their lines, and because `off` stays `off`: YAML 1.1 would make it a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import yaml
 
-from shared.errors import ConfigError
+from shared.errors import ConfigError, ConfigErrors
 from shared.net.address import Address
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 MAX_FILE_BYTES = 1 << 20
 """A file of this size holds some thousands of routes; a bigger one is another file taken by mistake."""
@@ -53,6 +54,36 @@ _UNIT_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+class Report:
+    """What is found while a document is read: all its mistakes, and what may be one."""
+
+    def __init__(self) -> None:
+        self.errors: list[ConfigError] = []
+        self.warnings: list[ConfigError] = []
+
+    def add(self, error: ConfigError) -> None:
+        """A mistake."""
+        if not isinstance(error, _FollowsError):
+            self.errors.append(error)
+
+    def finish(self) -> tuple[str, ...]:
+        """The warnings, sorted by line. Raises ConfigError, or ConfigErrors, if there was a mistake."""
+        errors = sorted(self.errors, key=_line)
+        if len(errors) > 1:
+            raise ConfigErrors(errors)
+        if errors:
+            raise errors[0]
+        return tuple(dict.fromkeys(map(str, sorted(self.warnings, key=_line))))
+
+
+class _FollowsError(ConfigError):
+    """Follows from a mistake that is in the report already."""
+
+
+def _line(error: ConfigError) -> int:
+    return error.line or 0
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One value of a document: its node and the path that leads to it."""
@@ -61,6 +92,9 @@ class Value:
     file: str
     path: str
     """The dotted path, `routes[0].token`; empty for the document itself."""
+
+    report: Report | None = None
+    """Takes mistakes, so that all are told; None: the first one is raised."""
 
     @property
     def line(self) -> int:
@@ -76,35 +110,62 @@ class Value:
         """The error that says what is wrong with this value."""
         return ConfigError(self.file, self.line, self.path, reason)
 
+    def warn(self, reason: str) -> None:
+        """Notes what may be a mistake, if somebody takes reports."""
+        if self.report is not None:
+            self.report.warnings.append(self.error(reason))
+
+    def refuse(self, error: ConfigError) -> None:
+        """Notes a mistake, to go on with what stands beside it; raises it if nobody takes reports."""
+        if self.report is None:
+            raise error
+        self.report.add(error)
+
+    def tried(self, read: Callable[[Value], T], otherwise: D) -> T | D:
+        """What `read` makes of this value, `otherwise` after a mistake, which is noted. Raises ConfigError if
+        nobody takes reports."""
+        try:
+            return read(self)
+        except ConfigError as error:
+            self.refuse(error)
+            return otherwise
+
     def mapping(self, known: tuple[str, ...]) -> Fields:
-        """The fields of a mapping. Raises ConfigError if it is none, has a field twice or an unknown one."""
-        return Fields(self, self._fields(known))
+        """The fields of a mapping. Raises ConfigError if it is none; a field that is there twice, or unknown,
+        is a mistake to go on from."""
+        return self._fields(known)
 
     def pairs(self, most: int) -> dict[str, Value]:
-        """The values of a mapping whose fields may have any names. Raises ConfigError if it is none, has a
-        field twice or more than `most`."""
+        """The values of a mapping whose fields may have any names. Raises ConfigError if it is none or has
+        more than `most`; a field that is there twice is a mistake to go on from."""
         if isinstance(self.node, yaml.MappingNode) and len(self.node.value) > most:
             raise self.error(f"has {len(self.node.value)} entries, more than {most}")
-        return self._fields(None)
+        return self._fields(None).values
 
-    def _fields(self, known: tuple[str, ...] | None) -> dict[str, Value]:
+    def _fields(self, known: tuple[str, ...] | None) -> Fields:
         if not isinstance(self.node, yaml.MappingNode):
             raise self.error(f"must be a mapping of fields, not {_kind(self.node)}")
         self._refuse_tags("map")
-        fields: dict[str, Value] = {}
+        found = Fields(self, {})
         lines: dict[str, int] = {}
         for key, node in self.node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise Value(key, self.file, self.path).error(f"a field's name cannot be {_kind(key)}")
+                error = Value(key, self.file, self.path).error(f"a field's name cannot be {_kind(key)}")
+                self.refuse(error)
+                continue
             name = str(key.value)
-            field = Value(key, self.file, f"{self.path}.{_shown(name)}".removeprefix("."))
+            at = Value(key, self.file, f"{self.path}.{_shown(name)}".removeprefix("."))
             if known is not None and name not in known:
-                raise field.error(f"unknown field, {_suggestion(name, known)}")
-            if name in fields:
-                raise field.error(f"given twice, the first time in line {lines[name]}")
-            lines[name] = field.line
-            fields[name] = Value(node, self.file, field.path)
-        return fields
+                close = _closest(name, known)
+                found.failed.add(close)
+                hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+                self.refuse(at.error(f"unknown field, {hint}"))
+            elif name in lines:
+                self.refuse(at.error(f"given twice, the first time in line {lines[name]}"))
+            else:
+                lines[name] = at.line
+                found.values[name] = Value(node, self.file, at.path, self.report)
+        return found
 
     def items(self, most: int) -> list[Value]:
         """The values of a list. Raises ConfigError if it is none, or longer than `most`."""
@@ -113,7 +174,33 @@ class Value:
         self._refuse_tags("seq")
         if len(self.node.value) > most:
             raise self.error(f"has {len(self.node.value)} entries, more than {most}")
-        return [Value(node, self.file, f"{self.path}[{index}]") for index, node in enumerate(self.node.value)]
+        return [
+            Value(node, self.file, f"{self.path}[{index}]", self.report)
+            for index, node in enumerate(self.node.value)
+        ]
+
+    def each(self, most: int, read: Callable[[Value], T]) -> list[T]:
+        """What `read` makes of each value of a list, those with a mistake left out, which is noted. Raises
+        ConfigError as `items`."""
+        found: list[T] = []
+        for item in self.items(most):
+            item.tried(lambda item: found.append(read(item)), None)
+        return found
+
+    def scalars(self) -> Iterator[Value]:
+        """Every single value in it, with the path of the field or list entry that it stands in."""
+        todo = [self]
+        while todo:
+            value = todo.pop()
+            if isinstance(value.node, yaml.ScalarNode):
+                yield value
+            elif isinstance(value.node, yaml.SequenceNode):
+                todo += value.items(len(value.node.value))
+            elif isinstance(value.node, yaml.MappingNode):
+                for key, node in value.node.value:
+                    name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+                    path = f"{value.path}.{_shown(name)}".removeprefix(".")
+                    todo.append(Value(node, self.file, path, self.report))
 
     def text(self) -> str:
         """A text, not empty, all of it printable. Raises ConfigError for other types: what YAML takes for a
@@ -209,6 +296,10 @@ class Fields:
     owner: Value
     values: dict[str, Value]
 
+    failed: set[str] = field(default_factory=set)
+    """Those whose value has a mistake, and those that somebody has misspelt: what depends on them is not
+    judged."""
+
     def get(self, name: str) -> Value | None:
         """The field's value, None if the field is absent."""
         return self.values.get(name)
@@ -218,21 +309,49 @@ class Fields:
         if name not in self.values:
             path = f"{self.owner.path}.{name}".removeprefix(".")
             reason = f"missing, {hint}" if hint else "missing"
-            raise ConfigError(self.owner.file, self.owner.line, path, reason)
+            kind = _FollowsError if name in self.failed else ConfigError
+            raise kind(self.owner.file, self.owner.line, path, reason)
         return self.values[name]
+
+    def read(self, name: str, read: Callable[[Value], T], otherwise: D) -> T | D:
+        """What `read` makes of the field's value; `otherwise` if the field is absent, or has a mistake, which
+        is noted."""
+        value = self.values.get(name)
+        return otherwise if value is None else self._tried(name, value, read, otherwise)
+
+    def read_needed(self, name: str, read: Callable[[Value], T], otherwise: D, hint: str = "") -> T | D:
+        """As `read`, but a field that is absent is a mistake."""
+        try:
+            value = self.need(name, hint)
+        except ConfigError as error:
+            self.failed.add(name)
+            self.owner.refuse(error)
+            return otherwise
+        return self._tried(name, value, read, otherwise)
+
+    def _tried(self, name: str, value: Value, read: Callable[[Value], T], otherwise: D) -> T | D:
+        def noted(value: Value) -> T:
+            try:
+                return read(value)
+            except ConfigError:
+                self.failed.add(name)
+                raise
+
+        return value.tried(noted, otherwise)
 
     def one_of(self, names: tuple[str, ...]) -> str:
         """Which of `names` is there. Raises ConfigError unless it is exactly one."""
         given = [name for name in self.values if name in names]
         if not given:
-            raise self.owner.error(f"needs {' or '.join(names)}")
+            kind = _FollowsError if self.failed.intersection(names) else ConfigError
+            raise kind(self.owner.file, self.owner.line, self.owner.path, f"needs {' or '.join(names)}")
         if len(given) > 1:
             raise self.values[given[1]].error(f"cannot stand beside {given[0]}, take one of them")
         return given[0]
 
 
-def document(content: str | bytes, file: str) -> Value:
-    """The one document of a file called `file`.
+def document(content: str | bytes, file: str, report: Report | None = None) -> Value:
+    """The one document of a file called `file`, whose mistakes `report` takes from here on.
 
     Raises ConfigError if it is over MAX_FILE_BYTES, no UTF-8, no YAML, empty, several documents, too deep, or
     has anchors or aliases.
@@ -260,7 +379,7 @@ def document(content: str | bytes, file: str) -> Value:
         raise ConfigError(file, None, "", "not valid YAML: an escape or number out of range") from error
     if node is None:
         raise ConfigError(file, None, "", "is empty")
-    return Value(node, file, "")
+    return Value(node, file, "", report)
 
 
 class _RefusalError(yaml.MarkedYAMLError):
@@ -326,11 +445,11 @@ def _kind(node: yaml.Node) -> str:
     return "nothing" if node.tag == f"{_TAG}null" else _TAG_NAMES.get(node.tag, "a text")
 
 
-def _suggestion(name: str, known: tuple[str, ...]) -> str:
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    """What a misspelt name may stand for, empty if nothing is near."""
     import difflib  # only for mistakes
 
-    close = difflib.get_close_matches(name[:_SHOWN_CHARS], known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS], known, n=1)), "")
 
 
 def _shown(text: str, most_chars: int = _SHOWN_CHARS) -> str:

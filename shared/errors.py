@@ -3,6 +3,7 @@
 - HboneError                  anything foreseeable; never shown with a traceback
   - UsageError                a flag or environment variable is wrong
   - ConfigError               a configuration file is wrong: names file, line, field and reason
+    - ConfigErrors            it has several mistakes
   - UnavailableError          something this process needs is not there (a port, a file, a program)
   - RefusedError              the connection or request is refused; says which rule or peer refused it
     - ClientHelloError        the first bytes are no ClientHello that can be routed
@@ -33,6 +34,8 @@ alert, just a close). Text is lower case, `what: cause`, plus a hint where we ha
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 # Exit codes: the ones of sysexits.h that scripts already know; README lists them.
 EXIT_OK = 0
@@ -103,9 +106,31 @@ class ConfigError(HboneError):
         self.field = field
         self.reason = reason
 
+    @property
+    def all(self) -> tuple[ConfigError, ...]:
+        """Each mistake by itself."""
+        return (self,)
+
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return f"{place}: {self.field}: {self.reason}" if self.field else f"{place}: {self.reason}"
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes of one file, sorted by line; its own line, field and reason are those of the first."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        first = errors[0]
+        super().__init__(first.file, first.line, first.field, first.reason)
+        self.errors = tuple(errors)
+
+    @property
+    def all(self) -> tuple[ConfigError, ...]:
+        return self.errors
+
+    def __str__(self) -> str:
+        more = len(self.errors) - 1
+        return f"{super().__str__()} (and {more} more {'mistake' if more == 1 else 'mistakes'})"
 
 
 class UnavailableError(HboneError):

@@ -24,7 +24,10 @@ def test_the_configuration_with_all_kinds_of_values(tmp_path: Path) -> None:
 listen: ["[::1]:0"]
 admin: off
 routes:
-  - {host: "a", tunnel: "https://{service}.example/_hbone/1", token: {file: token.jwt}, connect: "10.0.0.5:1"}
+  - host: "a.b.svc"
+    tunnel: "https://{service}.example/_hbone/1"
+    token: {file: token.jwt}
+    connect: "10.0.0.5:1"
 """
     config = shown(admin.config(parse(text, str(tmp_path / "hgate.yaml"))))
     assert (config["listen"], config["admin"], config["health"]) == (["[::1]:0"], None, "0.0.0.0:15021")

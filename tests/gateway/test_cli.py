@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import run, workers
+from gateway.cli import MAX_TOLD, run, workers
 from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
@@ -57,7 +57,7 @@ hbone:
     - from: ["*"]
       to: ["db.prod.svc.cluster.local:*"]
       deny: true
-    - {from: ["ns/demo/sa/*"], to: ["*.svc:*", "10.0.0.0/8:443"]}
+    - {from: ["ns/demo/sa/*"], to: ["**.svc:*", "10.0.0.0/8:443"]}
 trust_domain: demo.local
 """
 
@@ -73,12 +73,12 @@ def test_check_warns_of_a_way_around_a_rule(tmp_path: Path, capsys: pytest.Captu
     file.write_text(WITH_A_WAY_AROUND)
     assert run(["--config", str(file), "--check"]) == EXIT_OK
     out, err = capsys.readouterr()
-    assert out == f"{file}: good, 0 routes\n"
+    assert out == f"{file}: good, 0 routes, 1 warning\n"
     assert err == f"hgate: warning: {file}:6: {AROUND}\n"
 
 
 def test_check_counts_one_route_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "one.yaml").write_text('routes: [{host: "*", forward: "127.0.0.1:1"}]')
+    (tmp_path / "one.yaml").write_text('routes: [{host: "**", forward: "127.0.0.1:1"}]')
     assert run(["--check", "--config", str(tmp_path / "one.yaml")]) == EXIT_OK
     assert capsys.readouterr().out.endswith("good, 1 route\n")
 
@@ -98,6 +98,80 @@ def mistaken(tmp_path: Path) -> str:
     path = tmp_path / "hgate.yaml"
     path.write_text(GOOD.replace("forward:", "forwrad:"))
     return str(path)
+
+
+def test_check_tells_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text("routes:\n- {host: a, forward: b}\n- {host: c, forwad: 'd:1'}\nadmin: on\n")
+    assert run(["--check", "--config", str(file)]) == EXIT_CONFIG
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        f"hgate: {file}:2: routes[0].forward: no port: write HOST:PORT",
+        f"hgate: {file}:3: routes[1].forwad: unknown field, did you mean forward?",
+        f"hgate: {file}:4: admin: no port: write HOST:PORT",
+    ]
+
+
+def test_check_tells_a_hundred_mistakes_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text("routes:\n" + "".join(f"- {{host: a{number}}}\n" for number in range(250)))
+    assert run(["--check", "--config", str(file)]) == EXIT_CONFIG
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[-1]) == (MAX_TOLD + 1, "hgate: 150 more mistakes")
+
+
+def test_check_tells_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text(WITH_WARNINGS)
+    assert run(["--check", "--config", str(file)]) == EXIT_OK
+    said = capsys.readouterr()
+    assert said.out == f"{file}: good, 3 routes, 3 warnings\n"
+    assert [line.partition(": warning: ")[::2] for line in said.err.splitlines()] == [
+        ("hgate", warning) for warning in warnings_of(file)
+    ]
+
+
+WITH_WARNINGS = """\
+listen: ['127.0.0.1:0']
+routes:
+- {host: "**.demo.svc.cluster.local", tunnel: "https://SERVICE.a.run.app/p", token: {file: none.jwt}}
+- {host: "*.demo.svc.cluster.local", forward: 'b:1'}
+- {host: "other", forward: 'b:1'}
+admin: off
+metrics: off
+health: off
+"""
+
+
+def warnings_of(file: Path) -> list[str]:
+    missing = f"{file.parent}/none.jwt cannot be read: No such file or directory"
+    shadowed = "is never reached: routes[0], **.demo.svc.cluster.local, takes every name that this one would"
+    return [
+        f"{file}:3: routes[0].token.file: {missing}; it has to be there when it is needed",
+        f"{file}:3: routes[0].tunnel: has SERVICE, a placeholder of an example: put in your own",
+        f"{file}:4: routes[1]: {shadowed}",
+    ]
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")])
+async def test_warnings_are_logged_once_at_the_start_and_at_a_reload(
+    tmp_path: Path, workers: Sequence[str]
+) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text(WITH_WARNINGS)
+    async with started("gateway", "--config", str(file), "--log-format", "json", *workers) as process:
+        await process.said("^all 2 workers are ready$" if workers else "^ready$")
+        before = list(process.messages)
+        process.send(signal.SIGHUP)
+        await process.said("^reload: 3 routes from ")
+        await process.said("is never reached")
+        after = process.messages[len(before) :]
+        process.send(signal.SIGTERM)
+        _, _, rest = await process.ended()
+    for said in (before, after):
+        assert [message for message in said if message.startswith(f"{file}:")] == warnings_of(file)
+    assert "never reached" not in rest
 
 
 def mistake_in(file: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from gateway.route_settings import MAX_ROUTES
 from gateway.routes import Route, RouteTable, TokenRule
 from gateway.templates import Template, TunnelUrl
 from gateway.yaml_nodes import MAX_FILE_BYTES
-from shared.errors import ConfigError
+from shared.errors import EXIT_CONFIG, ConfigError, ConfigErrors
 from shared.net.address import Address
 
 # The example of README and of the design, with everything that a file can hold.
@@ -406,3 +407,121 @@ def check(content: str | bytes) -> None:
         assert len(str(error)) < 500
     else:
         RouteTable(config.routes).explain("outbound_.8080_._.hello.fortio.svc.cluster.local")
+
+
+# All mistakes at once.
+
+MANY = """\
+listen: [a:1, a, a:1]
+admin: on
+trust_domain: Not.A.Domain
+metrix: off
+limits:
+  hello_timeout: soon
+  stream_window: 1
+  retires: 3
+  max_waiting: 0
+routes:
+- host: a..b
+  tunnel: ftp://a/b
+  token: {fil: a, audience: "{x}"}
+  method: GET
+  max_connections: many
+- hots: b
+  forward: b
+  ca: ca.pem
+- host: c
+  tunel: https://c/d
+  authority: c
+  ca: none.pem
+- host: d
+- host: e
+  forward: b:1
+- host: E
+  forward: b:1
+hbone:
+  listen: []
+  rules:
+  - {from: [], to: ["a"]}
+  - {form: ["*"], to: ["a:0", "b:1", "c"], deny: maybe}
+  - {from: ["ns/a/sa/b", "x"], to: ["*:*"], claims: {email: []}}
+  min_tls: "1.1"
+  jwt: {issuer: i, keys: "http://a/b", ca: none.pem}
+reverse:
+  certificates: c
+  keepalive: 1ms
+tokens:
+  source: mine
+  project_number: x
+"""
+
+ALL_OF_THEM = [
+    "1: listen[1]: no port: write HOST:PORT",
+    "1: listen[2]: a:1 stands in the list twice",
+    "2: admin: no port: write HOST:PORT",
+    "3: trust_domain: ",
+    "4: metrix: unknown field, did you mean metrics?",
+    "6: limits.hello_timeout: must be a duration such as 10s, 500ms or 5m, not 'soon'",
+    "7: limits.stream_window: must be in 65535..2147483647 bytes, not 1",
+    "8: limits.retires: unknown field, did you mean max_retries?",
+    "9: limits.max_waiting: must be in 1..1000000, not 0",
+    "11: routes[0].host: has an empty label: two dots in a row, or one at an end",
+    "12: routes[0].tunnel: must begin with https:// or http://",
+    "13: routes[0].token.fil: unknown field, did you mean file?",
+    "13: routes[0].token.audience: unknown placeholder {x}, known are",
+    "14: routes[0].method: must be POST or CONNECT, not 'GET'",
+    "15: routes[0].max_connections: must be a whole number, not 'many'",
+    "16: routes[1].hots: unknown field, did you mean host?",
+    "17: routes[1].forward: no port: write HOST:PORT",
+    "18: routes[1].ca: has no meaning beside forward, only beside tunnel",
+    "20: routes[2].tunel: unknown field, did you mean tunnel?",
+    "21: routes[2].authority: has a meaning only beside method: CONNECT, which it is the target of",
+    "23: routes[3]: needs tunnel or forward or reverse",
+    "26: routes[5]: is never reached: routes[4] has the same host",
+    "29: hbone.certificates: missing",
+    "29: hbone.listen: needs at least one address",
+    "31: hbone.rules[0].from: needs at least one pattern",
+    "31: hbone.rules[0].to[0]: must be HOST:PORT, with * for any",
+    "32: hbone.rules[1].form: unknown field, did you mean from?",
+    "32: hbone.rules[1].deny: must be true or false, not 'maybe'",
+    "32: hbone.rules[1].to[0]: the port must be 1..65535 or *",
+    "32: hbone.rules[1].to[2]: must be HOST:PORT, with * for any",
+    "33: hbone.rules[2].from[1]: pattern 'x' does not start with spiffe:// or ns/",
+    "33: hbone.rules[2].claims.email: needs at least one pattern",
+    "34: hbone.min_tls: must be 1.3 or 1.2, not '1.1'",
+    "35: hbone.jwt.audiences: missing",
+    "35: hbone.jwt.keys: ",
+    "35: hbone.jwt.ca: ",
+    "37: reverse.rules: missing, write rules: [] to refuse every registration",
+    "38: reverse.keepalive: must be between 0.05s and 3600s, not 1ms",
+    "40: tokens.source: choose one of auto, metadata, google, gke",
+    "41: tokens.project_number: has to be a number",
+]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Each once, sorted by line, and nothing that only follows from another."""
+    with pytest.raises(ConfigErrors) as caught:
+        parse(MANY, "F")
+    found = [str(error) for error in caught.value.all]
+    assert all(text.startswith(f"F:{start}") for text, start in zip(found, ALL_OF_THEM, strict=False)), found
+    assert len(found) == len(ALL_OF_THEM)
+    assert str(caught.value) == f"{found[0]} (and {len(found) - 1} more mistakes)"
+    assert caught.value.exit_code == EXIT_CONFIG
+
+
+def test_one_mistake_is_an_error_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("routes: []\nadmin: on", "F")
+    assert type(caught.value) is ConfigError
+    assert caught.value.all == (caught.value,)
+
+
+def test_warnings_are_sorted_and_change_nothing_else() -> None:
+    text = "routes:\n- {host: '*', forward: b:1}\nhbone: {certificates: c, crl: none.pem, rules: []}\n"
+    config = parse(text, "F")
+    assert [warning.partition(": ")[0] for warning in config.warnings] == ["F:2", "F:3"]
+    assert config == dataclasses.replace(config, warnings=())
+    with pytest.raises(ConfigError) as caught:
+        parse(text.replace("b:1", "b"), "F")
+    assert str(caught.value) == "F:2: routes[0].forward: no port: write HOST:PORT"

@@ -177,5 +177,5 @@ async def test_the_start_is_refused_at_once(
         code, _, err = await process.ended()
     assert code == EXIT_CONFIG
     assert err.count("\n") == 1
-    assert err.endswith(f"cannot be read: it is {kind}, not a regular file\n")
+    assert err.endswith(f": it is {kind}, not a regular file\n")
     assert field in err

@@ -227,6 +227,18 @@ async def test_what_is_hardly_meant_is_told(path: Path, caplog: pytest.LogCaptur
     assert [text.partition(" denies names")[0] for text in told] == [f"{path}:4: hbone.rules[0]:"]
 
 
+async def test_all_mistakes_are_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with watching(path, changes=False) as applied:
+        put(path, BROKEN + "admin: on\n")
+        applied.reloads.request()
+        await applied.until_failed(1)
+        errors = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        assert len(errors) == 2
+        for line, text in zip((3, 4), errors, strict=True):
+            assert text.startswith(f"reload: {path}:{line}: ")
+            assert text.endswith("; the running configuration stays")
+
+
 async def test_what_cannot_be_put_into_effect(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     applied = Applied(path)
     applied.error = UnavailableError("listen: cannot listen on 127.0.0.1:1")

@@ -115,7 +115,7 @@ SECTION = ("certificates: c", RULES)
     ],
 )
 def test_a_route(written: str, host: str, path: str) -> None:
-    text = reverse(*SECTION, routes=f'[{{host: "*.svc", reverse: {written}}}]')
+    text = reverse(*SECTION, routes=f'[{{host: "**.svc", reverse: {written}}}]')
     (route,) = config.parse(text, "f").routes
     assert route.reverse is not None
     assert (route.reverse.host.text, route.reverse.path.text) == (host, path)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, Value, document
-from shared.errors import EXIT_CONFIG, ConfigError
+from gateway.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, Report, Value, document
+from shared.errors import EXIT_CONFIG, ConfigError, ConfigErrors
 from shared.net.address import Address
 
 FIELDS = ("name", "count", "time", "where", "list", "inner")
@@ -305,3 +305,70 @@ def test_sizes_that_are_refused(written: str) -> None:
 def test_sizes_out_of_bounds() -> None:
     with pytest.raises(ConfigError, match=r"must be in 10\.\.1024 bytes, not 2KiB"):
         read("2KiB").size(10, 1024)
+
+
+# Reports: one mistake is no end.
+
+SEVERAL = "name: 1\nnmae: a\nlist: [a, 1, b, 2]\ninner:\n  count: x\n"
+
+
+def test_a_report_takes_all_mistakes() -> None:
+    report = Report()
+    top = document(SEVERAL, "f.yaml", report).mapping(FIELDS)
+    assert top.read("name", Value.text, "none") == "none"
+    assert top.read("where", Value.text, "none") == "none"
+    assert top.read_needed("time", Value.text, "none", "say when") == "none"
+    assert top.need("list").each(4, Value.text) == ["a", "b"]
+    inner = top.need("inner").mapping(FIELDS)
+    assert inner.read_needed("count", lambda value: value.integer(0, 1), 7) == 7
+    assert inner.need("count").tried(lambda value: value.integer(0, 1), None) is None
+    assert (top.failed, inner.failed) == ({"name", "time"}, {"count"})
+    with pytest.raises(ConfigErrors) as caught:
+        report.finish()
+    assert [str(error) for error in caught.value.all] == [
+        "f.yaml:1: name: must be a text, not a number: put it in quotes",
+        "f.yaml:1: time: missing, say when",
+        "f.yaml:2: nmae: unknown field, did you mean name?",
+        "f.yaml:3: list[1]: must be a text, not a number: put it in quotes",
+        "f.yaml:3: list[3]: must be a text, not a number: put it in quotes",
+        "f.yaml:5: inner.count: must be a whole number, not 'x'",
+        "f.yaml:5: inner.count: must be a whole number, not 'x'",
+    ]
+
+
+def test_what_follows_from_a_misspelt_field_is_not_told() -> None:
+    report = Report()
+    top = document("nmae: a\n", "f.yaml", report).mapping(FIELDS)
+    assert top.read_needed("name", Value.text, "") == ""
+    with pytest.raises(ConfigError) as caught:
+        top.one_of(("name", "count"))
+    report.add(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        report.finish()
+    assert str(caught.value) == "f.yaml:1: nmae: unknown field, did you mean name?"
+
+
+def test_without_a_report_the_first_mistake_is_raised() -> None:
+    top = document("name: 1\nlist: [1]\n", "f.yaml").mapping(FIELDS)
+    for read in (
+        lambda: top.read("name", Value.text, ""),
+        lambda: top.read_needed("count", Value.text, ""),
+        lambda: top.need("list").each(1, Value.text),
+    ):
+        with pytest.raises(ConfigError):
+            read()
+    top.need("name").warn("is nothing to anybody")
+
+
+def test_warnings() -> None:
+    report = Report()
+    top = document("name: a\ncount: 1\n", "f.yaml", report).mapping(FIELDS)
+    for name in ("count", "name", "count"):
+        top.need(name).warn("is odd")
+    assert report.finish() == ("f.yaml:1: name: is odd", "f.yaml:2: count: is odd")
+
+
+def test_every_single_value() -> None:
+    text = "a: 1\nb: [x, {c: y, d: [z]}]\n? [k]\n: v\n"
+    found = {(value.path, str(value.node.value)) for value in document(text, "f.yaml").scalars()}
+    assert found == {("a", "1"), ("b[0]", "x"), ("b[1].c", "y"), ("b[1].d[0]", "z"), ("?", "v")}

@@ -7,12 +7,13 @@ import inspect
 import pytest
 
 from shared import errors
-from shared.errors import ConfigError, HboneError, StatusError, StreamResetError
+from shared.errors import ConfigError, ConfigErrors, HboneError, StatusError, StreamResetError
 
 TABLE = {
     "HboneError": (70, "INTERNAL", 80),
     "UsageError": (64, "INTERNAL", 80),
     "ConfigError": (78, "INTERNAL", 80),
+    "ConfigErrors": (78, "INTERNAL", 80),
     "UnavailableError": (69, "INTERNAL", 80),
     "RefusedError": (77, "DENY", 49),
     "ClientHelloError": (77, "BAD_HELLO", 50),
@@ -98,6 +99,14 @@ def test_status_errors(status: int, exit_code: int, alert: int) -> None:
 )
 def test_config_errors_name_the_place(error: ConfigError, text: str) -> None:
     assert str(error) == text
+
+
+def test_several_config_errors() -> None:
+    one, other = ConfigError("f", 1, "a", "is wrong"), ConfigError("f", 2, "b", "is wrong, too")
+    assert str(ConfigErrors([one, other])) == "f:1: a: is wrong (and 1 more mistake)"
+    assert str(ConfigErrors([one, other, one])) == "f:1: a: is wrong (and 2 more mistakes)"
+    assert ConfigErrors([one, other]).all == (one, other)
+    assert one.all == (one,)
 
 
 def test_stream_reset_errors_know_their_code() -> None:
