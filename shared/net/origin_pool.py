@@ -5,8 +5,9 @@ The rules:
 1. Streams go to the oldest connection that has room, so that the youngest can become idle and be closed.
 2. One dialler at a time, a task of its own: whoever gives up waiting takes the connection from nobody. It is
    started for those who wait, and for a spare connection once less than a fifth of one's streams is left.
-3. Who waits is served in order, as room comes. When a dial fails, all who wait are told at once unless there
-   are connections that may have room again: a mesh client has little time, and can be told the reason.
+3. Who waits is served in order: for a stream, as room comes; for a connection, once a peer has said its
+   SETTINGS. When a dial fails, all who wait are told at once unless there are connections that may have room
+   again: a mesh client has little time, and can be told the reason.
 4. After a failure the next dial has to wait (`dial_backoff.py`), and who comes meanwhile waits for it; who
    has not the time for that is told the last failure at once. A connection that ends before the peer's
    first SETTINGS is a failure, too.
@@ -36,7 +37,7 @@ from shared.net.pool_counts import OriginCounts
 from shared.net.pool_limits import PoolLimits
 from shared.net.pooled_connection import PooledConnection
 from shared.net.stream import Stream
-from shared.net.stream_queue import StreamQueue
+from shared.net.stream_queue import WaitQueue, stream_queue
 from shared.tasks import spawn
 from shared.wire.events import Headers
 
@@ -85,7 +86,8 @@ class OriginPool:
         self._unused = unused
         self._revocations = revocations
         self._wall_clock = wall_clock
-        self._queue = StreamQueue(counts)
+        self._queue = stream_queue(counts)
+        self._awaiting_connection: WaitQueue[None, bool] = WaitQueue(counts)
         self._name = NameWatch(origin.to_look_up, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
         self._asked_again = False  # while it was there already
@@ -99,13 +101,13 @@ class OriginPool:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a stream."""
-        return len(self._queue)
+        """How many wait, for a stream or for a connection."""
+        return len(self._queue) + len(self._awaiting_connection)
 
     @property
     def unused(self) -> bool:
         """No connection, none on its way, and nobody who waits for one."""
-        return not (self.members or self.draining or self._dialling is not None or self._queue)
+        return not (self.members or self.draining or self._dialling is not None or self.waiting)
 
     # Streams.
 
@@ -137,6 +139,29 @@ class OriginPool:
         finally:
             self._tell_if_unused()
 
+    async def connected(self, timeout_s: float) -> None:
+        """Returns once there is a connection to the origin whose peer has said its SETTINGS, so its name, its
+        certificate and its protocol are known to be good; dials if there is none. For whoever has something
+        to do only then.
+
+        Raises:
+            DialError: no connection could be made, or we are stopping.
+            UpstreamError: after `timeout_s` seconds there is no connection; or too many wait already.
+        """
+        if self._is_connected(None):
+            return
+        try:
+            self._refuse_to_wait(timeout_s)
+            self._dial_more()
+            await self._awaiting_connection.wait(None, timeout_s)
+        except TimeoutError as error:
+            raise UpstreamError(f"{self.origin}: {self._lacking()} within {timeout_s:g} s") from error
+        finally:
+            self._tell_if_unused()
+
+    def _is_connected(self, _: None) -> bool | None:
+        return any(member.is_proven for member in self.members) or None
+
     def _refuse_to_wait(self, timeout_s: float) -> None:
         """Raises where waiting would be in vain."""
         if self._is_closed:
@@ -149,7 +174,7 @@ class OriginPool:
             raise DialError(f"{self.backoff.reason}; the next attempt is due in {left:.1f} s")
 
     def _lacking(self) -> str:
-        count = len(self.members)
+        count = sum(member.is_proven for member in self.members)
         what = f"no free stream on {count} connections" if count else "not connected"
         reason = self.backoff.reason
         return f"{what} (the last attempt: {reason})" if reason else what
@@ -197,7 +222,7 @@ class OriginPool:
             left_s = self.backoff.left(self._loop.time())
             if left_s:
                 await asyncio.sleep(left_s)
-                if not self._queue:
+                if not self.waiting:
                     return
             is_filled = False
             try:
@@ -205,8 +230,12 @@ class OriginPool:
                 is_filled = member in self.members and self._lacks_spare()
             except HboneError as error:
                 self._failed(error)
-            if not ((self._queue or is_filled) and self._may_dial()):
+            if not ((self._lacks_connection() or is_filled) and self._may_dial()):
                 return
+
+    def _lacks_connection(self) -> bool:
+        """Whether somebody waits for another connection than there are."""
+        return bool(self._queue or (self._awaiting_connection and not self.members))
 
     async def _dial(self) -> PooledConnection:
         member = PooledConnection(
@@ -247,14 +276,18 @@ class OriginPool:
         self._counts.dials_failed_total += 1
         self.backoff.failed(self._loop.time(), str(error))
         if not self.members:
-            self._queue.refuse(error)
+            self._refuse_all(error)
+
+    def _refuse_all(self, error: Exception) -> None:
+        self._queue.refuse(error)
+        self._awaiting_connection.refuse(error)
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         self._dialling = None
         if not task.cancelled() and (error := task.exception()) is not None:  # its task has told the log
             self._failed(DialError(f"connect to {self.origin}: a fault of ours: {type(error).__name__}"))
         # For who came in the dialler's last moment.
-        if self._queue or (self._asked_again and self._lacks_spare()):
+        if self._lacks_connection() or (self._asked_again and self._lacks_spare()):
             self._dial_more()
         self._tell_if_unused()
 
@@ -272,8 +305,10 @@ class OriginPool:
             if not member.is_proven and connection.session.peer_settings_seen:
                 member.is_proven = True
                 self.backoff.succeeded()
+                self._awaiting_connection.serve(self._is_connected)
                 if self._queue:
                     self._dial_more()
+                member.keep_time()
             self._queue.serve(self._open)
             member.count_streams()
 
@@ -300,13 +335,15 @@ class OriginPool:
             self._counts.dials_failed_total += 1
             text = f"connect to {self.origin}: the peer ended the connection before it spoke HTTP/2"
             self.backoff.failed(self._loop.time(), text)
+            if self.members == [member]:
+                self._awaiting_connection.refuse(DialError(text))
         self.members.remove(member)
         self.draining[member] = None
         self._counts.draining += 1
         member.reason = member.reason or reason
         if not self.members:
             self._name.stop()
-        if self._queue:
+        if self._lacks_connection():
             self._dial_more()
 
     def _end_if_unused(self, member: PooledConnection) -> None:
@@ -344,7 +381,7 @@ class OriginPool:
         if self.members:
             self._name.start(limits.resolve_interval_s, limits.connect_timeout_s)
         self._queue.serve(self._open)
-        if self._queue:
+        if self._lacks_connection():
             self._dial_more()
 
     def drain(self) -> None:
@@ -353,7 +390,7 @@ class OriginPool:
         self._is_closed = True
         if self._dialling is not None:
             self._dialling.cancel()
-        self._queue.refuse(self._stopping())
+        self._refuse_all(self._stopping())
         for member in list(self.members):
             self._retire(member, pool_counts.STOPPED)
 

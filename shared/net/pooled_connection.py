@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from shared.net import pool_counts
 from shared.net.certificate_expiry import LEAST_S, LOOK_S
-from shared.net.connection import Connection
+from shared.net.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.pool_limits import PoolLimits
 
 AGE_JITTER = 0.1
@@ -160,7 +160,10 @@ class PooledConnection:
     def _idle_due(self) -> float:
         if self.reason or self._idle_since is None:
             return OPEN_ENDED_S
-        return self._idle_since + self.limits.idle_timeout_s
+        idle_s = self.limits.idle_timeout_s
+        if not self.is_proven:  # somebody may wait for just this connection's SETTINGS
+            idle_s = max(idle_s, PREFACE_TIMEOUT_S)
+        return self._idle_since + idle_s
 
     def _expiry_due(self) -> float:
         """Of the wall clock, which may be set, and goes on while the machine sleeps: so it is looked at

@@ -696,3 +696,106 @@ async def test_without_tls_there_is_no_certificate_to_end() -> None:
         old = (await world.open(h2c(service.port))).connection
         clock.turn(1e12)
         assert (await world.open(h2c(service.port))).connection is old
+
+
+# Who waits for a connection only.
+
+
+async def test_a_connection_stands_once_its_peer_has_spoken() -> None:
+    async with Service.listening() as service, pooled() as world:
+        origin = h2c(service.port)
+        await asyncio.gather(*[world.pool.of(origin).connected(LONG_S) for _ in range(20)])
+        (connection,) = world.connections(origin)
+        assert connection.session.peer_settings_seen
+        assert (world.opened, connection.open_streams, world.counts.waiting) == (1, 0, 0)
+        await world.pool.of(origin).connected(0.0)
+        assert (await world.open(origin)).connection is connection
+
+
+async def test_a_connection_that_is_full_stands() -> None:
+    async with Service.listening() as service, pooled(streams_per_connection=1) as world:
+        origin = h2c(service.port)
+        await world.open(origin)
+        await until(lambda: world.connections(origin)[0].session.peer_settings_seen)
+        await world.pool.of(origin).connected(LONG_S)
+        assert world.opened == 1
+
+
+async def test_who_waits_is_told_of_a_dial_that_failed() -> None:
+    async with pooled() as world:
+        origin = h2c(closed_port())
+        waits = [world.pool.of(origin).connected(LONG_S) for _ in range(3)]
+        errors = await asyncio.gather(*waits, return_exceptions=True)
+        assert all(isinstance(error, DialError) and "connection refused" in str(error) for error in errors)
+        assert len({id(error) for error in errors}) == 3
+        assert world.counts.dials_failed_total == 1
+
+
+async def test_a_peer_that_ends_before_it_speaks_is_told_at_once() -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(24)
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1", 0)
+    async with server, pooled() as world:
+        origin = h2c(server.sockets[0].getsockname()[1])
+        with pytest.raises(DialError, match="ended the connection before it spoke HTTP/2"):
+            await world.pool.of(origin).connected(LONG_S)
+        assert world.opened == 1
+
+
+async def test_a_peer_that_says_nothing() -> None:
+    """Not even its preface: the connection is there, and nobody knows whether it is HTTP/2."""
+    gone = asyncio.Event()
+
+    async def listen_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        gone.set()
+
+    silent = await asyncio.start_server(listen_only, "127.0.0.1", 0)
+    async with silent:
+        async with pooled() as world:
+            origin = h2c(silent.sockets[0].getsockname()[1])
+            with pytest.raises(UpstreamError, match=r"not connected within 0\.05 s$"):
+                await world.pool.of(origin).connected(0.05)
+            assert (world.opened, world.counts.waiting) == (1, 0)
+        await gone.wait()
+
+
+async def test_an_idle_timeout_of_nothing_is_in_nobody_s_way() -> None:
+    async with Service.listening() as service, pooled(idle_timeout_s=0.0) as world:
+        origin = h2c(service.port)
+        await world.pool.of(origin).connected(LONG_S)
+        await until(lambda: origin not in world.pool.origins)
+        assert world.closed() == {"idle": 1}
+
+
+async def test_only_so_many_wait_for_a_connection(credentials: Credentials) -> None:
+    async with Service.listening() as service, gated(service.port) as gate, pooled(max_waiting=2) as world:
+        origin = gate.origin(credentials)
+        waits = [spawn(world.pool.of(origin).connected(LONG_S), name=f"waits {n}") for n in range(2)]
+        await until(lambda: world.counts.waiting == 2)
+        for refused in (world.pool.of(origin).connected(LONG_S), world.open(origin)):
+            with pytest.raises(UpstreamError, match="2 wait for a stream, which is max_waiting"):
+                await refused
+        world.pool.drain()
+        for wait in waits:
+            with pytest.raises(DialError, match="we are stopping"):
+                await wait
+
+
+async def test_who_gives_up_leaves_the_connection_to_others(credentials: Credentials) -> None:
+    context = server_context(credentials.certificate, credentials.key)
+    async with Service.listening(context) as service, gated(service.port) as gate, pooled() as world:
+        origin = gate.origin(credentials)
+        impatient, patient = (
+            spawn(world.pool.of(origin).connected(LONG_S), name=name) for name in ("impatient", "patient")
+        )
+        await until(lambda: gate.waiting)
+        impatient.cancel()
+        gate.open.set()
+        await patient
+        assert impatient.cancelled()
+        assert (world.opened, world.counts.waiting) == (1, 0)

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import DialError
 from shared.net.pool_counts import OriginCounts
 from shared.net.stream import Stream
-from shared.net.stream_queue import StreamQueue
+from shared.net.stream_queue import WaitQueue, stream_queue
 from shared.tasks import spawn
 from shared.wire.events import Headers
 from tests.shared.wire.dialogue import POST
@@ -43,7 +43,7 @@ class Room:
         return cast("Stream", self.opened[-1])
 
 
-def waiting(queue: StreamQueue, count: int) -> list[asyncio.Task[Stream]]:
+def waiting(queue: WaitQueue[Headers, Stream], count: int) -> list[asyncio.Task[Stream]]:
     return [spawn(queue.wait(POST, LONG_S), name=f"waits {number}") for number in range(count)]
 
 
@@ -54,7 +54,7 @@ async def turns() -> None:
 
 async def test_in_order_as_long_as_there_is_room() -> None:
     counts = OriginCounts()
-    queue = StreamQueue(counts)
+    queue = stream_queue(counts)
     tasks = waiting(queue, 5)
     await turns()
     assert (len(queue), counts.waiting) == (5, 5)
@@ -70,7 +70,7 @@ async def test_in_order_as_long_as_there_is_room() -> None:
 
 
 async def test_each_has_an_error_of_its_own() -> None:
-    queue = StreamQueue(OriginCounts())
+    queue = stream_queue(OriginCounts())
     tasks = waiting(queue, 10)
     await turns()
     cause = OSError("cause")
@@ -84,7 +84,7 @@ async def test_each_has_an_error_of_its_own() -> None:
 
 
 async def test_whoever_has_given_up_gets_nothing() -> None:
-    queue = StreamQueue(OriginCounts())
+    queue = stream_queue(OriginCounts())
     tasks = waiting(queue, 2)
     await turns()
     tasks[0].cancel()
@@ -97,7 +97,7 @@ async def test_whoever_has_given_up_gets_nothing() -> None:
 
 
 async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> None:
-    queue = StreamQueue(OriginCounts())
+    queue = stream_queue(OriginCounts())
     (task,) = waiting(queue, 1)
     await turns()
     room = Room(1)
@@ -109,7 +109,7 @@ async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> No
 
 
 async def test_an_answer_in_the_last_turn_counts() -> None:
-    queue = StreamQueue(OriginCounts())
+    queue = stream_queue(OriginCounts())
     loop = asyncio.get_running_loop()
     task = spawn(queue.wait(POST, 0.01), name="waits")
     await turns()
@@ -124,7 +124,7 @@ async def test_an_answer_in_the_last_turn_counts() -> None:
 
 async def test_the_deadline() -> None:
     counts = OriginCounts()
-    queue = StreamQueue(counts)
+    queue = stream_queue(counts)
     with pytest.raises(TimeoutError):
         await queue.wait(POST, 0.001)
     assert (len(queue), counts.waiting) == (0, 0)
