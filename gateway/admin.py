@@ -76,6 +76,7 @@ def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
             {
                 "identity": token.identity,
                 "audience": token.audience,
+                "accepted": token.accepted,
                 "age_s": None if token.minted_at_s is None else round(now - token.minted_at_s, 3),
                 "expires": None if token.expires_at_s is None else at_utc(token.expires_at_s),
                 "expires_in_s": None if token.expires_at_s is None else round(token.expires_at_s - now, 3),

@@ -11,13 +11,13 @@ NAT many clients have the same one, which is why there is no bound on it unless 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from shared.errors import LimitError
 from shared.net import resolver
+from shared.net.address import client_network
 from shared.net.read_buffer import READ_BUFFER
 from shared.ops.metrics import MAX_LABELS
 
@@ -40,6 +40,8 @@ REVERSE_NAMES = "reverse.max_names"
 REVERSE_PER_NAME = "reverse.max_connections_per_name"
 LOOKUPS = resolver.LIMIT
 LOOKUPS_PER_CLIENT = resolver.LIMIT_PER_CLIENT
+NEW_AUDIENCES = "max_new_audiences"
+NEW_AUDIENCES_PER_SOURCE = "max_new_audiences_per_source"
 DESCRIPTORS = "descriptors"
 """Not in the file: the process may open no more files."""
 
@@ -57,6 +59,8 @@ LIMITS = (
     REVERSE_PER_NAME,
     LOOKUPS,
     LOOKUPS_PER_CLIENT,
+    NEW_AUDIENCES,
+    NEW_AUDIENCES_PER_SOURCE,
     DESCRIPTORS,
 )
 """Every name that a LimitError of the gateway can have: the values of the metric's label."""
@@ -223,10 +227,6 @@ def source_of(peer: str) -> str:
 
 
 def network_of(peer: str) -> str:
-    """The address without its port; of an IPv6 address its /64, all of which one machine may have. Never the
-    empty text, which means us (`names.OURS`)."""
-    source = source_of(peer)
-    if not source.startswith("["):
-        return source or peer or "unknown"
-    whole = ipaddress.IPv6Address(source[1:-1].partition("%")[0])
-    return str(ipaddress.IPv6Network((int(whole) >> 64 << 64, 64)))
+    """What counts as one client (`client_network`) of `peer`, HOST:PORT. Never the empty text, which means us
+    (`names.OURS`)."""
+    return client_network(source_of(peer).strip("[]")) or peer or "unknown"

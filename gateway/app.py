@@ -32,6 +32,7 @@ from gateway.forward import Forward
 from gateway.hbone import HboneListener
 from gateway.hello import EmptyConnectionError, Hellos
 from gateway.listeners import Listeners
+from gateway.new_audiences import NewAudiences
 from gateway.ops_ports import OpsPorts
 from gateway.reload import ConfigFile, Reloads, keep_fixed, log_warnings
 from gateway.reverse import ReverseListener
@@ -137,10 +138,12 @@ class Gateway:
             of_account=lambda account: minter_from_env(environ, tokens, account),
             now=wall_clock,
         )
+        self._new_audiences = NewAudiences(lambda: self._config.limits, share=self._share)
         self._upstreams = Upstreams(
             self._pool,
             self._tokens,
             self.metrics,
+            new_audiences=self._new_audiences,
             response_timeout_s=limits.response_timeout_s,
             rules=RetryRules(limits.max_retries, limits.retry_budget_percent),
         )
@@ -460,6 +463,16 @@ class Gateway:
             ),
             ("splice_pipes", "Pipes that hold bytes of forwarded connections.", lambda: pipes.lent),
             ("splice_pipes_limit", "Pipes that may be lent at once.", lambda: pipes.most),
+            (
+                "new_audiences_left",
+                "Tokens for new audiences that may be asked for now; 0 without a bound as well.",
+                lambda: self._new_audiences.left,
+            ),
+            (
+                "new_audiences_limit",
+                "Those that may be asked for in a minute; 0: no bound.",
+                lambda: self._new_audiences.most,
+            ),
         ):
             self.metrics.watch(f"hbone_{name}", documentation, read)
         self.metrics.add(admission.refusals.families)
@@ -468,9 +481,11 @@ class Gateway:
         self.metrics.add(lambda: revocation_watch.families(self._revocations()))
         self.metrics.add(certificates.families)
         self.metrics.add(lambda: dns_metrics.families(self._resolver))
-        tokens = self._tokens
+        tokens, cache = self._tokens, self._tokens.cache
         self.metrics.add(
-            lambda: self._token_metrics.families(tokens.statuses(), tokens.cache.size, tokens.cache.most)
+            lambda: self._token_metrics.families(
+                tokens.statuses(), (cache.size, cache.most), (cache.new_size, cache.most_new)
+            )
         )
 
     def _revocations(self) -> Iterator[tuple[str, str, RevocationWatch]]:

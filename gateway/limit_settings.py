@@ -24,6 +24,9 @@ MIN_TIMEOUT_S = 0.001
 MAX_CONNECTIONS = 1_000_000
 """More than the ports and file descriptors of one machine serve: a slip of the finger."""
 
+MAX_NEW_AUDIENCES = 1_000_000
+"""More than any service of tokens gives: a slip of the finger."""
+
 MAX_PIPES = 10_000
 """Some 10 GiB that the kernel may have to keep for slow readers."""
 
@@ -151,6 +154,16 @@ class Limits:
     refused once their hello is read. 0: as many as in all, for a gateway with one route should serve it with
     all it has."""
 
+    max_new_audiences: int = 600
+    """`max_new_audiences`: tokens that are asked for in a minute, and as many at once, for audiences with
+    whose token no tunnel has been opened yet; 0: no bound. A tenth of what Google's token exchange grants a
+    project, and more services than a gateway's clients reach for in the first minute after its start."""
+
+    max_new_audiences_per_source: int = 100
+    """`max_new_audiences_per_source`: of those, for the clients of one address (of IPv6, one /64); 0: as many
+    as in all. A client, or a gateway of the mesh with many behind it, reaches for some tens of services that
+    nobody has reached for before."""
+
     idle_timeout_s: float = 3600.0
     """`idle_timeout`: an open tunnel without a byte either way for so long is reset; 0: never. Envoy's
     `tcp_proxy` has the same default; it only has to be longer than whatever probes sleepy connections."""
@@ -229,6 +242,10 @@ def read(value: Value) -> Limits:
         max_connections=count("max_connections", default.max_connections, MAX_CONNECTIONS),
         max_connections_per_source=count("max_connections_per_source", 0, MAX_CONNECTIONS, least=0),
         max_connections_per_route=count("max_connections_per_route", 0, MAX_CONNECTIONS, least=0),
+        max_new_audiences=count("max_new_audiences", default.max_new_audiences, MAX_NEW_AUDIENCES, least=0),
+        max_new_audiences_per_source=count(
+            "max_new_audiences_per_source", default.max_new_audiences_per_source, MAX_NEW_AUDIENCES, least=0
+        ),
         idle_timeout_s=given.read("idle_timeout", or_off, default.idle_timeout_s),
         max_tunnel_lifetime_s=given.read("max_tunnel_lifetime", or_off, default.max_tunnel_lifetime_s),
         max_buffered_bytes=given.read("max_buffered", _buffered, None),

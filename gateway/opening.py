@@ -18,11 +18,15 @@ The rules, whichever way it goes:
    is not begun: the answer that asks for it is final, at once.
 2. An attempt is let go of before the next begins, its stream reset with CANCEL if it is not over. Only of
    the answer that is final the first bytes are read, for the log.
-3. After a 401 the token is dropped and asked for once more. Only another token than the one that was rejected
+3. A token that is not at hand is asked for once a connection to the origin stands: a name that leads nowhere,
+   or to somebody else, costs none. As long as no tunnel was opened with a token for its audience, it is one
+   of a bounded number (`new_audiences.py`), which is checked before anything is dialled. The time that a
+   token takes does not count towards the deadline.
+4. After a 401 the token is dropped and asked for once more. Only another token than the one that was rejected
    is worth an attempt, so without a token, with a file that has not changed and with a metadata server that
    sticks to its token the 401 is final. After a pause the token is asked for anew, too: it may have ended.
-4. The traceparent stays: it is one tunnel, however often it is asked for.
-5. Nothing more is asked for a client that has gone. Whoever notices that cancels the opening, except while an
+5. The traceparent stays: it is one tunnel, however often it is asked for.
+6. Nothing more is asked for a client that has gone. Whoever notices that cancels the opening, except while an
    answer is awaited: that stream is let go of when it is answered. A client can come and go a thousand times
    a second, and as many unanswered streams reset would be a rapid reset (CVE-2023-44487) in the far side's
    eyes, for which it ends the connection with everybody's tunnels.
@@ -36,7 +40,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.target_request import TargetRequest
-from shared.errors import StatusError, StreamResetError, UpstreamError
+from shared.errors import LimitError, StatusError, StreamResetError, UpstreamError
 from shared.net.answers import AskedOf, refusal
 from shared.net.retry import Retries, Retry, RetryBudget, retry_after_s
 from shared.net.stream import Stream, header_value, status_of
@@ -121,7 +125,7 @@ class Opening:
         self._token: str | None = None
         self._token_dropped = False
         self._loop = upstreams.loop
-        self._deadline: float | None = None  # none before there is a token
+        self._deadline: float | None = None  # none before the first attempt
         self._stream: Stream | None = None  # that `begin` asked on, until somebody takes it over
         self._why_not = ""  # a retry that the rules allow was not made, for the log
 
@@ -164,6 +168,7 @@ class Opening:
             return
         self._unhook()
         self._leave_budget()
+        self._source.accepted()
         stream.connection.has_answered = True
         self._asking.status = OK
         self._asking.awaiting_answer = False
@@ -193,6 +198,7 @@ class Opening:
 
         Raises:
             TokenError: there should be a token and is none; nothing was sent with another.
+            LimitError: it was not asked for, as one too many.
             UpstreamError: the far side cannot be reached, broke off or answered with something else than 200.
             LimitError: too many names are being looked up for the client.
         """
@@ -204,8 +210,8 @@ class Opening:
     async def _attempts(self) -> Stream:
         stream, self._stream = self._stream, None
         if stream is None:
-            self._token = await self._source.token()
             self._deadline = self._loop.time() + self._upstreams.response_timeout_s
+            await self._get_token()
         while True:
             if stream is None:
                 asking, upstreams = self._asking, self._upstreams
@@ -226,7 +232,32 @@ class Opening:
             log.debug("%s: %s, once more in %.3g s", self._request.origin, retry.reason, retry.wait_s)
             if retry.wait_s:
                 await asyncio.sleep(retry.wait_s)
-                self._token = await self._source.token()
+                await self._get_token()
+
+    async def _get_token(self) -> None:
+        """The token for the next attempt."""
+        token = self._source.at_hand()
+        if token is None:
+            if self._source.is_new:
+                self._upstreams.new_audiences.check(self._asking.peer, self._audience)
+            await self._upstreams.look_up(self._request, self._asking.peer, self._left_s)
+            await self._upstreams.pool.of(self._request.origin).connected(self._left_s)
+            token = await self._ask_for_token()
+        self._token = token or None
+
+    async def _ask_for_token(self) -> str | None:
+        began = self._loop.time()
+        token = await self._source.token(self._admit)
+        if self._deadline is not None:
+            self._deadline += self._loop.time() - began
+        return token
+
+    def _admit(self) -> None:
+        self._upstreams.new_audiences.spend(self._asking.peer, self._audience)
+
+    @property
+    def _audience(self) -> str:
+        return self._request.target.token.value
 
     @property
     def _left_s(self) -> float:
@@ -261,6 +292,7 @@ class Opening:
         asking.status = status
         connection.has_answered = True
         if status == OK:
+            self._source.accepted()
             return None
         retry = await self._after_status(stream, status)
         if self._may(retry):
@@ -281,7 +313,11 @@ class Opening:
         retry = self._ask_rules().after_rejected_token()
         if retry is None:
             return None
-        self._token = await self._source.token()
+        try:
+            self._token = await self._ask_for_token()
+        except LimitError as error:
+            self._why_not = f"; not asked again: {error}"
+            return None
         return retry if self._token != rejected else None
 
     def _ask_rules(self) -> Retries:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gateway.host_globs import compile_glob
+from gateway.host_globs import ANY_LABEL, compile_glob
 from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, is_port, shown
 from shared import ports
 from shared.errors import NoRouteError
@@ -134,6 +134,9 @@ class Token:
 
     service_account: str = ""
     """Whose token it is to be, where the route says it."""
+
+    is_of_client: bool = field(default=False, compare=False)
+    """The audience has something in it that the client has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         path="" if route.method == "CONNECT" else url.path.expand(values),
         authority=bracketed if address.port == DEFAULT_PORTS[url.scheme] else str(address),
         ca=route.ca,
-        token=_token(route.token, values),
+        token=_token(route, values),
         method=route.method,
         connect_target=_connect_target(route.authority, values) if route.method == "CONNECT" else "",
         identity=route.identity,
@@ -319,13 +322,16 @@ def _connect_target(template: Template, values: Mapping[str, str]) -> str:
     return target
 
 
-def _token(rule: TokenRule, values: Mapping[str, str]) -> Token:
+def _token(route: Route, values: Mapping[str, str]) -> Token:
+    rule = route.token
     audience = "" if rule.audience is None else rule.audience.expand(values)
     if rule.file is not None:
         return Token("file", str(rule.file), audience)
     if rule.audience is None:
         return Token("none")
-    return Token("audience", audience, service_account=rule.service_account)
+    names = rule.audience.names
+    is_of_client = bool(names & {"port", "subset"} or (names and ANY_LABEL in route.host))
+    return Token("audience", audience, service_account=rule.service_account, is_of_client=is_of_client)
 
 
 def _directions(target: Target) -> list[str]:

@@ -65,9 +65,14 @@ class Template:
         return cls(text, pieces)
 
     @property
+    def names(self) -> frozenset[str]:
+        """Its placeholders."""
+        return frozenset(self.pieces[1::2])
+
+    @property
     def of_service(self) -> tuple[str, ...]:
         """Those of its placeholders that only a Kubernetes Service fills."""
-        return tuple(name for name in OF_SERVICE if name in self.pieces[1::2])
+        return tuple(name for name in OF_SERVICE if name in self.names)
 
     @property
     def is_fixed(self) -> bool:

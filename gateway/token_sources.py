@@ -34,14 +34,14 @@ class TokenSources:
     def __init__(
         self,
         minter: Minter,
-        counts: Callable[[str, str], TokenCounts] | None = None,
+        counts: Callable[[str, str, bool], TokenCounts] | None = None,
         *,
         of_account: Callable[[str], Minter] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`minter` mints the tokens of rules with an audience, `of_account` makes the minter for those that
-        name a service account, too; `counts` gives the counts of an identity and audience; `now` is the wall
-        clock in seconds since 1970."""
+        name a service account, too; `counts` gives the counts of an identity and audience, and is told
+        whether that is new to us; `now` is the wall clock in seconds since 1970."""
         self.cache = TokenCache(counts, now=now)
         self._minter = minter
         self._counts = counts
@@ -54,7 +54,8 @@ class TokenSources:
         """The source for `rule`."""
         if rule.kind == "audience":
             account = rule.service_account
-            return self.cache.source(self._account(account) if account else self._minter, rule.value)
+            minter = self._account(account) if account else self._minter
+            return self.cache.source(minter, rule.value, is_fixed=not rule.is_of_client)
         if rule.kind == "file":
             return self._files.get(rule) or self._file(rule)
         return _NO_TOKEN
@@ -82,6 +83,6 @@ class TokenSources:
     def _file(self, rule: Token) -> FileToken:
         if len(self._files) >= MAX_TOKEN_FILES:
             del self._files[next(iter(self._files))]
-        counts = self._counts(f"file {rule.value}", rule.audience) if self._counts else None
+        counts = self._counts(f"file {rule.value}", rule.audience, False) if self._counts else None
         file = self._files[rule] = FileToken(rule.value, rule.audience, counts=counts, now=self._now)
         return file

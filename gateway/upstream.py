@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 
 from gateway.admission import network_of
+from gateway.limit_settings import Limits
+from gateway.new_audiences import NewAudiences
 from gateway.opening import Asking, Opening
 from gateway.routes import MAX_CACHED_TARGETS, Target
 from gateway.target_request import TargetRequest
@@ -38,7 +40,11 @@ class Upstreams:
         *,
         response_timeout_s: float,
         rules: RetryRules,
+        new_audiences: NewAudiences | None = None,
     ) -> None:
+        """`new_audiences` bounds the tokens for audiences that nobody has had a tunnel with; None: by the
+        default limits."""
+        self.new_audiences = new_audiences or NewAudiences(Limits)
         self.rules = rules
         """May be replaced at any time; counts for requests to come."""
         self.pool = pool

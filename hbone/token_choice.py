@@ -39,7 +39,9 @@ class MintedToken:
         """Whose tokens they are, or the place that decides about it; for certain once there was one."""
         return self._minter.identity
 
-    async def token(self) -> str:
+    is_new = False
+
+    async def token(self, admit: Callable[[], None] | None = None) -> str:
         try:
             minted = await self._minter.mint(self._audience)
             demand_fit(minted, self._audience, self.identity, self._now())
@@ -48,6 +50,9 @@ class MintedToken:
         return minted.token
 
     def at_hand(self) -> None:
+        return None
+
+    def accepted(self) -> None:
         return None
 
     def invalidate(self, rejected: str | None = None) -> None:

@@ -47,3 +47,5 @@ class TokenStatus:
     failure: str
     """Why the last attempt to get one failed; empty if it did not."""
     failed_at_s: float | None
+    accepted: bool = True
+    """Whether the far side has ever accepted one, as far as that is remembered; of a file it is not asked."""

@@ -40,9 +40,20 @@ _JWT = re.compile(r"[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 class TokenSource(Protocol):
     """What the gateway asks before it opens a tunnel."""
 
-    async def token(self) -> str | None:
+    async def token(self, admit: Callable[[], None] | None = None) -> str | None:
         """A token that can be sent now, None when this source is there to send none. Raises TokenError when
-        there should be one and is not."""
+        there should be one and is not.
+
+        `admit` is called before a token is asked of anybody as long as `is_new`, and may raise instead."""
+        ...
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a token has to be asked of somebody, and nobody has accepted one of this source yet."""
+        ...
+
+    def accepted(self) -> None:
+        """Says that the far side has taken a token of this source."""
         ...
 
     def at_hand(self) -> str | None:
@@ -59,11 +70,16 @@ class TokenSource(Protocol):
 class NoToken:
     """For routes that need none."""
 
-    async def token(self) -> None:
+    is_new = False
+
+    async def token(self, admit: Callable[[], None] | None = None) -> None:
         return None
 
     def at_hand(self) -> str:
         return ""
+
+    def accepted(self) -> None:
+        return None
 
     def invalidate(self, rejected: str | None = None) -> None:
         return None
@@ -100,7 +116,9 @@ class FileToken:
         self._monotonic = monotonic
         self._look_at = 0.0
 
-    async def token(self) -> str:
+    is_new = False
+
+    async def token(self, admit: Callable[[], None] | None = None) -> str:
         """The file's present content, blanks around it removed; TokenError when it cannot be used."""
         try:
             # In place: both are local, and the kubelet's volume is memory.
@@ -132,6 +150,9 @@ class FileToken:
         self._failure = ""
         self._look_at = now + LOOK_AGAIN_S
         return self._token
+
+    def accepted(self) -> None:
+        return None
 
     def invalidate(self, rejected: str | None = None) -> None:
         if rejected is None or rejected == self._token:

@@ -122,6 +122,25 @@ def read_ipv6(text: str) -> str:
         raise ValueError(f"{_shown(text)} is no IPv6 address") from error
 
 
+NETWORK_BITS = 64
+"""Addresses of an IPv6 network of this size count as one client: any machine may have all of them (RFC 4291
+section 2.5.4)."""
+
+
+def client_network(host: str) -> str:
+    """What counts as one client: an IPv4 address, or the network of an IPv6 address, given without brackets.
+    A host that is no address is returned as it is."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, NETWORK_BITS), strict=False))
+
+
 @lru_cache(maxsize=1024)  # krun asks for each tunnel, of the few targets that it has
 def is_ipv4(text: str) -> bool:
     """Whether `text` is an IPv4 address in its usual form, four decimal numbers."""

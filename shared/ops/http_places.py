@@ -19,17 +19,15 @@ The rules:
 from __future__ import annotations
 
 import enum
-import ipaddress
 from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+from shared.net.address import client_network
+
 SLOW_S = 0.25
 """A request has come, and its response been taken, within a round trip, which takes milliseconds where
 probes and scrapers are."""
-
-IPV6_SOURCE_BITS = 64
-"""What a customer of a network has at least (RFC 6177): each of its addresses is the same source."""
 
 
 class Activity(enum.Enum):
@@ -100,13 +98,4 @@ def source_of(peer: object) -> str:
     addresses. `peer` is what a transport has as `peername`."""
     if not isinstance(peer, tuple) or not peer:
         return ""
-    host = str(peer[0])
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.IPv6Address(int(address) >> IPV6_SOURCE_BITS << IPV6_SOURCE_BITS))
+    return client_network(str(peer[0]))

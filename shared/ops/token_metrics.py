@@ -29,19 +29,22 @@ class TokenMetrics:
         self._now = now
         self._counts: dict[Key, TokenCounts] = {}
 
-    def of(self, identity: str, audience: str) -> TokenCounts:
-        """The counts of these tokens; hold on to them. MAX_LABELS are counted apart."""
+    def of(self, identity: str, audience: str, is_new: bool = False) -> TokenCounts:
+        """The counts of these tokens; hold on to them. MAX_LABELS are counted apart, half of them only for
+        those that are not new: names that clients have made up leave them free."""
         key = (identity, audience)
-        if key not in self._counts and len(self._counts) >= MAX_LABELS:
+        if key not in self._counts and len(self._counts) >= (MAX_LABELS // 2 if is_new else MAX_LABELS):
             key = (OTHER, OTHER)
         counts = self._counts.get(key)
         if counts is None:
             counts = self._counts[key] = TokenCounts()
         return counts
 
-    def families(self, tokens: Iterable[TokenStatus], kept: int, most: int) -> Iterator[Metric]:
-        """All of it, with what may be told of the tokens that there are now; `kept` minted ones are kept, and
-        `most` may be."""
+    def families(
+        self, tokens: Iterable[TokenStatus], kept: tuple[int, int], new: tuple[int, int]
+    ) -> Iterator[Metric]:
+        """All of it, with what may be told of the tokens that there are now; `kept` are the minted ones that
+        are kept and how many may be, `new` those that are new and how many may be."""
         minted, ends = self._worst(tokens)
         now = self._now()
         age = GaugeMetricFamily("hbone_token_age_seconds", "Since the token is there.", labels=_LABELS)
@@ -66,8 +69,13 @@ class TokenMetrics:
             for reason, count in counts.failures_by_reason.items():
                 failures.add_metric((*key, reason if reason in TOKEN_REASONS else OTHER), count)
         yield from (age, expiry, refreshes, failures)
-        yield GaugeMetricFamily("hbone_token_entries", "Minted tokens that are kept.", value=kept)
-        yield GaugeMetricFamily("hbone_token_entries_limit", "Those that may be kept.", value=most)
+        for name, documentation, value in (
+            ("entries", "Minted tokens that are kept, but for new ones.", kept[0]),
+            ("entries_limit", "Those that may be kept.", kept[1]),
+            ("new_entries", "Minted tokens that are kept and that no service has accepted yet.", new[0]),
+            ("new_entries_limit", "Those that may be kept.", new[1]),
+        ):
+            yield GaugeMetricFamily(f"hbone_token_{name}", documentation, value=value)
 
     def _worst(self, tokens: Iterable[TokenStatus]) -> tuple[dict[Key, float], dict[Key, float]]:
         """When tokens were minted and when they end, by their labels: of several the first."""

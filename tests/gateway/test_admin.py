@@ -56,12 +56,13 @@ def test_a_dump_is_for_people_too() -> None:
 def test_tokens_are_told_of_and_not_told() -> None:
     tokens = [
         TokenStatus("me", "a", START - 60, START + 3540, "", None),
-        TokenStatus("me", "b", None, None, "no token from there: no", START - 2),
+        TokenStatus("me", "b", None, None, "no token from there: no", START - 2, accepted=False),
     ]
     assert json.loads(admin.tokens(tokens, START).body) == [
         {
             "identity": "me",
             "audience": "a",
+            "accepted": True,
             "age_s": 60,
             "expires": "2026-09-21T15:12:20Z",
             "expires_in_s": 3540,
@@ -71,6 +72,7 @@ def test_tokens_are_told_of_and_not_told() -> None:
         {
             "identity": "me",
             "audience": "b",
+            "accepted": False,
             "age_s": None,
             "expires": None,
             "expires_in_s": None,

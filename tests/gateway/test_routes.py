@@ -224,6 +224,24 @@ def test_tokens() -> None:
     assert table.match(Destination("c", 80, "", "outbound")).token == Token("audience", "c:80")
 
 
+@pytest.mark.parametrize(
+    ("host", "audience", "expected"),
+    [
+        ("*.demo.svc", "https://{service}.a.run.app", True),
+        ("*.demo.svc", "https://{namespace}.a.run.app", True),
+        ("*.demo.svc", "https://a.run.app", False),
+        ("hello.demo.svc", "https://{service}.a.run.app", False),
+        ("hello.demo.svc", "{host}", False),
+        ("hello.demo.svc", "{host}:{port}", True),
+        ("hello.demo.svc", "{subset}", True),
+    ],
+)
+def test_audiences_that_clients_choose(host: str, audience: str, expected: bool) -> None:
+    table = RouteTable([tunnel(host, "https://b/p", audience)])
+    target = table.match(Destination("hello.demo.svc", 80, "v1", "outbound"))
+    assert target.token.is_of_client == expected
+
+
 def test_the_first_match_decides_even_if_it_refuses() -> None:
     table = RouteTable(
         [

@@ -23,7 +23,7 @@ async def test_the_sources_of_tokens(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("opaque")
     async with MetadataServer(Mint(clock)) as server:
         sources = TokenSources(
-            MetadataMinter(server.host), lambda *key: counts.setdefault(key, TokenCounts()), now=clock
+            MetadataMinter(server.host), lambda *key: counts.setdefault(key[:2], TokenCounts()), now=clock
         )
         nothing: TokenSource = sources.of(Token("none"))
         assert isinstance(nothing, NoToken)
@@ -38,7 +38,7 @@ async def test_the_sources_of_tokens(tmp_path: Path) -> None:
         assert set(counts) == {(place, "https://a.example"), (f"file {tmp_path}/token", "")}
         assert all(each.refreshes_total == 1 for each in counts.values())
         sources.close()
-        assert sources.cache.size == 0
+        assert sources.cache.new_size == 0
 
 
 async def test_a_file_for_an_audience_is_a_file_of_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,12 @@ class Hgate:
 
 
 @asynccontextmanager
-async def hgate(file: Path, *arguments: str) -> AsyncIterator[Hgate]:
-    """hgate with this file, ready, until the block ends."""
+async def hgate(
+    file: Path, *arguments: str, environ: Mapping[str, str] | None = None
+) -> AsyncIterator[Hgate]:
+    """hgate with this file, ready, until the block ends; `environ` is added to our own."""
     command = ("gateway", "--config", str(file), "--log-format", "json", *arguments)
-    async with started(*command) as process:
+    async with started(*command, environ=environ) as process:
         running = Hgate(process)
         running.port = int((await running.said(r"^listening on 127\.0\.0\.1:(\d+)$"))[1])
         await running.said(r"^all \d+ workers are ready$" if "--workers" in arguments else "^ready$")

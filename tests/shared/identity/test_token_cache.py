@@ -37,10 +37,12 @@ def failing(_: Request) -> Answer:
 async def metadata(
     answer: Callable[[Request], Answer], clock: Callable[[], float]
 ) -> AsyncIterator[tuple[MetadataServer, TokenCache, CachedToken]]:
-    """A metadata server, a cache whose chance is 0, and a source of tokens."""
+    """A metadata server, a cache whose chance is 0, and a source of tokens one of which was accepted."""
     async with MetadataServer(answer) as server:
         cache = TokenCache(now=clock, chance=lambda: 0.0)
-        yield server, cache, cache.source(MetadataMinter(server.host, timeout_s=PATIENCE_S), AUDIENCE)
+        tokens = cache.source(MetadataMinter(server.host, timeout_s=PATIENCE_S), AUDIENCE)
+        tokens.accepted()
+        yield server, cache, tokens
         cache.close()
 
 
@@ -251,7 +253,9 @@ async def test_identities_and_audiences_are_kept_apart() -> None:
             await minter.is_asked_for(audience)
         given = [minter.give(audience) for minter in (one, other) for audience in ("a", "b")]
     assert [task.result() for task in waiting] == given
-    assert cache.size == 4
+    assert (cache.size, cache.new_size) == (0, 4)
+    cache.source(one, "a").accepted()
+    assert (cache.size, cache.new_size) == (1, 3)
     cache.close()
 
 
@@ -434,34 +438,223 @@ def test_an_audience_is_needed() -> None:
         TokenCache().source(HandMinter(time.time), "")
 
 
-# The bound, and the end.
+# The bounds, and the end.
 
 
-async def test_the_oldest_makes_room() -> None:
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_the_oldest_makes_room(accepted: bool) -> None:
     clock = Clock()
     async with MetadataServer(Mint(clock)) as server:
         minter = MetadataMinter(server.host)
-        cache = TokenCache(most=2, now=clock)
+        cache = TokenCache(most=2, most_new=2, now=clock)
         for name in ("a", "b", "a", "c"):
             clock.turn(1)
-            await cache.source(minter, name).token()
+            tokens = cache.source(minter, name)
+            await tokens.token()
+            if accepted:
+                tokens.accepted()
         assert [status.audience for status in cache.statuses()] == ["a", "c"]
+        assert {status.accepted for status in cache.statuses()} == {accepted}
+        assert (cache.size, cache.new_size) == ((2, 0) if accepted else (0, 2))
         cache.close()
-        assert cache.size == 0
+        assert (cache.size, cache.new_size) == (0, 0)
 
 
-async def test_no_room_while_all_are_being_asked_for() -> None:
+@pytest.mark.parametrize("accepted", [False, True])
+async def test_no_room_while_all_are_being_asked_for(accepted: bool) -> None:
     clock = Clock()
     counts: dict[tuple[str, str], TokenCounts] = {}
-    cache = TokenCache(lambda *key: counts.setdefault(key, TokenCounts()), most=1, now=clock)
+    cache = TokenCache(lambda *key: counts.setdefault(key[:2], TokenCounts()), most=1, most_new=1, now=clock)
     minter = HandMinter(clock)
-    first = tasks.spawn(cache.source(minter, "a").token(), name="wait")
+    sources = [cache.source(minter, name) for name in ("a", "b")]
+    if accepted:
+        for source in sources:
+            source.accepted()
+    first = tasks.spawn(sources[0].token(), name="wait")
     await minter.is_asked_for("a")
-    error = await error_of(cache.source(minter, "b"))
+    error = await error_of(sources[1])
     assert (str(error), error.reason) == ("no token for b: 1 others are being asked for", "limit")
     assert counts["somebody", "b"].failures_by_reason == {"limit": 1}
     given = minter.give("a")
     assert await first == given
+    cache.close()
+
+
+async def test_new_keys_push_out_none_that_was_accepted() -> None:
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        minter = MetadataMinter(server.host)
+        cache = TokenCache(most=2, most_new=3, now=clock)
+        good = [cache.source(minter, name) for name in ("a", "b")]
+        kept = []
+        for tokens in good:
+            kept.append(await tokens.token())
+            tokens.accepted()
+        for number in range(100):
+            clock.turn(1)
+            await cache.source(minter, f"random-{number}").token()
+        assert (cache.size, cache.new_size) == (2, 3)
+        assert [tokens.at_hand() for tokens in good] == kept
+        assert len(server.requests) == 102
+        cache.close()
+
+
+async def test_one_more_accepted_key_makes_the_oldest_of_them_go() -> None:
+    """And its token is asked for again as one that is known."""
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        minter = MetadataMinter(server.host)
+        cache = TokenCache(most=2, now=clock)
+        sources = [cache.source(minter, name) for name in ("a", "b", "c")]
+        for tokens in sources:
+            clock.turn(1)
+            assert tokens.is_new
+            await tokens.token()
+            tokens.accepted()
+            assert not tokens.is_new
+        assert [tokens.at_hand() is None for tokens in sources] == [True, False, False]
+        assert not sources[0].is_new
+        await sources[0].token(refuse)
+        assert (cache.size, cache.new_size, len(server.requests)) == (2, 0, 4)
+        cache.close()
+
+
+async def test_no_room_for_one_more_accepted_key_while_all_are_being_asked_for() -> None:
+    clock = Clock()
+    cache = TokenCache(most=1, now=clock)
+    minter = HandMinter(clock)
+    busy, other = cache.source(minter, "a"), cache.source(minter, "b")
+    busy.accepted()
+    first = tasks.spawn(busy.token(), name="wait")
+    second = tasks.spawn(other.token(), name="wait")
+    await minter.is_asked_for("b")
+    minter.give("b")
+    await second
+    other.accepted()
+    assert (cache.size, cache.new_size, other.is_new) == (1, 1, True)
+    minter.give("a")
+    await first
+    other.accepted()
+    assert (cache.size, cache.new_size, other.is_new) == (1, 0, False)
+    cache.close()
+
+
+async def test_a_fixed_audience_is_not_new() -> None:
+    """It is the file's, not a client's: no admission, and no place among those that clients have made up."""
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        minter = MetadataMinter(server.host)
+        cache = TokenCache(most=2, most_new=1, now=clock)
+        fixed = [cache.source(minter, name, is_fixed=True) for name in ("a", "b", "c")]
+        assert not fixed[0].is_new
+        for tokens in fixed[:2]:
+            await tokens.token(refuse)
+        assert (cache.size, cache.new_size) == (2, 0)
+        assert {status.accepted for status in cache.statuses()} == {False}
+        fixed[0].accepted()
+        assert {status.audience: status.accepted for status in cache.statuses()} == {"a": True, "b": False}
+        await fixed[2].token(refuse)
+        assert (cache.size, cache.new_size) == (2, 1), (
+            "with no room beside the others it is among the new ones"
+        )
+        other = cache.source(minter, "d")
+        await other.token()
+        clock.turn(1)
+        other.accepted()
+        assert [status.audience for status in cache.statuses()] == ["a", "d"], "those that were accepted stay"
+        cache.close()
+
+
+async def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "MAX_ACCEPTED", 2)
+    cache = TokenCache()
+    sources = [cache.source(HandMinter(time.time), name) for name in ("a", "b", "c")]
+    for tokens in sources:
+        tokens.accepted()
+    assert [tokens.is_new for tokens in sources] == [True, False, False]
+
+
+# Who may have a token asked for.
+
+
+class NotAdmitted(Exception):
+    pass
+
+
+def refuse() -> None:
+    raise NotAdmitted
+
+
+async def test_a_new_key_needs_admission() -> None:
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        cache = TokenCache(now=clock)
+        tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
+        with pytest.raises(NotAdmitted):
+            await tokens.token(refuse)
+        assert (server.requests, cache.new_size) == ([], 0)
+        admitted: list[None] = []
+        token = await tokens.token(lambda: admitted.append(None))
+        assert len(admitted) == 1
+        assert await tokens.token(refuse) == token, "it is there"
+        clock.turn(3600)
+        with pytest.raises(NotAdmitted):
+            await tokens.token(refuse)
+        tokens.accepted()
+        assert await tokens.token(refuse) != token
+        cache.close()
+
+
+async def test_whoever_joins_a_request_needs_none() -> None:
+    clock = Clock()
+    cache = TokenCache(now=clock)
+    minter = HandMinter(clock)
+    first = tasks.spawn(cache.source(minter, "a").token(), name="wait")
+    await minter.is_asked_for("a")
+    second = tasks.spawn(cache.source(minter, "a").token(refuse), name="wait")
+    await asyncio.sleep(0)
+    given = minter.give("a")
+    assert await first == await second == given
+    cache.close()
+
+
+async def test_nothing_is_asked_ahead_for_a_new_key() -> None:
+    clock = Clock()
+    async with MetadataServer(Mint(clock)) as server:
+        cache = TokenCache(now=clock, chance=lambda: 0.0)
+        tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
+        token = await tokens.token()
+        clock.turn(3400)
+        assert tokens.at_hand() == token
+        cache.look()
+        await landed()
+        assert len(server.requests) == 1
+        tokens.accepted()
+        assert tokens.at_hand() == token
+        await landed()
+        assert len(server.requests) == 2
+        cache.close()
+
+
+async def test_new_keys_leave_requests_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_cache, "MAX_NEW_FLIGHTS", 2)
+    clock = Clock()
+    cache = TokenCache(now=clock)
+    minter = HandMinter(clock)
+    names = [f"new-{number}" for number in range(5)]
+    waiting = [tasks.spawn(cache.source(minter, name).token(), name="wait") for name in names]
+    await minter.is_asked_for("new-1")
+    known = cache.source(minter, "known")
+    known.accepted()
+    first = tasks.spawn(known.token(), name="wait")
+    await minter.is_asked_for("known")
+    assert minter.asked == ["new-0", "new-1", "known"]
+    given = minter.give("known")
+    assert await first == given
+    for name in names:
+        await minter.is_asked_for(name)
+        minter.give(name)
+    await asyncio.gather(*waiting)
     cache.close()
 
 
@@ -495,11 +688,12 @@ async def test_what_may_be_told() -> None:
 
 # Whatever happens.
 
-AUDIENCES = ("a", "b", "c")
+AUDIENCES = ("a", "b", "c", "d")
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Callers, answers, failures, rejections and a clock, in any order, in a cache with room for two."""
+    """Callers, answers, failures, rejections and a clock, in any order, in a cache with room for two keys of
+    each class."""
 
     answered = Bundle("answered")
 
@@ -510,11 +704,13 @@ class AnyLife(RuleBasedStateMachine):
         self.minter = HandMinter(self.clock)
         self.ends: dict[str, float] = {}
         self.cache = self.runner.run(self._made())
-        self.sources = {name: self.cache.source(self.minter, name) for name in AUDIENCES}
+        self.sources = {
+            name: self.cache.source(self.minter, name, is_fixed=name == "d") for name in AUDIENCES
+        }
         self.callers: list[asyncio.Task[Any]] = []
 
     async def _made(self) -> TokenCache:
-        return TokenCache(most=2, now=self.clock, chance=lambda: 0.5)
+        return TokenCache(most=2, most_new=2, now=self.clock, chance=lambda: 0.5)
 
     def _do(self, step: Callable[[], object]) -> None:
         async def run() -> None:
@@ -572,6 +768,10 @@ class AnyLife(RuleBasedStateMachine):
         name, token = what
         self._do(lambda: self.sources[name].invalidate(token))
 
+    @rule(name=st.sampled_from(AUDIENCES))
+    def accept(self, name: str) -> None:
+        self._do(lambda: self.sources[name].accepted())
+
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 60.0, 300.0, 3000.0, 40_000.0, -5.0]))
     def turn(self, seconds: float) -> None:
         self.clock.turn(seconds)
@@ -587,8 +787,11 @@ class AnyLife(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         if hasattr(self, "cache"):
-            assert self.cache.size <= 2
-            assert len(self.minter.waiting) <= self.cache.size
+            assert 0 <= self.cache.size <= 2 and 0 <= self.cache.new_size <= 2
+            assert len(self.minter.waiting) <= self.cache.size + self.cache.new_size
+            told = [status.accepted for status in self.cache.statuses()]
+            assert told.count(True) <= self.cache.size
+            assert len(told) == self.cache.size + self.cache.new_size
             for caller in [caller for caller in self.callers if caller.done()]:
                 self.callers.remove(caller)
                 if not caller.cancelled():

@@ -23,7 +23,7 @@ def told(audience: str, minted_at_s: float | None, expires_at_s: float | None) -
 def samples(metrics: TokenMetrics, *tokens: TokenStatus) -> dict[tuple[str, ...], float]:
     return {
         (sample.name.removeprefix("hbone_token_"), *sample.labels.values()): sample.value
-        for family in metrics.families(tokens, kept=len(tokens), most=7)
+        for family in metrics.families(tokens, kept=(len(tokens), 7), new=(2, 5))
         for sample in family.samples
     }
 
@@ -48,6 +48,8 @@ def test_all_of_them() -> None:
         ("failures_total", "me", "a", "other"): 1,
         ("entries",): 1,
         ("entries_limit",): 7,
+        ("new_entries",): 2,
+        ("new_entries_limit",): 5,
     }
 
 
@@ -82,10 +84,19 @@ def test_labels_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got["expiry_timestamp_seconds", "other", "other"] == START + 90, "the first to end"
 
 
+def test_names_that_clients_make_up_leave_half_of_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_metrics, "MAX_LABELS", 4)
+    metrics = TokenMetrics(Clock())
+    others = [metrics.of("me", f"random-{number}", is_new=True) for number in range(4)]
+    assert others[2] is others[3] is metrics.of("other", "other")
+    assert metrics.of("me", "good") is not metrics.of("other", "other")
+    assert metrics.of("me", "random-0", is_new=True) is others[0]
+
+
 def test_architecture_lists_them() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     metrics = TokenMetrics(Clock())
-    for family in metrics.families((), kept=0, most=0):
+    for family in metrics.families((), kept=(0, 0), new=(0, 0)):
         assert f"`{family.name}" in text
     reasons = re.search(r"`hbone_token_failures_total` \| .*reason: ([^|]+) \|", text)
     assert reasons is not None

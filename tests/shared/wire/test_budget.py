@@ -19,6 +19,16 @@ def test_it_never_holds_more_than_its_burst_by_waiting() -> None:
     assert [budget.spend(1000.0) for _ in range(3)] == [True, True, False]
 
 
+def test_what_is_left_can_be_seen() -> None:
+    budget = Budget(3, per_s=2)
+    assert budget.left(10.0) == 3
+    for _ in range(4):
+        budget.spend(10.0)
+    assert budget.left(10.0) == -1
+    assert budget.left(11.0) == 1
+    assert budget.left(100.0) == 3
+
+
 def test_what_is_earned_comes_on_top() -> None:
     budget = Budget(1, per_s=0)
     budget.earn(2)
