@@ -27,6 +27,7 @@ from tests.stress import (
     names,
     probes,
     restart,
+    services,
     stall,
 )
 from tests.stress.clients import BrokenError
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "flood": (flood.flood, 300.0),
     "impatient": (impatient.impatient, 60.0),
     "probes": (probes.probes, 90.0),
+    "services": (services.services, 60.0),
     "million": (million.million, 150.0),
     "stall": (stall.stall, 150.0),
     "names": (names.random_names, 120.0),

@@ -50,9 +50,11 @@ def main() -> None:
     """Attacks, and prints what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress.attack")
     parser.add_argument("port", type=int)
-    parser.add_argument("kind", choices=("flood", "stall", "hello", "bytes", "impatient"))
+    parser.add_argument("kind", choices=("flood", "stall", "hello", "bytes", "impatient", "services"))
     parser.add_argument(
-        "name", help="of the flood or stall; for bytes how many, for impatient the server name"
+        "name",
+        help="of the flood or stall; for bytes how many, for impatient the server name, for services that "
+        "with {} for a number",
     )
     parser.add_argument("--ca", type=Path, help="the port's server has TLS, with this CA")
     parser.add_argument("--server", default="", help="its name")
@@ -76,6 +78,8 @@ async def _attack(given: argparse.Namespace, end: End) -> list[Outcome]:
         return [await attacker.converse(pieces, given.port, MILLION_S, end)]
     if given.kind == "impatient":
         return [await _impatient(given.port, hello(given.name), given.connections)]
+    if given.kind == "services":
+        return [await _services(given.port, given.name, given.connections)]
     known = stalls.stalls(PATH) if given.kind == "stall" else stalls.slow_hellos()
     attempts = (_stall(given, known[given.name], end) for _ in range(given.connections))
     return [*await asyncio.gather(*attempts)]
@@ -104,6 +108,24 @@ async def _impatient(port: int, said: bytes, clients: int) -> Outcome:
             tunnel = await connect(port)
             tunnel.send(said)
             tunnel.reset()
+            await asyncio.sleep(IMPATIENT_PAUSE_S)
+
+    await asyncio.gather(*(some() for _ in range(AT_A_TIME)))
+    return Outcome(ended=True, sent=clients, seconds=loop.time() - started)
+
+
+async def _services(port: int, name: str, clients: int) -> Outcome:
+    """Clients of hgate without a credential, each of which asks for a service of its own."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    numbers = iter(range(clients))
+
+    async def some() -> None:
+        for number in numbers:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(hello(name.format(number)))
+            await reader.read()
+            writer.close()
             await asyncio.sleep(IMPATIENT_PAUSE_S)
 
     await asyncio.gather(*(some() for _ in range(AT_A_TIME)))

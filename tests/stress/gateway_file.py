@@ -52,9 +52,11 @@ class GatewayFile:
         new.replace(self.path)
 
 
-def start_hgate(name: str, file: GatewayFile, folder: Path) -> Program:
-    """Starts a gateway with this file."""
-    return Program(name, ["gateway", "--config", str(file.path), "--log-format", "json"], folder)
+def start_hgate(
+    name: str, file: GatewayFile, folder: Path, environ: Mapping[str, str] | None = None
+) -> Program:
+    """Starts a gateway with this file, and `environ` beside our own."""
+    return Program(name, ["gateway", "--config", str(file.path), "--log-format", "json"], folder, environ)
 
 
 def route(name: str, port: int, target: str) -> dict[str, Any]:

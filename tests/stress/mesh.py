@@ -43,6 +43,10 @@ NOBODY_NAME = f"outbound_.8080_._.nobody.{DEMO}"
 ORIGIN_NAME = f"outbound_.8080_._.origin.{DEMO}"
 """Leads to an HTTP/2 server of the scenario's own."""
 
+TOKEN_NAME = f"outbound_.8080_._.echo.{DEMO}"
+"""Leads to krun's target of this name, with a token; any other service of `TOKEN_NAMES` to a 404."""
+TOKEN_NAMES = f"outbound_.8080_._.random-{{}}.{DEMO}"
+
 SERVICE_HOST = "cloudrun.a.run.app"
 
 TARGETS = {HELLO_NAME: "echo", DEAD_NAME: "dead", UNKNOWN_NAME: "unknown"}
@@ -116,15 +120,19 @@ async def mesh(
     origin_port: int = 0,
     limits: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    metadata_host: str = "",
 ) -> AsyncIterator[Mesh]:
     """Runs echo, krun and hgate, and the stand-in if `cloudrun`, until the block ends.
 
-    `limits` are hgate's, beside or instead of those of `GatewayFile`, `environ` is krun's. AssertionError if
-    one of them did not end in order or logged an error.
+    `limits` are hgate's, beside or instead of those of `GatewayFile`, `environ` is krun's. With
+    `metadata_host` there is a route for `TOKEN_NAMES`, whose tokens are from there. AssertionError if one of
+    them did not end in order or logged an error.
     """
     programs: list[Program] = []
     try:
-        yield await _start(programs, folder, cloudrun, origin_port, limits or {}, environ or {})
+        yield await _start(
+            programs, folder, cloudrun, origin_port, limits or {}, environ or {}, metadata_host
+        )
     finally:
         for program in reversed(programs):
             await program.stop()
@@ -141,6 +149,7 @@ async def _start(
     origin_port: int,
     limits: Mapping[str, Any],
     environ: Mapping[str, str],
+    metadata_host: str,
 ) -> Mesh:
     """Starts them in order; `programs` are those that were, whatever goes wrong."""
 
@@ -160,8 +169,10 @@ async def _start(
         front_end = started(Program("cloudrun", _cloudrun_arguments(folder, krun_port), folder))
         front_end_port = await _port(front_end, "CLOUDRUN_ADDRESS=")
         routes.append(_through_cloudrun(folder, front_end_port))
+    if metadata_host:
+        routes.append(_with_tokens(krun_port))
     gateway = GatewayFile(folder / "hgate.yaml", routes, limits)
-    hgate = started(start_hgate("hgate", gateway, folder))
+    hgate = started(start_hgate("hgate", gateway, folder, {"GCE_METADATA_HOST": metadata_host}))
     await hgate.said('"ready"')
     return Mesh(folder, gateway, echo, krun, hgate, front_end, krun_port, front_end_port, programs)
 
@@ -184,6 +195,16 @@ def ca(folder: Path) -> Path:
 def _through_cloudrun(folder: Path, port: int) -> dict[str, Any]:
     tls = {"tunnel": f"https://{SERVICE_HOST}/_hbone/echo", "ca": str(ca(folder))}
     return route(CLOUDRUN_NAME, port, "echo") | tls
+
+
+def _with_tokens(port: int) -> dict[str, Any]:
+    """All services of the namespace, as at Cloud Run: whether one exists, only its answer tells."""
+    return {
+        "host": f"*.{DEMO}",
+        "tunnel": "http://{service}.krun.example/_hbone/{service}",
+        "connect": f"127.0.0.1:{port}",
+        "token": {"audience": "https://{service}.krun.example"},
+    }
 
 
 def _krun_environ(echo_port: int, more: Mapping[str, str]) -> dict[str, str]:

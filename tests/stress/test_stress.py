@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hyperframe.frame import Frame
 
-from tests.stress import attack, churn, idle, names, probes
+from tests.stress import attack, churn, idle, names, probes, services
 from tests.stress.figures import percentile
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -66,6 +66,13 @@ async def test_floods_of_the_ops_ports_are_floods(tmp_path: Path) -> None:
     await probes.probes(run, flood_s=0.2)
     assert len(verdicts(run)) == 6
     assert verdicts(run)["counted"]
+
+
+async def test_random_services_cost_few_tokens(tmp_path: Path) -> None:
+    run = Run("services", tmp_path, quiet=True)
+    await services.services(run, clients=200)
+    found = verdicts(run)
+    assert found["tokens asked for"] and found["their token"] and found["afterwards"]
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)

@@ -1,0 +1,61 @@
+"""Clients of hgate without any credential that ask for random services, each of which would need a token."""
+
+from __future__ import annotations
+
+import time
+
+from gateway.limit_settings import Limits
+from gateway.new_audiences import MINUTE_S
+from tests.stress import attack
+from tests.stress.bystanders import beside
+from tests.stress.mesh import TOKEN_NAME, TOKEN_NAMES, hello_for, mesh
+from tests.stress.run import Run
+from tests.stress.verdict import MOST_P99_MS, others, unhurt
+from tests.support.metadata_server import MetadataServer
+from tests.support.wall_clock import Mint
+
+CLIENTS = 4_000
+"""In all; in ten seconds."""
+
+
+async def services(run: Run, clients: int = CLIENTS) -> None:
+    """Few tokens may be asked for, and honest clients, new ones too, keep theirs."""
+    async with (
+        MetadataServer(Mint(time.time)) as metadata,
+        mesh(run.folder, metadata_host=metadata.host) as running,
+    ):
+        port, hello = running.gateway.port, hello_for(TOKEN_NAME)
+        began = time.monotonic()
+        async with (
+            beside(port, hello) as bystanders,
+            attack.started(port, "services", TOKEN_NAMES, "--connections", clients) as attacking,
+        ):
+            bystanders.take()
+            (outcome,) = await attacking.outcomes()
+            p99_ms = bystanders.p99_ms()
+        minutes = (time.monotonic() - began) / MINUTE_S
+        most = Limits().max_new_audiences_per_source
+        asked = len(metadata.requests)
+        run.row(
+            "tokens asked for",
+            f"{clients:,} clients: {most} and as many a minute",
+            f"{asked} in {outcome.seconds:.1f} s",
+            passed=asked <= most + most * minutes,
+        )
+        run.row(
+            "others",
+            f"tunnels live on, p99 ≤ {MOST_P99_MS:g} ms",
+            others(bystanders, p99_ms),
+            passed=unhurt(bystanders, p99_ms),
+        )
+        async with beside(port, hello) as newcomers:
+            newcomers.take()
+        good = sum(request.audience == "https://echo.krun.example" for request in metadata.requests)
+        run.row(
+            "their token",
+            "asked for once, and kept",
+            f"asked for {good} times; {len(newcomers.broken)} of those who came later were broken",
+            passed=good == 1 and not newcomers.broken,
+        )
+        left = await running.nothing_left(10)
+        run.row("afterwards", "nothing counted as open in hgate", str(left), passed=not any(left.values()))
