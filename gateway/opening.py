@@ -169,7 +169,7 @@ class Opening:
         self._unhook()
         self._leave_budget()
         self._source.accepted()
-        stream.connection.has_answered = True
+        stream.connection.has_answered = stream.connection.has_carried = True
         self._asking.status = OK
         self._asking.awaiting_answer = False
         self._asking.answered(stream)
@@ -293,6 +293,7 @@ class Opening:
         connection.has_answered = True
         if status == OK:
             self._source.accepted()
+            connection.has_carried = True
             return None
         retry = await self._after_status(stream, status)
         if self._may(retry):

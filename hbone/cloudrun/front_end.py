@@ -181,6 +181,7 @@ class FrontEnd:
             self._refuse(stream, 503, f"the container is not there: {error}")
             return
         stream.on_gone = None
+        upstream.connection.has_carried = True
         upstream.on_response = lambda headers: stream.respond(_to_client(headers))
         if upstream.headers:  # they came before we did
             upstream.on_response(upstream.headers)

@@ -126,6 +126,8 @@ class Connection(asyncio.BufferedProtocol):
         """What the session has to send goes out at the end of this turn."""
         self.has_answered = False
         """A client's owner has had an answer here: if it breaks, it was a good one once."""
+        self.has_carried = False
+        """A client's owner has had what it wanted here: the peer is worth a connection."""
         self.peer_name = "unknown"
         """The peer's address as host:port; still there when the connection is gone."""
         self._transport: asyncio.Transport | None = None

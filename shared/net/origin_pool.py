@@ -241,6 +241,7 @@ class OriginPool:
         member = PooledConnection(
             self._limits,
             jitter=self._chance(),
+            is_worth_it=any(one.connection.has_carried for one in (*self.members, *self.draining)),
             changed=self._changed,
             lost=self._lost,
             retire=self._retire,

@@ -23,6 +23,10 @@ PING_TIMEOUT_S = 15.0
 """How long a PING may go unanswered. Long enough for TCP to repeat a lost packet several times; ztunnel
 waits 20 s."""
 
+IN_VAIN_S = 30.0
+"""How long an idle connection is kept to an origin where nobody has had what it wanted. Whoever can name an
+origin has a connection made to it; a token for its first tunnel may take as long."""
+
 LATE_S = 1.0
 """A timer that is so late says that we were held up, not the peer: it gets as long again to be heard."""
 
@@ -53,6 +57,7 @@ class PooledConnection:
         "born",
         "connection",
         "is_proven",
+        "is_worth_it",
         "limits",
         "reason",
     )
@@ -64,6 +69,7 @@ class PooledConnection:
         limits: PoolLimits,
         *,
         jitter: float,
+        is_worth_it: bool = False,
         changed: Callable[[PooledConnection], None],
         lost: Callable[[PooledConnection], None],
         retire: Callable[[PooledConnection, str], None],
@@ -76,6 +82,8 @@ class PooledConnection:
         """Why it takes no new streams, one of `pool_counts.REASONS`; empty while it does."""
         self.is_proven = False
         """The peer has said its SETTINGS, and the pool knows it."""
+        self.is_worth_it = is_worth_it
+        """Somebody has had what it wanted of this origin, on a connection that was there when it was made."""
         self.absences = 0
         """Look-ups in a row whose answer did not have its peer's address."""
         self._loop = asyncio.get_running_loop()
@@ -161,6 +169,8 @@ class PooledConnection:
         if self.reason or self._idle_since is None:
             return OPEN_ENDED_S
         idle_s = self.limits.idle_timeout_s
+        if not (self.connection.has_carried or self.is_worth_it):
+            idle_s = min(idle_s, IN_VAIN_S)
         if not self.is_proven:  # somebody may wait for just this connection's SETTINGS
             idle_s = max(idle_s, PREFACE_TIMEOUT_S)
         return self._idle_since + idle_s

@@ -103,7 +103,7 @@ def test_of_tokens_the_oldest_and_the_first_to_end_count() -> None:
         metrics = TokenMetrics(Clock())
         metrics.of("me", "a").refreshed()
         token = TokenStatus("me", "a", minted_at_s, minted_at_s + 3600, "", None)
-        return decode(encode(metrics.families([token], kept=1, most=1000)))
+        return decode(encode(metrics.families([token], kept=(1, 1000), new=(0, 500))))
 
     sums = Sums()
     sums.heard(1, 100, worker(START - 300))

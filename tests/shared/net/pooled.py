@@ -59,7 +59,10 @@ class Pooled:
         return {reason: count for reason, count in self.counts.closed_by_reason.items() if count}
 
     async def open(self, origin: Origin, timeout_s: float = LONG_S) -> Stream:
-        return await self.pool.of(origin).open(POST, timeout_s)
+        """A stream, as if it was answered with what its owner wanted."""
+        stream = await self.pool.of(origin).open(POST, timeout_s)
+        stream.connection.has_carried = True
+        return stream
 
     def connections(self, origin: Origin) -> list[Connection]:
         return self.pool.origins[origin].connections

@@ -18,13 +18,14 @@ from shared.net.dial import Origin
 from shared.net.dial_backoff import MOST_S
 from shared.net.names import Endpoint
 from shared.net.origin_pool import ABSENCES
+from shared.net.pooled_connection import IN_VAIN_S
 from shared.net.tls import read_again, server_context
 from shared.tasks import spawn
 from tests.shared.net.conftest import Credentials
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled
-from tests.shared.wire.dialogue import goaway, settings
+from tests.shared.wire.dialogue import POST, goaway, settings
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
 from tests.support.wall_clock import Clock
@@ -769,6 +770,22 @@ async def test_an_idle_timeout_of_nothing_is_in_nobody_s_way() -> None:
         origin = h2c(service.port)
         await world.pool.of(origin).connected(LONG_S)
         await until(lambda: origin not in world.pool.origins)
+        assert world.closed() == {"idle": 1}
+
+
+@hasty
+async def test_a_connection_on_which_nobody_had_anything_is_not_kept_long() -> None:
+    """Names come from clients: one that leads to a 404 must not cost a connection for minutes."""
+    async with Service.listening() as service, pooled(idle_timeout_s=1000.0) as world:
+        origin = h2c(service.port)
+        stream = await world.pool.of(origin).open(POST, LONG_S)
+        (await service.request()).respond(404, end=True)
+        assert await stream.response(PATIENCE_S) == 404
+        stream.close()
+        await asyncio.sleep(IN_VAIN_S - 1)
+        assert len(world.connections(origin)) == 1
+        await asyncio.sleep(2)
+        assert world.pool.origins == {}
         assert world.closed() == {"idle": 1}
 
 
