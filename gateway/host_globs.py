@@ -1,10 +1,10 @@
 """Globs on host names: what a route's `host`, and the names in rules of HBONE and of registration, may be.
 
 `*` is one or more characters within a label: a whole label, or a part of one as in `api-*.demo.svc`. `**` is
-one or more whole labels. So `*.demo.svc` takes `hello.demo.svc`, and not `admin.prod.demo.svc`, which names
+one or more whole labels. So `*.demo.svc` matches `hello.demo.svc`, not `admin.prod.demo.svc`, which names
 another namespace. No I/O.
 
-Owned here: the meaning of a glob, which globs take nothing that another does not, and which ones can take the
+Owned here: the meaning of a glob, which globs match nothing that another does not, and which can match the
 name of a Kubernetes Service.
 """
 
@@ -25,7 +25,7 @@ SERVICE_LABEL = "svc"
 # All checks come before lower(), which turns some other letters into ASCII ones.
 _GLOB = re.compile(r"[A-Za-z0-9_.*-]+")
 _STAR = re.compile(r"\*+")
-_FRESH = "\0"  # a character, and a label, that no glob has and every star takes
+_FRESH = "\0"  # a character, and a label, that no glob has and every star matches
 
 
 def compile_glob(glob: str) -> re.Pattern[str]:
@@ -92,7 +92,7 @@ def _of_label(label: str) -> str:
 _Places = frozenset[int]
 
 
-_Takes = Callable[[re.Pattern[str]], bool]
+_Matches = Callable[[re.Pattern[str]], bool]
 
 
 class _Walk:
@@ -110,14 +110,14 @@ class _Walk:
         """Whether the glob may end here."""
         return len(self.labels) in places
 
-    def step(self, places: _Places, takes: _Takes) -> _Places:
-        """Where one more label leads to, if `takes` says which label patterns take it; `**` takes any."""
+    def step(self, places: _Places, matches: _Matches) -> _Places:
+        """Where one more label leads to; `matches` says which label patterns match it, `**` does always."""
         found: set[int] = set()
         for place in places - {len(self.labels)}:
             pattern = self._patterns[place]
             if pattern is None:
                 found.add(place)
-            elif takes(pattern):
+            elif matches(pattern):
                 found.add(place + 1)
         return self._skipped(found)
 
@@ -130,7 +130,7 @@ class _Walk:
 
 
 def covers(glob: str, other: str) -> bool:
-    """Whether `glob` takes every host that `other` takes."""
+    """Whether `glob` matches every host that `other` matches."""
     ours, theirs = _Walk(glob), _Walk(other)
     seen: set[tuple[int, _Places]] = set()
     todo = [(0, ours.start)]
@@ -144,39 +144,39 @@ def covers(glob: str, other: str) -> bool:
                 return False
         elif (label := theirs.labels[index]) is None:
             todo.append((index + 1, places))
-            todo.append((index, ours.step(places, _takes(_FRESH))))
+            todo.append((index, ours.step(places, _match(_FRESH))))
         else:
-            # In place of each star a character that no glob has: only a star takes it, and a star that does
-            # takes all else that may stand there.
-            todo.append((index + 1, ours.step(places, _takes(label.replace("*", _FRESH)))))
+            # In place of each star a character that no glob has: only a star matches it, and a star that
+            # does matches all else that may stand there.
+            todo.append((index + 1, ours.step(places, _match(label.replace("*", _FRESH)))))
     return True
 
 
-def _takes(label: str) -> _Takes:
+def _match(label: str) -> _Matches:
     return lambda pattern: pattern.fullmatch(label) is not None
 
 
 def can_be_service(glob: str) -> bool:
-    """Whether `glob` can take the name of a Kubernetes Service: SERVICE.NAMESPACE.svc, or that and a domain
+    """Whether `glob` can match the name of a Kubernetes Service: SERVICE.NAMESPACE.svc, or that and a domain
     in which no label is `svc` again."""
     walk = _Walk(glob)
     places = walk.start
-    for takes in (_takes_some, _takes_some, _takes(SERVICE_LABEL)):
-        places = walk.step(places, takes)
+    for matches in (_match_some, _match_some, _match(SERVICE_LABEL)):
+        places = walk.step(places, matches)
     seen: set[_Places] = set()
     while places not in seen:
         if walk.is_end(places):
             return True
         seen.add(places)
-        places = walk.step(places, _takes_others)
+        places = walk.step(places, _match_others)
     return False
 
 
-def _takes_some(_: re.Pattern[str]) -> bool:
+def _match_some(_: re.Pattern[str]) -> bool:
     return True
 
 
-def _takes_others(pattern: re.Pattern[str]) -> bool:
+def _match_others(pattern: re.Pattern[str]) -> bool:
     return pattern.pattern != SERVICE_LABEL
 
 
@@ -186,18 +186,18 @@ def wider(glob: str) -> str:
 
 
 class EarlierGlobs:
-    """Globs that are looked at before another: which of them leaves it nothing."""
+    """Globs that are compared with a name before another glob: which of them leaves that nothing."""
 
     def __init__(self) -> None:
-        self._globs: list[tuple[int, str, re.Pattern[str]]] = []  # with a star, others take one host each
+        self._globs: list[tuple[int, str, re.Pattern[str]]] = []  # with a star: others match one host each
 
     def add(self, index: int, glob: str) -> None:
-        """`glob`, in lower case, is looked at from here on; `index` is its place."""
+        """`glob`, in lower case, comes before all that are asked about from here on; `index` is its place."""
         if ANY_LABEL in glob:
             self._globs.append((index, glob, compile_glob(glob)))
 
     def covering(self, glob: str) -> tuple[int, str] | None:
-        """The first that takes every host that `glob` takes, and its place."""
+        """The first that matches every host that `glob` matches, and its place."""
         sample = _STAR.sub(_FRESH, glob)  # one of them: most globs are told apart by it
         for index, earlier, pattern in self._globs:
             if pattern.fullmatch(sample) and covers(earlier, glob):

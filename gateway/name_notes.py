@@ -1,7 +1,7 @@
-"""Patterns of names that take fewer names than whoever wrote them may think.
+"""Patterns of names that match fewer names than their author may think.
 
-A `*` is one label (`host_globs.py`), and was any number of them once. So a pattern that takes no Service of
-Kubernetes, or denies no name below those that it denies, may be meant to have `**`.
+A `*` is one label (`host_globs.py`), and was any number of them once. So a pattern that matches no
+Service of Kubernetes, or that denies a name and none below it, may be meant to have `**`.
 
 Owned here: which patterns are suspicious, and the words about them.
 """
@@ -18,17 +18,17 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def hint(glob: str) -> str:
-    """`: did you mean GLOB?` where a `**` would let `glob` take Services, else empty."""
+    """`: did you mean GLOB?` where `glob` would match Services with a `**`, else empty."""
     meant = wider(glob)
     return f": did you mean {meant}?" if meant != glob and can_be_service(meant) else ""
 
 
 def note_narrow(value: Value, glob: str) -> None:
-    """Warns if `glob`, which `value` has, is about Services by its looks and takes none."""
+    """Warns if `glob`, which `value` has, seems to be about Services and matches none."""
     labels = glob.lower().split(".")
     is_of_cluster = "svc" in labels or labels[-1] == ANY_LABEL or labels[-2:] == ["cluster", "local"]
     if is_of_cluster and not can_be_service(glob) and (meant := hint(glob)):
-        value.warn(f"takes no name of the form {SERVICE_FORM}, for * is one label{meant}")
+        value.warn(f"matches no name of the form {SERVICE_FORM}, for * is one label{meant}")
 
 
 def note_name(value: Value, pattern: str, denies: bool) -> None:

@@ -1,6 +1,6 @@
 """Files that the gateway's file names: where they are, and whether they hold what they should.
 
-Owned here: the look at a file while the settings are read. What is in it is used by others, later.
+Owned here: the check of such a file while the settings are read. What is in it is used by others, later.
 """
 
 from __future__ import annotations

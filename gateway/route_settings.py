@@ -53,7 +53,7 @@ def read(
         places[route.host] = index
         if (shadow := before.covering(route.host)) is not None:
             place, host = shadow
-            item.warn(f"is never reached: routes[{place}], {host}, takes every name that this one would")
+            item.warn(f"is never reached: routes[{place}], {host}, matches every name that this one matches")
         before.add(index, route.host)
         routes.append(route)
     return tuple(routes)
@@ -136,13 +136,13 @@ def _tunnel(given: Fields, route: Route, common: _Common) -> Route:
 
 
 def _check_host(value: Value, route: Route) -> None:
-    """Whether the names that a route takes have what its templates need."""
+    """Whether the names that a route matches have what its templates need."""
     if can_be_service(route.host):
         return
     for template in route.templates:
         for name in template.of_service:
             need = f"which {{{name}}} in {template.text} needs"
-            told = f"takes no name of the form {SERVICE_FORM}, {need}{hint(route.host)}"
+            told = f"matches no name of the form {SERVICE_FORM}, {need}{hint(route.host)}"
             value.refuse(value.error(told))
             return
     note_narrow(value, route.host)

@@ -146,7 +146,9 @@ health: off
 
 def warnings_of(file: Path) -> list[str]:
     missing = f"{file.parent}/none.jwt cannot be read: No such file or directory"
-    shadowed = "is never reached: routes[0], **.demo.svc.cluster.local, takes every name that this one would"
+    shadowed = (
+        "is never reached: routes[0], **.demo.svc.cluster.local, matches every name that this one matches"
+    )
     return [
         f"{file}:3: routes[0].token.file: {missing}; it has to be there when it is needed",
         f"{file}:3: routes[0].tunnel: has SERVICE, a placeholder of an example: put in your own",

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import parse
 
-NARROW = "takes no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], for * is one label: did you mean {}?"
+NARROW = "matches no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], for * is one label: did you mean {}?"
 DENIES = "* is one label, so longer names are not denied: did you mean {}?"
 
 

@@ -133,14 +133,14 @@ def warnings(folder: Path, routes: str) -> list[str]:
     [
         (
             ["*.demo.svc", "hello.demo.svc"],
-            ["4: routes[1]: is never reached: routes[0], *.demo.svc, takes every"],
+            ["4: routes[1]: is never reached: routes[0], *.demo.svc, matches every"],
         ),
         (["**.svc", "x.svc", "*.demo.svc"], ["4: routes[1]: is never", "6: routes[2]: is never"]),
         (["hello.demo.svc", "*.demo.svc"], []),
         (["*.demo.svc", "**.demo.svc"], []),
         (
             ["a-*.demo.svc", "a-b-*.demo.svc"],
-            ["4: routes[1]: is never reached: routes[0], a-*.demo.svc, takes"],
+            ["4: routes[1]: is never reached: routes[0], a-*.demo.svc, matches"],
         ),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_route_that_another_shadows(folder: Path, hosts: list[str], told: list
 )
 def test_a_star_that_was_meant_for_more_labels(folder: Path, host: str, meant: str | None) -> None:
     told = (
-        "2: routes[0].host: takes no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], for * is one label"
+        "2: routes[0].host: matches no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], for * is one label"
         f": did you mean {meant}?"
     )
     assert warnings(folder, f"- host: '{host}'\n  forward: b:1") == ([told] if meant else [])
@@ -182,7 +182,7 @@ def test_a_route_that_never_has_what_its_url_needs(host: str, template: str, end
     with pytest.raises(ConfigError) as caught:
         parse(f"routes:\n- host: '{host}'\n  tunnel: '{template}'", "F")
     assert str(caught.value).startswith(
-        "F:2: routes[0].host: takes no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], which {"
+        "F:2: routes[0].host: matches no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], which {"
     )
     assert str(caught.value).endswith(f" needs{end}")
 
