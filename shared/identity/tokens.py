@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shared import regular_files
 from shared.errors import TokenError
 
 if TYPE_CHECKING:  # ssh users wait for what is imported
@@ -180,6 +179,8 @@ class FileToken:
         return error
 
     def _read(self) -> None:
+        from shared import regular_files  # most tokens are in no file
+
         content, about = regular_files.read_with_status(self._path, MAX_TOKEN_BYTES + 1)
         text = content.strip().decode("latin-1")
         if not text:
