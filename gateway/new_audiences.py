@@ -23,8 +23,8 @@ from shared.wire.budget import Budget
 MINUTE_S = 60.0
 
 MAX_SOURCES = 10_000
-"""Addresses whose tokens are counted, as many as there may be connections. One that has had none for a minute
-is forgotten first, then the one that was counted first: then the bound for all has to do."""
+"""Addresses whose tokens are counted, as many as there may be connections. The one that has had none for
+longest is forgotten: then the bound for all has to do."""
 
 
 class NewAudiences:
@@ -75,11 +75,11 @@ class NewAudiences:
             self._all.spend(now)
         if most:
             source = network_of(peer)
-            own = self._sources.get(source)
-            if own is None:
-                self._make_room(now)
-                own = self._sources[source] = Budget(most, most / MINUTE_S)
+            own = self._sources.pop(source, None) or Budget(most, most / MINUTE_S)
+            self._sources[source] = own  # behind all others
             own.spend(now)
+            if len(self._sources) > MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
 
     def _in_all(self, total: int) -> int:
         return self._share(total) if total else 0
@@ -91,16 +91,6 @@ class NewAudiences:
             self._most = most
             self._all = Budget(most[0], most[0] / MINUTE_S) if most[0] else None
             self._sources.clear()
-
-    def _make_room(self, now: float) -> None:
-        if len(self._sources) < MAX_SOURCES:
-            return
-        most = self._most[1]
-        for source, budget in list(self._sources.items()):
-            if budget.left(now) >= most:
-                del self._sources[source]
-        if len(self._sources) >= MAX_SOURCES:
-            del self._sources[next(iter(self._sources))]
 
 
 def _refusal(audience: str, who: str, most: int, limit: str) -> LimitError:
