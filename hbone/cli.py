@@ -12,7 +12,8 @@ from pathlib import Path
 from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_USAGE, HboneError, UsageError
 
 _EXIT_CODES = (
-    "Exit codes: 0 ended in order, 64 wrong flag, 69 the far side cannot be reached or broke off, "
+    "Exit codes: 0 ended in order, 64 wrong flag, 69 the far side cannot be reached, broke off or no longer "
+    "answers, "
     "77 refused or no token, 128+N ended by signal N (130: interrupted)."
 )
 
@@ -21,6 +22,10 @@ _ARGPARSE_USAGE = 2
 
 HELP_COLUMNS = 100
 """Of --help, whatever the terminal has."""
+
+
+MAX_SECONDS = 86_400
+"""Of a wait that is set: a day."""
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -76,7 +81,9 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         audience=options.audience,
         none=options.no_token,
     )
-    carrying = proxy_command.ProxyOptions(where, token, options.ca, connect, stdio.take_input())
+    carrying = proxy_command.ProxyOptions(
+        where, token, options.ca, connect, options.keepalive, stdio.take_input()
+    )
     return loop.run(proxy_command.run(carrying))
 
 
@@ -97,7 +104,26 @@ def _parser() -> argparse.ArgumentParser:
     token.add_argument("--no-token", action="store_true", help="send no token")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="trust the certificates in FILE only")
     parser.add_argument("--connect", metavar="HOST:PORT", help="dial here instead of the URL's host")
+    parser.add_argument(
+        "--keepalive",
+        type=_seconds,
+        default=15.0,
+        metavar="S",
+        help="ask the far side for a sign of life after S seconds of silence, and end after as many more; "
+        "0: never (15)",
+    )
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Raises ArgumentTypeError if `text` is no number of seconds up to a day."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number in 0..{MAX_SECONDS}")
+    return seconds
 
 
 def _token(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -12,12 +12,14 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hbone.stdio import STDIN, StdioLeg
 from hbone.target import TunnelTarget
 from shared.errors import (
     EXIT_OK,
     DialError,
+    HboneError,
     StatusError,
     StreamResetError,
     UpstreamError,
@@ -25,8 +27,8 @@ from shared.errors import (
 from shared.identity.tokens import TokenSource
 from shared.net.address import Address
 from shared.net.answers import AskedOf, refusal
-from shared.net.connection import Connection
 from shared.net.dial import Origin, dial_http2
+from shared.net.pinged_connection import PingedConnection
 from shared.net.relay import Relay
 from shared.net.retry import Retries, Retry, RetryRules, retry_after_s
 from shared.net.stream import Stream, header_value
@@ -37,6 +39,9 @@ CONNECT_TIMEOUT_S = 10.0
 
 RESPONSE_TIMEOUT_S = 60.0
 """For the response, however often it takes to ask for it: a service that has scaled to zero starts first."""
+
+KEEPALIVE_S = 15.0
+"""Silence after which the far side is asked for a sign of life; as much again without one ends the tunnel."""
 
 CLOSE_TIMEOUT_S = 20.0
 """How long a far side that has finished may take for our last bytes and its own close; less than the 30 s
@@ -53,6 +58,8 @@ class ProxyOptions:
     """PEM file of certificates to trust; None: the system's."""
     connect: Address | None = None
     """Dial here instead of the URL's host."""
+    keepalive_s: float = KEEPALIVE_S
+    """Seconds of silence after which the far side is asked whether it is there; 0: never."""
     input_fd: int = STDIN
     """Where the tunnel's input is (`stdio.take_input`)."""
 
@@ -90,25 +97,48 @@ async def _carry(options: ProxyOptions) -> int:
     # A person has written the name, and is used to what resolv.conf makes of it.
     origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca, searched=True)
     while True:
-        connection, gone = await _connected(origin)
+        connection = await _connected(origin, options.keepalive_s)
         try:
             stream = await asking.answered(connection)
             if stream is not None:
-                return await _carry_over(StdioLeg(options.input_fd), stream, connection, gone)
+                tunnel = _Tunnel(target, connection, stream, asking.asked_at)
+                return await tunnel.carry(StdioLeg(options.input_fd))
         finally:
             connection.close()
         await asyncio.sleep(asking.pause_s)
 
 
-async def _connected(origin: Origin) -> tuple[Connection, asyncio.Event]:
-    """A connection, and what is set once it is gone."""
-    gone = asyncio.Event()
-    connection = await dial_http2(
-        origin, CONNECT_TIMEOUT_S, lambda: Connection(client=True, on_lost=lambda _: gone.set())
-    )
-    if connection.lost:
+class _Connection(PingedConnection):
+    """A connection to the target's origin."""
+
+    def __init__(self, keepalive_s: float) -> None:
+        self.gone = asyncio.Event()
+        """Set once it is over, with all that was written to it."""
+        super().__init__(keepalive_s, client=True, on_lost=lambda _: self.gone.set())
+
+
+async def _connected(origin: Origin, keepalive_s: float) -> _Connection:
+    dialled = await dial_http2(origin, CONNECT_TIMEOUT_S, lambda: _Connection(keepalive_s))
+    if dialled.lost:
         raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
-    return connection, gone
+    return cast("_Connection", dialled)
+
+
+def _told(
+    target: TunnelTarget, connection: _Connection, error: HboneError, age_s: float | None = None
+) -> UpstreamError:
+    """Why the tunnel ended with `error` at the age of `age_s` seconds, or, without one, was not opened."""
+    from hbone import tunnel_end  # most tunnels end in order, and ssh users wait for what is imported
+
+    known = tunnel_end.Connection(
+        host=target.host,
+        behind_front_end=target.scheme == "https",
+        lost=connection.lost,
+        unanswered_s=connection.unanswered_s,
+        goaway_code=connection.goaway_code,
+    )
+    how = "not opened" if age_s is None else f"ended after {tunnel_end.age(age_s)}"
+    return UpstreamError(f"{target}: {how}: {tunnel_end.cause(error, age_s or 0.0, known)}")
 
 
 class _Asking:
@@ -119,29 +149,33 @@ class _Asking:
     def __init__(self, target: TunnelTarget, token: str | None) -> None:
         self.pause_s = 0.0
         """How long to wait before it is sent again."""
+        self.asked_at = 0.0
+        """When it was sent last, by the loop's clock."""
         self._target = target
         self._asked_of = AskedOf(token_sent=token is not None)
         self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
         self._retries = Retries(RetryRules())
         self._deadline = asyncio.get_running_loop().time() + RESPONSE_TIMEOUT_S
 
-    async def answered(self, connection: Connection) -> Stream | None:
+    async def answered(self, connection: _Connection) -> Stream | None:
         """The stream that was answered with 200; None: the request is to be sent again after `pause_s`.
 
         Raises:
             UpstreamError: any other answer, or none within `RESPONSE_TIMEOUT_S` of all attempts.
         """
-        stream = connection.open(self._request)
+        self.asked_at = asyncio.get_running_loop().time()
         try:
+            stream = connection.open(self._request)
             status = await stream.response(self._left_s)
         except StreamResetError as error:
             lost = connection.lost
             retry = self._retries.after_reset(error.code, connection_lost=lost, answered_before=False)
             if self._may(retry):
                 return None
-            raise
+            raise _told(self._target, connection, error) from error
         except UpstreamError as error:
-            raise UpstreamError(f"no response headers within {RESPONSE_TIMEOUT_S:g} s") from error
+            late = UpstreamError(f"no response headers within {RESPONSE_TIMEOUT_S:g} s")
+            raise _told(self._target, connection, late) from error
         if status == 200:
             return stream
         asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
@@ -162,45 +196,69 @@ class _Asking:
         return True
 
 
-async def _carry_over(leg: StdioLeg, stream: Stream, connection: Connection, gone: asyncio.Event) -> int:
-    try:
-        await _relay(leg, stream)
-        await _finish(leg, connection, gone)
-    except UpstreamError:
-        if leg.abandoned:
-            return 128 + signal.SIGPIPE
-        raise
-    finally:
-        leg.abort()
-    return EXIT_OK
+class _Tunnel:
+    """An open tunnel: standard input and output on one side, the stream on the other."""
 
+    def __init__(
+        self, target: TunnelTarget, connection: _Connection, stream: Stream, asked_at: float
+    ) -> None:
+        self._target = target
+        self._connection = connection
+        self._stream = stream
+        self._asked_at = asked_at
 
-async def _relay(leg: StdioLeg, stream: Stream) -> None:
-    """Returns when both directions have ended. Raises what broke one of them."""
-    over = asyncio.Event()
-    relay = Relay(leg, stream, lambda _: over.set())
-    relay.start()
-    try:
-        await over.wait()
-    finally:
-        relay.abort(UpstreamError("interrupted"))
-    if relay.error is not None:
-        raise relay.error
+    async def carry(self, leg: StdioLeg) -> int:
+        """Returns the exit code when both directions have ended.
 
+        Raises:
+            HboneError: one of them broke.
+        """
+        try:
+            await self._relay(leg)
+            await self._finish(leg)
+        except HboneError:
+            if leg.abandoned:
+                return 128 + signal.SIGPIPE
+            raise
+        finally:
+            leg.abort()
+        return EXIT_OK
 
-async def _finish(leg: StdioLeg, connection: Connection, gone: asyncio.Event) -> None:
-    """Both directions have ended, but their last bytes may still be on their way out, and would end with the
-    process.
+    async def _relay(self, leg: StdioLeg) -> None:
+        """Returns when both directions have ended. Raises what broke one of them."""
+        over = asyncio.Event()
+        relay = Relay(leg, self._stream, lambda _: over.set())
+        relay.start()
+        try:
+            await over.wait()
+        finally:
+            relay.abort(UpstreamError("interrupted"))
+        if relay.error is not None and relay.broken is leg:
+            raise relay.error
+        if relay.error is not None:
+            raise self._ended(relay.error) from relay.error
 
-    Raises:
-        UpstreamError: they were not taken.
-    """
-    connection.drain()
-    await leg.flushed()
-    if leg.error is not None:
-        raise leg.error
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await gone.wait()
-    except TimeoutError as error:
-        raise UpstreamError(f"the last bytes were not taken within {CLOSE_TIMEOUT_S:g} s") from error
+    async def _finish(self, leg: StdioLeg) -> None:
+        """Both directions have ended, but their last bytes may still be on their way out, and would end with
+        the process.
+
+        Raises:
+            UpstreamError: they were not taken.
+        """
+        connection = self._connection
+        connection.drain()
+        await leg.flushed()
+        if leg.error is not None:
+            raise leg.error
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await connection.gone.wait()
+        except TimeoutError as error:
+            text = f"the last bytes were not taken within {CLOSE_TIMEOUT_S:g} s"
+            raise self._ended(UpstreamError(text)) from error
+        if connection.unanswered_s:
+            raise self._ended(UpstreamError(connection.cause))
+
+    def _ended(self, error: HboneError) -> UpstreamError:
+        age_s = asyncio.get_running_loop().time() - self._asked_at
+        return _told(self._target, self._connection, error, age_s)

@@ -128,6 +128,8 @@ class Connection(asyncio.BufferedProtocol):
         """A client's owner has had an answer here: if it breaks, it was a good one once."""
         self.has_carried = False
         """A client's owner has had what it wanted here: the peer is worth a connection."""
+        self.goaway_code: int | None = None
+        """The error code of the peer's last GOAWAY; None: there was none."""
         self.peer_name = "unknown"
         """The peer's address as host:port; still there when the connection is gone."""
         self._transport: asyncio.Transport | None = None
@@ -449,6 +451,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _goaway(self, last_stream_id: int, code: int) -> None:
         log.debug("GOAWAY from %s: %s", self.peer_name, frames.error_name(code))
+        self.goaway_code = code
         if self.session.client:
             for state in list(self.session.streams.values()):
                 if state.id > last_stream_id:

@@ -2,10 +2,13 @@
 
 Owned here: PING after silence, and the end of a connection that stays silent. Reverse connections have it at
 both ends (`gateway/reverse.py`, `agent/reverse.py`): they are open for weeks, mostly idle, over NAT that
-forgets idle TCP connections after minutes, and the end that does not notice believes itself registered.
+forgets idle TCP connections after minutes, and the end that does not notice believes itself registered. The
+command `hbone URL` has it because a person waits at the terminal.
 
-Any byte that arrives is a sign of life, so a busy connection is never pinged. A silent one is pinged after
-one interval, and dropped if the next one brings nothing either: what has gone is noticed after two to three.
+Any byte that arrives is a sign of life, so a busy connection is never pinged. After one interval of silence
+the peer is pinged, after two the connection is dropped. Two kinds of silence are not the peer's fault, and it
+gets another interval for each: this process was held up and has not read, or the PING has not arrived yet,
+because on a slow line it waits behind an upload of which the peer still acknowledges bytes.
 """
 
 from __future__ import annotations
@@ -16,13 +19,20 @@ from collections.abc import Callable
 from shared.errors import RefusedError
 from shared.net.connection import Connection
 from shared.net.stream import Stream
+from shared.net.tcp_end import acknowledged_bytes, unsent_bytes
 from shared.wire.session import SessionLimits
+
+LATE_S = 1.0
+"""A timer that is so late says that this process was held up."""
 
 
 class PingedConnection(Connection):
     """See the module. `cause` says why it was lost, empty as long as nobody knows better than "it ended"."""
 
     cause = ""
+
+    unanswered_s = 0.0
+    """Seconds for which the peer was silent, if it was dropped for that."""
 
     def __init__(
         self,
@@ -34,14 +44,18 @@ class PingedConnection(Connection):
         on_change: Callable[[], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
     ) -> None:
-        """`interval_s` is how many seconds of silence there may be."""
+        """After `interval_s` seconds of silence the peer is asked, after as many again it is dropped; 0 turns
+        that off."""
         super().__init__(
             client=client, limits=limits, on_request=on_request, on_change=on_change, on_lost=on_lost
         )
         self._interval_s = interval_s
-        self._known_at = 0.0  # when the last look saw that something had come
-        self._pinged = False  # we have asked since
+        self._asked_at: float | None = None  # when the PING went out that nothing has answered yet
+        self._heard_before = 0.0  # what `heard_at` was then
+        self._look_at = 0.0  # when the timer is due
         self._look_timer: asyncio.TimerHandle | None = None
+        self._acknowledged: int | None = None  # bytes that the peer's kernel had taken at the last look
+        self._ahead = 0  # bytes that it has to take before the PING
 
     @property
     def ended_in_order(self) -> bool:
@@ -66,7 +80,8 @@ class PingedConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._look_later()
+        if self._interval_s:
+            self._look_at_time(self._loop.time() + self._interval_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._look_timer is not None:
@@ -77,16 +92,39 @@ class PingedConnection(Connection):
 
     # Looking.
 
-    def _look_later(self) -> None:
-        self._look_timer = asyncio.get_running_loop().call_later(self._interval_s, self._look)
+    def _look_at_time(self, due: float) -> None:
+        self._look_at = due
+        self._look_timer = self._loop.call_at(due, self._look)
 
     def _look(self) -> None:
-        if self.heard_at != self._known_at:
-            self._known_at, self._pinged = self.heard_at, False
-        elif self._pinged:
+        """One timer, which no byte moves: whatever has come since is found out when it is due."""
+        now = self._loop.time()
+        if self._asked_at is None or self.heard_at != self._heard_before:
+            self._asked_at = None
+            if now < self.heard_at + self._interval_s:
+                self._look_at_time(self.heard_at + self._interval_s)
+                return
+            self._asked_at, self._heard_before = now, self.heard_at
+            self._ask()
+        elif not (now > self._look_at + LATE_S or self._is_behind_an_upload()):
+            self.unanswered_s = 2 * self._interval_s
             self.abort(f"{self.peer_name} has not answered PING within {self._interval_s:g} s")
             return
-        else:
-            self._pinged = True
-            self.ping()
-        self._look_later()
+        self._look_at_time(now + self._interval_s)
+
+    def _ask(self) -> None:
+        assert self._transport is not None
+        self._acknowledged = acknowledged_bytes(self._transport)
+        self._ahead = unsent_bytes(self._transport)
+        self.ping()
+
+    def _is_behind_an_upload(self) -> bool:
+        """Whether bytes that were sent before the PING were still arriving since the last look."""
+        assert self._transport is not None
+        now, before = acknowledged_bytes(self._transport), self._acknowledged
+        if now is None or before is None:
+            return False
+        arrived = now - before
+        was_behind, self._acknowledged = self._ahead > 0, now
+        self._ahead -= arrived
+        return was_behind and arrived > 0

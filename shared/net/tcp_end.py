@@ -48,6 +48,9 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 TCP_CLOSE = 7
 """First byte of TCP_INFO of a connection that is over (tcp(7), linux/tcp_states.h)."""
 
+_BYTES_ACKED = slice(120, 128)
+"""tcpi_bytes_acked in TCP_INFO (linux/tcp.h)."""
+
 FIN_ON_CLOSE = struct.pack("ii", 0, 0)
 """SO_LINGER off, the default."""
 
@@ -228,6 +231,20 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
         with contextlib.suppress(OSError):
             unsent += _queued_bytes(fd)
     return unsent
+
+
+def acknowledged_bytes(transport: asyncio.Transport) -> int | None:
+    """How many bytes the peer's kernel has taken so far; None where that is not known (a closed transport, a
+    kernel before Linux 4.1)."""
+    fd = _descriptor(transport)
+    if fd < 0:
+        return None
+    sock: socket.socket = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
+        if len(told) == _BYTES_ACKED.stop:
+            return int.from_bytes(told[_BYTES_ACKED], sys.byteorder)
+    return None
 
 
 def _queued_bytes(fd: int) -> int:

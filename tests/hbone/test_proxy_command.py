@@ -475,13 +475,31 @@ async def test_the_far_side_dies_in_mid_stream() -> None:
         assert await command.read(11) == b"half an ans"
         service.connections[0].drop()
         ended = await command.ended()
-        assert_refusal(ended, EXIT_UNAVAILABLE, "connection to 127.0.0.1:")
+        assert_refusal(
+            ended,
+            EXIT_UNAVAILABLE,
+            rf"http://127\.0\.0\.1:{service.port}/_hbone/22: "
+            r"ended after \S+ s: the connection broke.*reset by peer",
+        )
 
 
 async def test_the_far_side_resets_the_stream() -> None:
-    async with tunnel() as (command, stream, _):
-        stream.reset(frames.INTERNAL_ERROR)
-        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "stream reset by the peer: INTERNAL_ERROR")
+    async with tunnel() as (command, stream, service):
+        stream.reset(frames.CONNECT_ERROR)
+        assert_refusal(
+            await command.ended(),
+            EXIT_UNAVAILABLE,
+            rf"http://127\.0\.0\.1:{service.port}/_hbone/22: ended after \S+ s: .*the container is stopping.*"
+            r"\(reset with CONNECT_ERROR\)$",
+        )
+
+
+async def test_the_far_side_says_goaway_and_hangs_up() -> None:
+    async with tunnel() as (command, stream, service):
+        stream.peer.say_goaway(last_stream_id=stream.number)
+        await stream.peer.answered()
+        service.connections[0].drop()
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "ended after .* s: the container is stopping")
 
 
 async def test_a_reset_before_the_response() -> None:
@@ -490,7 +508,11 @@ async def test_a_reset_before_the_response() -> None:
         running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
     ):
         (await service.request()).reset(frames.INTERNAL_ERROR)
-        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "INTERNAL_ERROR")
+        assert_refusal(
+            await command.ended(),
+            EXIT_UNAVAILABLE,
+            rf"http://127\.0\.0\.1:{service.port}/_hbone/22: not opened: .*INTERNAL_ERROR",
+        )
 
 
 async def test_the_far_side_dies_after_its_end() -> None:
@@ -501,6 +523,84 @@ async def test_the_far_side_dies_after_its_end() -> None:
         service.connections[0].drop()
         command.end()
         assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+# A line that drops: nothing comes any more, and nothing says so.
+
+SOON = ("--keepalive", "0.2")
+
+
+@pytest.mark.parametrize("when", ["waiting", "carrying"])
+async def test_a_far_side_that_falls_silent(when: str) -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON) as command,
+    ):
+        stream = await service.request()
+        if when == "carrying":
+            stream.respond(200)
+            await stream.send(b"hello")
+            await command.read(5)
+        stream.peer.pause()
+        assert_refusal(
+            await command.ended(),
+            EXIT_UNAVAILABLE,
+            rf"http://127\.0\.0\.1:{service.port}/_hbone/22: .*no answer from 127\.0\.0\.1 for 0\.4 s",
+        )
+
+
+async def test_silence_of_both_ends_is_no_dropped_line() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON) as command,
+    ):
+        stream = await service.request()
+        stream.respond(200)
+        await stream.peer.until(lambda: stream.peer.pings >= 5)
+        await stream.send(b"still here")
+        assert await command.read(10) == b"still here"
+
+
+async def test_a_reader_that_pauses_is_no_dropped_line(fds: Descriptors) -> None:
+    read_end, write_end = fds.pipe()
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON, stdout=write_end) as command,
+    ):
+        stream = await service.request()
+        stream.respond(200)
+        count = await stream.fill()
+        answered = stream.peer.pings
+        await stream.peer.until(lambda: stream.peer.pings >= answered + 5)
+        stream.end()
+        command.end()
+        assert len(await read(read_end, count)) == count
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+async def test_last_bytes_into_a_dropped_line_are_not_taken_for_sent() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON) as command,
+    ):
+        stream = await service.request()
+        stream.respond(200, end=True)
+        await stream.peer.answered()
+        stream.peer.pause()
+        await command.send(b"the last word")
+        command.end()
+        assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "no answer from 127.0.0.1 for 0.4 s")
+
+
+async def test_nobody_is_asked_without_keepalive() -> None:
+    async with (
+        Service.listening() as service,
+        running(f"http://127.0.0.1:{service.port}/_hbone/22", "--keepalive", "0") as command,
+    ):
+        stream = await service.request()
+        stream.respond(200, end=True)
+        command.end()
+        assert (await command.ended()).code == EXIT_OK
 
 
 # Signals, and a reader that goes away: without a word.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from hbone.demo.mesh import SERVICE_URL
+from hbone.demo.processes import Process
 from shared.net.address import Address
 from tests.path.app import GREETING, App, echo, greet_and_answer, read
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256, start
-from tests.support.world import PATIENCE_S, World, find_program, free_port, running, said
+from tests.support.cut_line import CutLine, line_to
+from tests.support.world import PATIENCE_S, World, find_program, free_port, printed, running, said
 
 CONNECTION_FAILED = 255
 """ssh(1), "EXIT STATUS"."""
@@ -41,6 +46,8 @@ Host *
   BatchMode yes
 Host hello
   ProxyCommand {hbone} --ca {ca} --connect {front_end} {url}/_hbone/22
+Host over-the-line
+  ProxyCommand {hbone} --keepalive 0.3 --ca {ca} --connect {line} {url}/_hbone/22
 Host wrong-target
   ProxyCommand {hbone} --ca {ca} --connect {front_end} {url}/_hbone/2222
 Host wrong-audience
@@ -84,7 +91,14 @@ def world(folder: Path, sshd: Address) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def config(folder: Path, world: World) -> Path:
+def line(world: World) -> Iterator[CutLine]:
+    """The way to the stand-in, which one test cuts."""
+    with line_to(world.front_end) as line:
+        yield line
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path, world: World, line: CutLine) -> Path:
     """The user's ssh_config."""
     host_key = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"container {host_key}")
@@ -97,6 +111,7 @@ def config(folder: Path, world: World) -> Path:
             ca=world.front_end_ca,
             front_end=world.front_end,
             url=SERVICE_URL,
+            line=line.address,
             nobody=Address("127.0.0.1", free_port()),
         )
     )
@@ -162,3 +177,99 @@ def test_a_failure_is_one_line_before_sshs_own(config: Path, host: str, reason: 
     assert reason in ours
     assert sshs[-1] == "Connection closed by UNKNOWN port 65535"
     assert not [line for line in sshs if line.startswith("hbone")]
+
+
+# How a session ends.
+
+
+@contextmanager
+def session(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An ssh whose command at the far side is there and waits for its input."""
+    command = [find_program("ssh"), "-F", config, *arguments, "echo ready; cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def last_words(process: subprocess.Popen[str]) -> str:
+    """hbone's line, once ssh has ended for it; no input and no end of it says so."""
+    assert process.stderr is not None
+    assert process.wait(PATIENCE_S) == CONNECTION_FAILED
+    (line,) = [line for line in process.stderr.read().splitlines() if line.startswith("hbone: ")]
+    return line
+
+
+def proxied(*command: object) -> list[str]:
+    """ssh's arguments for a ProxyCommand of its own."""
+    return ["-o", f"ProxyCommand={shlex.join(map(str, command))}"]
+
+
+HBONE = Path(sys.executable).with_name("hbone")
+
+
+def test_a_silent_session_goes_on(config: Path) -> None:
+    """For several times as long as hbone waits for a sign of life."""
+    done = ssh(config, "over-the-line", "sleep 2; echo still here")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"still here\n", b"")
+
+
+def test_a_session_whose_line_drops_ends(config: Path, line: CutLine) -> None:
+    with session(config, "over-the-line") as process:
+        line.cut()
+        told = last_words(process)
+    assert re.fullmatch(
+        rf"hbone: {SERVICE_URL}/_hbone/22: ended after [0-9.]+ s: "
+        r"no answer from hello\.a\.run\.app for 0\.6 s; is the line down\?",
+        told,
+    )
+
+
+@pytest.mark.parametrize("way", ["straight", "through the front end"])
+def test_a_session_whose_container_stops(
+    config: Path, sshd: Address, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"HBONE_SSHD": str(sshd), "HBONE_DRAIN_TIMEOUT": "0.1"}
+    with (
+        App(echo) as app,
+        running(tmp_path, inbound="none", app=app.address, environ=environ) as world,
+    ):
+        arguments: list[object] = []
+        if way == "straight":
+            url = f"http://{world.container}/_hbone/22"
+            cause = "the container is stopping (GOAWAY with NO_ERROR, then "
+        else:
+            url = f"{SERVICE_URL}/_hbone/22"
+            arguments += ["--ca", world.front_end_ca, "--connect", world.front_end]
+            monkeypatch.setenv("GCE_METADATA_HOST", world.metadata)
+            cause = "the target in the container broke off, or the container is stopping? "
+        with session(config, *proxied(HBONE, *arguments, url), "hello") as process:
+            world.krun.stop()
+            told = last_words(process)
+    assert told.startswith(f"hbone: {url}: ended after ")
+    assert f" s: {cause}" in told
+
+
+def test_a_session_that_lasts_as_long_as_a_request_may(config: Path, world: World, tmp_path: Path) -> None:
+    """With a request timeout of 2 s, and a command that takes that for a customary one."""
+    arguments = ["-m", "hbone", "cloudrun", "--timeout", "2", "--allow-unauthenticated"]
+    arguments += ["--listen", "127.0.0.1:0", "--metadata", "127.0.0.1:0", "--dir", str(tmp_path / "run")]
+    front_end = Process("cloudrun", [*arguments, "--container", str(world.container)], {}, tmp_path)
+    program = (
+        "import os, sys; from hbone import cli, tunnel_end; tunnel_end.TIMEOUT_STEP_S = 2.0; "
+        "sys.exit(cli.run(sys.argv[1:], os.environ))"
+    )
+    try:
+        way = ["--ca", printed(front_end, "CLOUDRUN_CA"), "--connect", printed(front_end, "CLOUDRUN_ADDRESS")]
+        hbone = (sys.executable, "-c", program, "--no-token", *way, f"{SERVICE_URL}/_hbone/22")
+        with session(config, *proxied(*hbone), "hello") as process:
+            told = last_words(process)
+    finally:
+        front_end.stop()
+    assert re.match(
+        rf"hbone: {SERVICE_URL}/_hbone/22: ended after [0-9.]+ s: the service's request timeout\?", told
+    )

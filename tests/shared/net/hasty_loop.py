@@ -59,3 +59,7 @@ class HastyLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return super().time() + self._hasty.skipped_s
+
+    def hold_up(self, seconds: float) -> None:
+        """Lets time pass in which nobody looks at a socket: a process that was stopped, or a busy machine."""
+        self._hasty.skipped_s += seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -12,10 +13,29 @@ from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
 from shared.net.pinged_connection import PingedConnection
+from shared.wire import frames
+from tests.shared.net.hasty_loop import HastyLoop, hasty
 from tests.support.http2_peer import Http2Peer
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 INTERVAL_S = 0.05
+
+WIDE_OPEN = (
+    frames.header(6, frames.SETTINGS, 0, 0)
+    + frames.SETTING_INITIAL_WINDOW_SIZE.to_bytes(2, "big")
+    + (1 << 30).to_bytes(4, "big")
+    + frames.window_update(0, 1 << 30)
+)
+"""What a server says that takes a gigabyte ahead."""
+
+UPLOAD_BYTES = 4 << 20
+STEP_BYTES = 1 << 20
+
+LONG_S = 5.0
+"""An interval on the hasty loop, where it takes no time."""
+
+SLACK_S = 0.5
+"""What a busy machine may add to it."""
 
 
 class Ours:
@@ -118,3 +138,67 @@ async def test_goodbye_ends_nothing() -> None:
         await other.answered()
         assert ours.connection.room > 0
         assert ours.connection.usable
+
+
+# When it asks, and when it gives up: by a clock that jumps.
+
+
+@hasty
+async def test_it_asks_after_one_interval_of_silence_and_gives_up_after_two() -> None:
+    loop = asyncio.get_running_loop()
+    async with pair(client=True, interval_s=LONG_S) as (ours, other):
+        await asyncio.sleep(LONG_S - SLACK_S)
+        await other.answered()  # so the silence begins anew
+        heard_at = loop.time()
+        await asyncio.sleep(LONG_S - SLACK_S)
+        assert other.pings == 0
+        await asyncio.sleep(2 * SLACK_S)
+        assert other.pings == 1
+        assert heard_at + LONG_S <= ours.connection.heard_at < heard_at + LONG_S + 2 * SLACK_S
+
+        heard_at = ours.connection.heard_at
+        other.pause()
+        await ours.lost()
+        assert heard_at + 2 * LONG_S <= loop.time() < heard_at + 2 * LONG_S + 2 * SLACK_S
+        assert ours.connection.unanswered_s == 2 * LONG_S
+
+
+@hasty
+async def test_when_we_were_held_up_the_peer_is_not_to_blame() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, HastyLoop)
+    async with pair(client=True, interval_s=LONG_S) as (ours, other):
+        ask = ours.connection.ping
+        ours.connection.ping = lambda: (ask(), loop.hold_up(2 * LONG_S))[0]  # type: ignore[method-assign]
+        await other.until(lambda: other.pings == 1)
+        await asyncio.sleep(0.5 * LONG_S)
+        assert not ours.over.is_set()
+        ours.connection.ping = ask  # type: ignore[method-assign]
+        other.pause()
+        await ours.lost()
+
+
+@hasty
+async def test_a_ping_behind_an_upload_that_gets_on_is_waited_for() -> None:
+    """A slow line: the PING waits in the kernel behind bytes that take minutes, and nothing comes back."""
+    loop = asyncio.get_running_loop()
+    ours = Ours(LONG_S, client=True)
+    server = await listen(Address("127.0.0.1", 0), lambda: ours.connection, purpose="test")
+    with socket.socket() as far:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)  # loopback's own would move in leaps
+        far.setblocking(False)
+        await loop.sock_connect(far, ("127.0.0.1", bound_address(server).port))
+        await loop.sock_sendall(far, WIDE_OPEN)
+        await loop.sock_recv(far, 1 << 10)
+        stream = ours.connection.open([(b":method", b"POST"), (b":path", b"/"), (b":scheme", b"http")])
+        stream.write(bytes(UPLOAD_BYTES))
+        taken = 0
+        while taken < UPLOAD_BYTES // 2:
+            await asyncio.sleep(LONG_S - SLACK_S)
+            taken += len(await loop.sock_recv(far, STEP_BYTES))
+            assert not ours.over.is_set(), f"given up after {taken} bytes"
+        stopped_at = loop.time()
+        assert "has not answered PING" in await ours.lost()
+        assert loop.time() - stopped_at < 5 * LONG_S
+    server.close()

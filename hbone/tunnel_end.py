@@ -1,0 +1,94 @@
+"""Why a tunnel ended, as one line for the person at the terminal.
+
+Owned here: the likely cause, from how the tunnel ended and how old it was. A front end passes on that a
+stream was reset, seldom why: Cloud Run documents no error code for any of its reasons. So a cause that is a
+guess ends with a question mark, and what was seen follows in brackets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.errors import HboneError, StreamResetError
+from shared.wire import frames
+
+TIMEOUT_STEP_S = 60.0
+"""Request timeouts are set in whole minutes nearly always; Cloud Run's default is five."""
+
+EARLY_S, LATE_S = 0.5, 3.0
+"""How much earlier or later than a request timeout its reset may come: the front end's clock starts when the
+request has arrived there, and the reset travels back."""
+
+_RESETS = {
+    frames.NO_ERROR: "the far side has finished with it; the container is stopping?",
+    frames.PROTOCOL_ERROR: "the far side, or a proxy on the way, found a protocol error",
+    frames.INTERNAL_ERROR: "the container, or a proxy before it, failed; has the container crashed?",
+    frames.FLOW_CONTROL_ERROR: "the far side, or a proxy on the way, found a protocol error",
+    frames.REFUSED_STREAM: "the far side takes no new tunnel; the container is stopping?",
+    frames.CANCEL: "the far side cancelled it; the container is stopping?",
+    frames.CONNECT_ERROR: "the target in the container broke off, or the container is stopping?",
+    frames.ENHANCE_YOUR_CALM: "the far side found that we send too much",
+}
+"""What RST_STREAM's codes mean in a tunnel (RFC 9113 sections 7 and 8.5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What is known of the tunnel's HTTP/2 connection when the tunnel is over."""
+
+    host: str
+    """Of the tunnel's URL."""
+
+    behind_front_end: bool
+    """Whether something ends TLS before the container."""
+
+    lost: bool
+    """The connection itself is over."""
+
+    unanswered_s: float
+    """Seconds for which the host was silent, if we gave it up for that; else 0."""
+
+    goaway_code: int | None
+    """The error code of the GOAWAY that came, None if none did."""
+
+
+def cause(error: HboneError, age_s: float, connection: Connection) -> str:
+    """The likely cause of `error`, which ended a tunnel `age_s` seconds after its request, and what was
+    seen."""
+    if connection.unanswered_s:
+        return f"no answer from {connection.host} for {connection.unanswered_s:g} s; is the line down?"
+    if not isinstance(error, StreamResetError):
+        return str(error)
+    seen = str(error) if connection.lost else f"reset with {frames.error_name(error.code)}"
+    if connection.goaway_code is not None:
+        seen = f"GOAWAY with {frames.error_name(connection.goaway_code)}, then {seen}"
+    return f"{_likely(error, age_s, connection)} ({seen})"
+
+
+def age(seconds: float) -> str:
+    """How old a tunnel was: whole seconds, and tenths of a young one."""
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+
+
+def _likely(error: StreamResetError, age_s: float, connection: Connection) -> str:
+    if connection.behind_front_end and _is_request_timeout(age_s):
+        return "the service's request timeout?"
+    match connection.goaway_code:
+        case None:
+            pass
+        case frames.NO_ERROR if connection.behind_front_end:
+            return "the container, or the front end before it, is stopping"
+        case frames.NO_ERROR:
+            return "the container is stopping"
+        case frames.ENHANCE_YOUR_CALM:
+            return "the far side found that we send too much; too many PINGs? (try --keepalive 60)"
+        case _:
+            return "the far side, or a proxy on the way, found a protocol error"
+    if connection.lost:
+        return "the connection broke; has the container, or the network on the way, gone?"
+    return _RESETS.get(error.code, "the far side broke it off")
+
+
+def _is_request_timeout(age_s: float) -> bool:
+    over_s = (age_s + EARLY_S) % TIMEOUT_STEP_S
+    return age_s + EARLY_S >= TIMEOUT_STEP_S and over_s <= EARLY_S + LATE_S
