@@ -69,6 +69,8 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from shared import loop
     from shared.net.address import Address
 
+    if options.no_token and (options.token_file is not None or options.audience is not None):
+        raise UsageError("--no-token is not allowed with --token-file or --audience")
     where = target.parse(options.url)
     try:
         connect = Address.parse(options.connect) if options.connect else None
@@ -77,6 +79,7 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     token = token_choice.for_tunnel(
         where,
         environ,
+        connect=connect,
         token_file=options.token_file,
         audience=options.audience,
         none=options.no_token,
@@ -98,10 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     parser.add_argument("url", metavar="URL", help="https://HOST/_hbone/22, or HOST:22 for the same")
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
-    token.add_argument("--audience", metavar="A", help="send an ID token for A (https://HOST of the URL)")
-    token.add_argument("--no-token", action="store_true", help="send no token")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
+    parser.add_argument(
+        "--audience",
+        metavar="A",
+        help="send an ID token for A (https://HOST of the URL); beside --token-file: whom its token is for",
+    )
+    parser.add_argument("--no-token", action="store_true", help="send no token")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="trust the certificates in FILE only")
     parser.add_argument("--connect", metavar="HOST:PORT", help="dial here instead of the URL's host")
     parser.add_argument(

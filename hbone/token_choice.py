@@ -1,6 +1,8 @@
-"""Which token `hbone` sends, and where it comes from.
+"""Which token `hbone` sends, where it comes from, and where it may go.
 
-Owned here: what flags and environment mean. A command needs its token once, so none is kept: the gateway's
+Owned here: what flags and environment mean, and that no token goes to where it could be read or used by
+somebody else. A token goes only over https, or to this machine. A JWT in a file has to be for the URL's host,
+unless --audience says whom else it may be for. A command needs its token once, so none is kept: the gateway's
 cache (`shared/identity/token_cache.py`) is not even imported. What mints is imported when a token is to be
 minted, for ssh users wait.
 """
@@ -14,10 +16,18 @@ from typing import TYPE_CHECKING
 
 from hbone.target import TunnelTarget
 from shared.errors import TokenError, UsageError
-from shared.identity.tokens import FileToken, NoToken, TokenSource, demand_fit
+from shared.identity.tokens import FileToken, NoToken, TokenSource, claims_of, demand_fit, shown_claim
 
 if TYPE_CHECKING:
     from shared.identity.minting import Minter
+    from shared.net.address import Address
+
+GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
+"""In what `gcloud auth print-identity-token` gives for a person's own account, whose audience cannot be
+chosen: gcloud's OAuth client. Cloud Run takes it for every service that the person may call."""
+
+CLOUD_RUN = ".run.app"
+"""How the names of Cloud Run's services end."""
 
 _HINT = "on your own machine, gcloud auth print-identity-token >FILE and --token-file FILE"
 
@@ -59,35 +69,100 @@ class MintedToken:
         return None
 
 
+class TunnelFileToken(FileToken):
+    """The token in a file for a tunnel's target: a JWT that is for somebody else is not sent."""
+
+    def __init__(self, path: Path, target: TunnelTarget) -> None:
+        super().__init__(path)
+        self._target = target
+
+    async def token(self) -> str:
+        token = await super().token()
+        try:
+            named = claims_of(token).get("aud")
+        except ValueError:
+            return token  # it does not say whom it is for
+        audiences = named if isinstance(named, list) else [named]
+        if named is not None and not any(_is_for(audience, self._target) for audience in audiences):
+            text = (
+                f"cannot use token file {self._path}: its token is for {shown_claim(named)}, not for "
+                f"{self._target.audience}; where the service takes that one, name it with --audience"
+            )
+            raise TokenError(text, "audience")
+        return token
+
+
+def _is_for(audience: object, target: TunnelTarget) -> bool:
+    """Whether a token for `audience` is meant for the host of `target` (RFC 7519 section 4.1.3)."""
+    if not isinstance(audience, str):
+        return False
+    if audience == GCLOUD_AUDIENCE:
+        return target.host.endswith(CLOUD_RUN)
+    _, separator, rest = audience.lower().partition("://")
+    host = rest.partition("/")[0]
+    if not separator or not host:
+        return False
+    if ":" in host.rpartition("]")[2]:
+        host = host.rpartition(":")[0]
+    if host == target.host or host == f"[{target.host}]":
+        return True
+    # The URL of a traffic tag, whose tokens are for the service ("Authenticating service-to-service").
+    return target.host.endswith(CLOUD_RUN) and target.host.partition("---")[2] == host
+
+
 def for_tunnel(
     target: TunnelTarget,
     environ: Mapping[str, str],
     *,
+    connect: Address | None = None,
     token_file: Path | None = None,
     audience: str | None = None,
     none: bool = False,
 ) -> TokenSource:
     """The token source that the flags say; by default a token for the URL's host, minted as the environment
-    says, and none where there is no TLS to keep it secret.
+    says, and none where there is no TLS to keep it secret. `connect` is where is dialled instead of the
+    URL's host.
 
     Raises:
         UsageError: a flag, or a variable of `environ`, is wrong.
     """
     if none or (target.scheme == "http" and token_file is None and audience is None):
         return NoToken()
+    _demand_secrecy(target, connect or target.address, "--audience" if token_file is None else "--token-file")
+    if audience is not None:
+        checked_audience(audience)
     if token_file is not None:
-        return of_file(token_file)
-    audience = target.audience if audience is None else checked_audience(audience)
-    return MintedToken(minter(environ), audience, f"{_HINT}, or --no-token")
+        path = checked_file(token_file)
+        return TunnelFileToken(path, target) if audience is None else FileToken(path, audience)
+    return MintedToken(minter(environ), audience or target.audience, f"{_HINT}, or --no-token")
+
+
+def _demand_secrecy(target: TunnelTarget, dialled: Address, flag: str) -> None:
+    """Raises UsageError if others could read a token on its way."""
+    if target.scheme == "https":
+        return
+    from shared.identity.token_sources.token_settings import is_own_machine
+
+    if not is_own_machine(dialled.host):
+        where = f"{target} leads" if dialled == target.address else f"{target} by way of {dialled} leads"
+        raise UsageError(
+            f"{flag}: {where} to another machine without TLS, where others could read the token; "
+            "use https, or --no-token"
+        )
 
 
 def of_file(path: Path, audience: str = "") -> FileToken:
-    """The token in a file, which has to be for `audience`, if there is one. Raises UsageError, which does not
-    repeat it, for what must be the token itself."""
+    """The token in a file, which has to be for `audience`, if there is one. Raises as `checked_file`."""
+    return FileToken(checked_file(path), audience)
+
+
+def checked_file(path: Path) -> Path:
+    """`path`, if it may be one. Raises UsageError, which does not repeat it, for what must be the token
+    itself."""
     from shared.identity.token_sources.token_settings import file_path
 
     try:
-        return FileToken(file_path(str(path)), audience)
+        return file_path(str(path))
     except ValueError as error:
         raise UsageError(f"--token-file {error}") from None
 

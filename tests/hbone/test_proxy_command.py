@@ -259,6 +259,21 @@ async def test_a_token_from_a_file_and_none_at_all(tls: ssl.SSLContext, tmp_path
             assert b"authorization" not in dict((await service.request()).fields)
 
 
+async def test_a_file_s_token_for_another_service_goes_nowhere(tls: ssl.SSLContext, tmp_path: Path) -> None:
+    token = unsigned_token(aud="https://other.a.run.app", exp=FAR_FUTURE)
+    (tmp_path / "token").write_text(token)
+    async with Service.listening(tls) as service:
+        to = (f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}")
+        ended = await output_of(*to, "--token-file", tmp_path / "token")
+        assert_refusal(
+            ended, EXIT_DENIED, rf"its token is for https://other\.a\.run\.app, not for https://{HOST}"
+        )
+        assert service.connections == []
+        to += ("--token-file", tmp_path / "token", "--audience", "https://other.a.run.app")
+        async with running(*to):
+            assert (await service.request())[b"authorization"] == f"Bearer {token}".encode()
+
+
 async def test_a_program_that_gives_the_token_gets_nothing_of_the_input(
     tls: ssl.SSLContext, tmp_path: Path
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,8 @@ from hbone.token_choice import MintedToken, for_tunnel
 from shared.errors import TokenError, UsageError
 from shared.identity.token_sources.metadata import MetadataMinter
 from shared.identity.tokens import FileToken, NoToken, TokenSource, claims_of
-from tests.support.metadata_server import Answer, MetadataServer
+from shared.net.address import Address
+from tests.support.metadata_server import Answer, MetadataServer, unsigned_token
 from tests.support.wall_clock import Clock, Mint
 
 
@@ -24,10 +27,114 @@ def test_which_token_the_flags_mean(tmp_path: Path) -> None:
 
     assert chosen("https://h/x") is MintedToken
     assert chosen("https://h/x", none=True) is NoToken
-    assert chosen("https://h/x", token_file=tmp_path) is FileToken
+    assert issubclass(chosen("https://h/x", token_file=tmp_path), FileToken)
     assert chosen("http://h/x") is NoToken, "nothing would keep it secret"
-    assert chosen("http://h/x", token_file=tmp_path) is FileToken, "asked for, as behind a TLS proxy"
-    assert chosen("http://h/x", audience="a") is MintedToken
+
+
+# Where a token may go.
+
+TOKEN = {"token_file": Path("token.jwt")}
+FOR_A = {"audience": "a"}
+
+
+@pytest.mark.parametrize("flags", [TOKEN, FOR_A], ids=["--token-file", "--audience"])
+@pytest.mark.parametrize(
+    ("url", "connect"),
+    [
+        ("http://h/x", None),
+        ("http://10.0.0.1:8080/x", None),
+        ("http://127.0.0.1.h.example/x", None),
+        ("http://127.0.0.1/x", "10.0.0.1:80"),
+        ("http://localhost/x", "h:80"),
+    ],
+)
+def test_no_token_in_the_clear(flags: dict[str, Any], url: str, connect: str | None) -> None:
+    flag = "--token-file" if flags is TOKEN else "--audience"
+    with pytest.raises(UsageError, match=rf"^{flag}: {re.escape(url)} .*use https, or --no-token$"):
+        for_tunnel(target.parse(url), {}, connect=connect and Address.parse(connect), **flags)
+
+
+@pytest.mark.parametrize("flags", [TOKEN, FOR_A], ids=["--token-file", "--audience"])
+@pytest.mark.parametrize(
+    ("url", "connect"),
+    [
+        ("https://h/x", None),
+        ("https://h/x", "10.0.0.1:443"),
+        ("http://127.0.0.1:8080/x", None),
+        ("http://[::1]/x", None),
+        ("http://localhost/x", None),
+        ("http://h/x", "127.0.0.2:80"),
+    ],
+)
+def test_a_token_over_tls_or_to_this_machine(flags: dict[str, Any], url: str, connect: str | None) -> None:
+    source = for_tunnel(target.parse(url), {}, connect=connect and Address.parse(connect), **flags)
+    assert not isinstance(source, NoToken)
+
+
+HELLO = "https://hello-123.europe-west1.run.app"
+OTHER = "https://other-123.europe-west1.run.app"
+GCLOUD = "32555940559.apps.googleusercontent.com"
+
+
+async def sent(
+    folder: Path, url: str, claims: dict[str, object] | None, audience: str | None = None
+) -> str | None:
+    """The token of a file that would be sent to `url`; `claims` None: one that is no JWT."""
+    text = "opaque" if claims is None else unsigned_token(**claims)
+    (folder / "token").write_text(text)
+    token = await for_tunnel(target.parse(url), {}, token_file=folder / "token", audience=audience).token()
+    assert token == text
+    return token
+
+
+@pytest.mark.parametrize(
+    ("url", "claims"),
+    [
+        (f"{HELLO}/x", {"aud": HELLO}),
+        (f"{HELLO}/x", {"aud": [OTHER, HELLO]}),
+        (f"{HELLO}:443/x", {"aud": f"{HELLO}/path"}),
+        ("https://h.example:8443/x", {"aud": "https://H.example:8443"}),
+        ("https://tag---hello-123.europe-west1.run.app/x", {"aud": HELLO}),
+        (f"{HELLO}/x", {"aud": GCLOUD}),
+        (f"{HELLO}/x", {"sub": "somebody"}),
+        (f"{HELLO}/x", None),
+    ],
+    ids=["host", "list", "path", "port", "traffic tag", "gcloud's", "no audience", "no JWT"],
+)
+async def test_a_files_token_for_the_host(tmp_path: Path, url: str, claims: dict[str, object] | None) -> None:
+    assert await sent(tmp_path, url, claims)
+
+
+@pytest.mark.parametrize(
+    ("url", "aud"),
+    [
+        (f"{HELLO}/x", OTHER),
+        (f"{HELLO}/x", [OTHER, "https://third.example"]),
+        (f"{HELLO}/x", "my-service"),
+        (f"{HELLO}/x", "https://user@hello-123.europe-west1.run.app"),
+        ("https://hello.example/x", GCLOUD),
+        ("https://tag---h.example/x", "https://h.example"),
+        ("http://127.0.0.1:8080/x", HELLO),
+        (f"{HELLO}/x", 7),
+    ],
+)
+async def test_a_files_token_for_somebody_else(tmp_path: Path, url: str, aud: object) -> None:
+    theirs = " ".join(aud) if isinstance(aud, list) else str(aud)
+    ours = target.parse(url).audience
+    with pytest.raises(
+        TokenError,
+        match=f"/token: its token is for {re.escape(theirs)}, not for {re.escape(ours)}; .*--audience",
+    ) as caught:
+        await sent(tmp_path, url, {"aud": aud})
+    assert caught.value.reason == "audience"
+
+
+async def test_an_audience_that_the_service_takes_all_the_same(tmp_path: Path) -> None:
+    assert await sent(tmp_path, f"{HELLO}/x", {"aud": "my-service"}, "my-service")
+    with pytest.raises(TokenError, match=f"its token cannot be sent: it is for {OTHER}, not for my-service"):
+        await sent(tmp_path, f"{HELLO}/x", {"aud": OTHER}, "my-service")
+    with pytest.raises(TokenError, match=r"no JWT.* so nobody knows whether it is for my-service"):
+        await sent(tmp_path, f"{HELLO}/x", None, "my-service")
 
 
 def test_a_metadata_host_that_is_none() -> None:
