@@ -17,7 +17,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-pytest_plugins = ["tests.support.secrets_search"]
+pytest_plugins = ["tests.support.surroundings", "tests.support.secrets_search"]
 
 settings.register_profile("fast", max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=20_000, deadline=None)

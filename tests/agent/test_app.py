@@ -185,7 +185,7 @@ async def test_the_exit_code_is_the_commands(command: list[str], code: int) -> N
     begun = time.monotonic()
     async with krun(*command) as it:
         assert (await it.process.ended())[0] == code
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < PATIENCE_S
 
 
 async def test_a_wrong_setting() -> None:
@@ -349,7 +349,7 @@ async def test_the_drain_ends_with_the_app(target: TcpServer) -> None:
             assert await it.heard() == "SIGTERM"
             await it.tell("exit 4")
             assert (await it.process.ended())[0] == 4
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60 - PATIENCE_S
 
 
 async def test_the_drain_does_not_wait_for_an_app_that_stays(target: TcpServer) -> None:

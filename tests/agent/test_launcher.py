@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -22,6 +21,7 @@ import uvloop
 from agent.launcher import FORWARDED, App, become_init, exit_code
 from shared.errors import UnavailableError
 from shared.net.address import Address
+from tests.support.network import free_port
 
 PATIENCE_S = 20
 """Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
@@ -161,13 +161,6 @@ def test_an_app_that_has_ended_is_sent_nothing(runner: asyncio.Runner) -> None:
 
 
 # Waiting for its port.
-
-
-def free_port() -> int:
-    """A loopback port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def start_listener(first: str = "pass") -> tuple[App, Address]:

@@ -24,6 +24,7 @@ from shared.net.mesh_tls import server_context
 from shared.wire import registration
 from shared.wire.frames import REFUSED_STREAM
 from shared.wire.registration import ALREADY_REGISTERED, REGISTERED, Verdict
+from tests.support.clocks import ROUNDING_S
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
@@ -343,12 +344,13 @@ async def test_pauses_grow_up_to_a_bound(mesh: Mesh, monkeypatch: pytest.MonkeyP
     settings = ReverseSettings((Address("127.0.0.1", 1),), (NAME,))
     nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
     (place,) = ReverseTunnels(settings, mesh.member(WORKLOAD), 1.0, drain_timeout_s=1.0, **nothing)._places
-    bounds = []
-    for doublings in (0, 1, 2, 3, 100):
+    for doublings, pause_s in ((0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0), (100, MAX_PAUSE_S / FIRST_PAUSE_S)):
         place._not_before = 0.0
+        before = loop.time()
         place._pause(doublings)
-        bounds.append(round(place._not_before - loop.time(), 2))
-    assert bounds == [FIRST_PAUSE_S, FIRST_PAUSE_S * 2, FIRST_PAUSE_S * 4, FIRST_PAUSE_S * 8, MAX_PAUSE_S]
+        after = loop.time()
+        assert before <= place._not_before - pause_s * FIRST_PAUSE_S + ROUNDING_S
+        assert place._not_before - pause_s * FIRST_PAUSE_S - ROUNDING_S <= after
 
 
 async def test_once_stopped_it_dials_no_more(mesh: Mesh, gateway: Gateway) -> None:

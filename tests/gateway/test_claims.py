@@ -47,9 +47,9 @@ def test_patterns_are_globs(pattern: str, text: str) -> None:
 
 def test_a_pattern_costs_little_whatever_it_is_held_against() -> None:
     pattern = compile_claim("*a" * MAX_STARS + "b")
-    started = time.perf_counter()
+    started = time.process_time()
     assert not pattern.fullmatch("a" * 16_000)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     with pytest.raises(ValueError, match="9 stars, more than 8"):
         compile_claim("*" * 9)
 

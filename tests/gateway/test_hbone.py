@@ -29,6 +29,7 @@ from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, TO_LOOPBACK, TRUST_DOMAIN, HbonePort, Mesh
 from tests.support.http2_peer import LOST, Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
+from tests.support.network import needs_ipv6
 from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
 from tests.support.running_gateway import Records
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
@@ -170,6 +171,7 @@ async def test_tunnels_share_a_connection(port: HbonePort, peer: Http2Peer, targ
     assert (port.listener.open_connections, port.listener.open_tunnels) == (1, 20)
 
 
+@needs_ipv6
 async def test_a_target_with_ipv6(port: HbonePort, peer: Http2Peer) -> None:
     listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
     with listening:

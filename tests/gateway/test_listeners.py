@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -20,6 +19,7 @@ from shared.net.address import Address
 from shared.net.listen import bound_address, listen
 from shared.net.listen_close import listening_on
 from shared.tasks import spawn
+from tests.support import network
 from tests.support.gateway_load import EchoService, flowing, staying
 from tests.support.gateway_world import tunnel
 from tests.support.hgate_process import hgate
@@ -47,9 +47,7 @@ def greeting(name: bytes) -> Listeners:
 
 def free_port() -> Address:
     """An address that can be listened on several times, which port 0 would not be."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return Address("127.0.0.1", sock.getsockname()[1])
+    return Address("127.0.0.1", network.free_port())
 
 
 async def greeted_by(address: Address) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.net.retry import MIN_BUDGET
+from tests.support.clocks import ROUNDING_S
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello
 from tests.support.http2_peer import Service
@@ -104,18 +105,16 @@ async def test_retry_after_is_kept_to(world: World) -> None:
     began = asyncio.get_running_loop().time()
     stream.respond(429, [wait("1")], end=True)
     await opens(world, client)
-    assert asyncio.get_running_loop().time() - began >= 1.0
+    assert asyncio.get_running_loop().time() - began >= 1.0 - ROUNDING_S
 
 
-@pytest.mark.parametrize("value", ["2", "3600", "Fri, 31 Dec 9999 23:59:59 GMT"])
+@pytest.mark.parametrize("value", ["60", "3600", "Fri, 31 Dec 9999 23:59:59 GMT"])
 async def test_retry_after_the_deadline_is_a_refusal_at_once(world: World, value: str) -> None:
-    gateway = await world.start(response_timeout="2s")
+    gateway = await world.start(response_timeout="60s")
     client = await world.client(SAID)
     stream = await world.service.request()
-    began = asyncio.get_running_loop().time()
     stream.respond(503, [wait(value)], end=True)
-    assert await client.rest() == INTERNAL_ERROR
-    assert asyncio.get_running_loop().time() - began < 1.0
+    assert await client.rest() == INTERNAL_ERROR, "and that within the client's patience"
     line = await gateway.line()
     assert (line["flags"], line["status"]) == ("STATUS", 503)
     assert "; not asked again: no time for a pause of " in line["error"]
@@ -123,19 +122,19 @@ async def test_retry_after_the_deadline_is_a_refusal_at_once(world: World, value
 
 
 async def test_the_deadline_is_for_all_attempts_together(world: World) -> None:
-    gateway = await world.start(response_timeout="1500ms")
+    gateway = await world.start(response_timeout="3s")
     client = await world.client(SAID)
     began = asyncio.get_running_loop().time()
-    (await world.service.request()).respond(503, [wait("1")], end=True)
+    (await world.service.request()).respond(503, [wait("2")], end=True)
     silent = await world.service.request()
     assert await client.rest() == INTERNAL_ERROR
     took_s = asyncio.get_running_loop().time() - began
-    assert 1.4 < took_s < 2.4
+    assert 2.9 < took_s < 5.0, "the second would have until then"
     assert await silent.broken() == CANCEL
     line = await gateway.line()
     assert (line["flags"], line["error"], line["attempts"]) == (
         "UPSTREAM",
-        "no response headers within 1.5 s",
+        "no response headers within 3 s",
         2,
     )
     assert "status" not in line, "the last attempt had none"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.path.programs import MUCH_BYTES
-from tests.support.network import Network, NoNetworkError
-from tests.support.network import network as own_network
+from tests.support.network_namespace import Network, NoNetworkError
+from tests.support.network_namespace import network as own_network
 
 
 @pytest.fixture(autouse=True)

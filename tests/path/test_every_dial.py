@@ -24,7 +24,7 @@ from shared.net.dns_query import OTHER_FAMILY_S
 from shared.tasks import spawn
 from tests.support.http2_peer import Http2Peer
 from tests.support.name_server import NameServer, name_server, never, only
-from tests.support.network import POD, Network
+from tests.support.network_namespace import POD, Network
 from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
 

@@ -41,7 +41,7 @@ from tests.support.name_server import (
     truncated,
     wrong_id,
 )
-from tests.support.network import POD, Network
+from tests.support.network_namespace import POD, Network
 from tests.support.tcp_peer import TcpPeer
 
 SOON_S = 3.0

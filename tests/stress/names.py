@@ -16,7 +16,7 @@ from tests.stress.figures import percentile
 from tests.stress.run import Run
 from tests.support.dns_world import ATTACKER, LATENCY_S, POD_RESOLV_CONF, Crowd, World, names, sni, world
 from tests.support.name_server import late, never
-from tests.support.network import POD, NoNetworkError, network
+from tests.support.network_namespace import POD, NoNetworkError, network
 
 DIALS = 200
 """Of those who ask for good names, quiet and under attack."""

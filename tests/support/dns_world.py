@@ -20,7 +20,7 @@ from tests.support.hellos import hello
 from tests.support.hgate_process import Hgate, hgate
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.name_server import NameServer, late, never
-from tests.support.network import POD
+from tests.support.network_namespace import POD
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 RESOLVER = "127.0.0.53"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,6 +17,8 @@ from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 import h11
+
+from tests.support.network import closed_port as closed_port
 
 IDENTITY_PATH = "/computeMetadata/v1/instance/service-accounts/default/identity"
 
@@ -30,13 +31,6 @@ def unsigned_token(**claims: object) -> str:
     header, payload = ({"alg": "RS256", "typ": "JWT"}, claims)
     parts = [json.dumps(part).encode() for part in (header, payload)] + [b"no real signature"]
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)
-
-
-def closed_port() -> int:
-    """A loopback port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +31,7 @@ from shared.identity.certificates.authority import Authority, KeyPair
 from shared.identity.spiffe import SpiffeId
 from shared.net.address import Address
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
+from tests.support.network import free_port as free_port
 
 PATIENCE_S = 60
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
@@ -245,10 +245,3 @@ def printed(process: Process, name: str) -> str:
 def said(record: Record) -> str:
     """A line's text, whether it was logged or just printed."""
     return str(record.get("message") or record.get("text") or "")
-
-
-def free_port() -> int:
-    """A loopback port that nobody has, for programs that cannot choose one themselves."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -72,6 +72,13 @@ async def test_everything_that_it_prints_works(tmp_path: Path) -> None:
     assert last["caller"] == "gateway@local.iam.gserviceaccount.com"
 
 
+def umask() -> int:
+    """The user's, which can only be asked by setting it."""
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_signals_end_it_in_order(number: signal.Signals) -> None:
     async with serving() as (command, said):
@@ -94,7 +101,7 @@ async def test_modes_of_files_that_were_there_before(tmp_path: Path) -> None:
         text = key.read_text()
         assert text.startswith("-----BEGIN PRIVATE KEY-----")
         assert text.endswith("-----END PRIVATE KEY-----\n")
-        assert mode_of(tmp_path / "ca.pem") & 0o444 == 0o444
+        assert mode_of(tmp_path / "ca.pem") == 0o666 & ~umask(), "no secret, so as the user has it"
 
 
 async def test_without_a_token() -> None:

@@ -180,9 +180,9 @@ def test_regexes_that_envoy_can_take() -> None:
 def test_many_stars_cost_little() -> None:
     """With backtracking this would take longer than anybody lives."""
     patterns = PeerPatterns([f"spiffe://demo.local/{'a*' * MAX_STARS}b"])
-    started = time.perf_counter()
+    started = time.process_time()
     assert not patterns.takes(SpiffeId("demo.local", "/" + "a" * 2000))
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 def takes(pattern: str, identity: SpiffeId, trust: TrustDomain) -> bool:

@@ -29,6 +29,7 @@ from tests.shared.net.loopback import PATIENCE_S, App, until
 from tests.shared.wire.dialogue import POST
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
+from tests.support.network import needs_ipv6
 
 NO_SUCH_HOST = "no-such-host.invalid"
 """RFC 6761 section 6.4: never resolves."""
@@ -111,7 +112,7 @@ async def test_dial() -> None:
     await app.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 async def test_to_loopback_the_connection_is_there_at_once(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:

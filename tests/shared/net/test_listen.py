@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from typing import cast
 
 import pytest
@@ -15,6 +14,7 @@ from shared.net.listen import bound_address, listen
 from shared.net.tls import server_context
 from tests.shared.net.conftest import Credentials
 from tests.shared.net.loopback import Peer
+from tests.support.network import needs_ipv6
 
 ANY = Address("127.0.0.1", 0)
 
@@ -39,11 +39,8 @@ async def test_listening() -> None:
     server.close()
 
 
+@needs_ipv6
 async def test_ipv6() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 here")
     server = await listen(Address("::1", 0), Greeting, purpose="tests")
     assert str(bound_address(server)).startswith("[::1]:")
     server.close()

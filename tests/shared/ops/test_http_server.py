@@ -19,6 +19,7 @@ from shared.errors import UnavailableError, UpstreamError
 from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
 from tests.shared.net.loopback import until
+from tests.support.network import needs_ipv6
 
 ANY_PORT = Address("127.0.0.1", 0)
 PATIENCE_S = 10.0
@@ -245,6 +246,7 @@ async def test_a_port_in_use_is_named_with_what_it_was_for() -> None:
         await other.close()
 
 
+@needs_ipv6
 async def test_several_addresses_and_a_port_free_again() -> None:
     server = HttpServer(ROUTES)
     first, second = await server.start(ANY_PORT), await server.start(Address("::1", 0))
