@@ -50,6 +50,11 @@ conformance: $(VENV)/.installed-dev
 test-kube: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.run
 
+# The tests that an odd machine can touch, on odd machines: an hour. make test-odd NAMES="umask uptime" for some.
+.PHONY: test-odd
+test-odd: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.odd $(NAMES)
+
 .PHONY: fuzz
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python -m tests.fuzz.run
