@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from bench import measure, plots, results
+from bench import measure, needs, plots, results, subjects, tools
 from bench.cases import CASES
 from bench.https import https
 from bench.image import OWN, environment
@@ -66,20 +66,24 @@ def _run(places: set[str], turns: int, own_python: bool) -> int:
     if unknown:
         raise BenchError(f"no place is called {', '.join(sorted(unknown))}; there are {', '.join(PLACES)}")
     _raise_descriptor_limit()
+    left_out = _left_out(places)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        tools.build()
+        subjects.find_envoy()
         world = World.create(Path(folder), OWN if own_python else environment())
         about = results.machine(world.environment)
         print(results.subject_line(about), flush=True)
-        cases = list(_cases(world, places, turns))
+        measured = places - set(left_out)
+        cases = list(_cases(world, measured, turns))
         figures = [
             figure
             for name, part in (("start", start_up), ("memory", memory))
-            if name in places
+            if name in measured
             for figure in part(world)
         ]
-        curves = list(growth(world)) if "growth" in places else []
-    found = results.document(cases, figures, curves, about)
+        curves = list(growth(world)) if "growth" in measured else []
+    found = results.document(cases, figures, curves, about, left_out)
     print("\n" + results.table(found))
     print(f"\n{time.monotonic() - began:.0f} s")
     if places == set(PLACES):
@@ -89,6 +93,23 @@ def _run(places: set[str], turns: int, own_python: bool) -> int:
         written = plots.draw(json.loads(results.LATEST.read_text()), results.FOLDER)
         print(f"written: {', '.join(str(path) for path in [results.LATEST, *written])}")
     return 0
+
+
+def _left_out(places: set[str]) -> dict[str, str]:
+    """Those of `places` that cannot be measured here, and what is missing; said now, not after the others.
+
+    Raises:
+        BenchError: nothing can be measured.
+    """
+    missing = needs.missing()
+    for need in missing:
+        print(f"bench: {need.told()}", file=sys.stderr, flush=True)
+    if any(not need.left_out for need in missing):
+        raise BenchError("nothing can be measured without it")
+    left_out = {place: need.what for need in missing for place in need.places if place in places}
+    if places <= set(left_out):
+        raise BenchError(f"{', '.join(sorted(places))}: left out, so there is nothing to measure")
+    return left_out
 
 
 def _cases(world: World, places: set[str], turns: int) -> Iterator[Measured]:

@@ -5,7 +5,6 @@ h2load → hgate → HAProxy as Cloud Run's front end → krun → HAProxy as th
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import statistics
@@ -17,6 +16,7 @@ from pathlib import Path
 from bench import subjects
 from bench.cases import Case, Place
 from bench.measure import TURNS, Measured, Sample
+from bench.needs import PATH
 from bench.subjects import Subject, World
 from bench.tools import BenchError
 
@@ -45,9 +45,9 @@ def _app(world: World) -> Iterator[str]:
 
 def https(world: World, turns: int = TURNS) -> Iterator[Measured]:
     """Both cases, ours and the peer in turns."""
-    program = shutil.which("h2load", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    program = shutil.which("h2load", path=PATH)
     if program is None:
-        raise BenchError("there is no h2load: install nghttp2-client")
+        raise BenchError("there is no h2load (Debian: apt-get install nghttp2-client)")
     with (
         _app(world) as app,
         subjects.whole_path(world, app) as ours,

@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,12 @@ def _lines(path: str) -> list[str]:
 
 def _commit() -> str:
     folder = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
-    )
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True
+        )
+    except OSError:  # no git
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
@@ -90,10 +93,13 @@ def document(
     figures: Iterable[Figure],
     curves: Iterable[Curve],
     about: Json,
+    left_out: Mapping[str, str] | None = None,
 ) -> Json:
-    """All of a run on the `machine`."""
+    """All of a run on the `machine`; `left_out` are places that could not be measured, with what
+    was missing."""
     return {
         "machine": about,
+        "left_out": dict(left_out or {}),
         "cases": [of_case(measured) for measured in cases],
         "figures": [{**asdict(figure), "ratio": figure.ratio, "met": figure.met} for figure in figures],
         "curves": [asdict(curve) for curve in curves],
@@ -129,6 +135,7 @@ def table(results: Json) -> str:
         f"{'':10}{'CPU time of the process, per unit':51}{'ours':>12}{'envoy':>12}  ratio (turns)      mark",
     ]
     lines += [case_line(case) for case in results["cases"]]
+    lines += [f"{place:10}left out: no {what}" for place, what in results.get("left_out", {}).items()]
     lines += _latencies([case for case in results["cases"] if case["latency_ratio"] is not None])
     if results["figures"]:
         lines += ["", f"{'':10}{'':51}{'ours':>12}{'envoy':>12}  ratio              mark"]
@@ -217,4 +224,6 @@ def compare(old: Json, new: Json) -> tuple[str, bool]:
             worse = worse or change > 0
         ratios = f"{was['ratio']:>8.2f}{case['ratio']:>8.2f}{change:>+9.0%}"
         lines.append(f"{case['place']:10}{case['name']:50}{ratios}  {word}".rstrip())
+    gone = sorted({key[0] for key in before} - {case["place"] for case in new["cases"]})
+    lines += [f"{place:10}not in the new results" for place in gone]
     return "\n".join(lines), worse

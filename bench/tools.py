@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.needs import COMPILER, HEADERS
+
 SOURCES = Path(__file__).parent / "load"
 PROGRAM = SOURCES / "build" / "load"
 
@@ -39,7 +41,7 @@ def build() -> Path:
         return PROGRAM
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        raise BenchError("no C compiler: install gcc and libssl-dev")
+        raise BenchError(COMPILER.told())
     PROGRAM.parent.mkdir(exist_ok=True)
     files = [str(path) for path in sources if path.suffix == ".c"]
     flags = ["-O2", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra"]
@@ -48,7 +50,7 @@ def build() -> Path:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[:1]
-        raise BenchError(f"the load generator does not compile (is libssl-dev there?): {' '.join(last)}")
+        raise BenchError(f"the load generator does not compile ({HEADERS.where_from}?): {' '.join(last)}")
     return PROGRAM
 
 

@@ -80,6 +80,14 @@ def test_two_runs(old: tuple[float, ...], new: tuple[float, ...], word: str) -> 
     assert worse == (word == "WORSE")
 
 
+def test_what_was_left_out_is_told() -> None:
+    left_out = document([], [], [], machine(OWN), {"path": "haproxy"})
+    assert line(table(left_out), "left out") == "path      left out: no haproxy"
+    text, worse = compare(of_run(9.0), left_out)
+    assert text.splitlines()[-1] == "hgate     not in the new results"
+    assert not worse
+
+
 def test_results_survive_their_file(tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     file.write_text(json.dumps(of_run(9.0)))

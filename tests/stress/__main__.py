@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from bench.needs import open_files
 from shared import loop
 from shared.errors import EXIT_OK, HboneError
 from tests.stress import (
@@ -65,7 +66,7 @@ def main() -> int:
         help="run a scenario in which something failed once more, and let that count: for noisy machines",
     )
     arguments = parser.parse_args()
-    names = arguments.names or list(SCENARIOS)
+    names = arguments.names or [name for name in SCENARIOS if name not in _left_out()]
     unknown = sorted(set(names) - set(SCENARIOS))
     if unknown:
         parser.error(f"no scenario is called {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
@@ -84,6 +85,15 @@ def main() -> int:
     failed = sum(not row.passed for row in rows)
     print(f"\n{len(rows) - failed} of {len(rows)} passed")
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _left_out() -> tuple[str, ...]:
+    """Scenarios that cannot be had on this machine, which is said."""
+    need = open_files("the 10,000 idle tunnels (idle) are")
+    if need.is_there():
+        return ()
+    print(f"stress: {need.told()}", file=sys.stderr, flush=True)
+    return ("idle",)
 
 
 def _scenario(name: str) -> list[Row]:

@@ -1,0 +1,156 @@
+"""What each target of the Makefile needs, looked for before it begins: `python3 -m tests.needs TARGET...`.
+
+Prints a line for each thing that is missing, with the package that has it. The exit code is 69 if a target
+can do nothing without it; else the target goes on and leaves out what the line says. With --packages it
+prints the Debian packages that are missing, and nothing else: for `.ci/run`.
+
+With Python's own modules only, of any version that is still about: nothing is installed yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import needs
+from bench.needs import Need, missing, program
+
+ROOT = Path(__file__).resolve().parent.parent
+
+EXIT_OK = 0
+EXIT_UNAVAILABLE = 69
+
+PYTHON = (3, 11)
+"""pyproject.toml, requires-python."""
+
+KUBERNETES_GO = (1, 24)
+"""For the release in `tests/kube/build.py`."""
+
+H2SPEC = ROOT / ".venv" / "bin" / "h2spec"
+API_SERVER = ROOT / ".kube-apiserver"
+
+
+def _go() -> tuple[int, ...]:
+    """Go's version; empty if there is none."""
+    if shutil.which("go") is None:
+        return ()
+    said = subprocess.run(["go", "version"], stdout=subprocess.PIPE, text=True).stdout
+    found = re.search(r"\bgo(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _api_server_is_built() -> bool:
+    return any(API_SERVER.glob("kube-apiserver-*"))
+
+
+def _has_atheris() -> bool:
+    version = sys.version_info[:2]
+    return version < (3, 14) and sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+ALL = (
+    Need("Linux", "the programs and tests take Linux", lambda: sys.platform == "linux", is_debian=False),
+    Need(
+        f"Python {'.'.join(map(str, PYTHON))} or newer",
+        f"this is {platform.python_version()}; make PYTHON=python3.13 takes another",
+        lambda: sys.version_info[:2] >= PYTHON,
+        is_debian=False,
+    ),
+    Need(
+        "Python's venv with pip",
+        "python3-venv",
+        lambda: (ROOT / ".venv").exists() or importlib.util.find_spec("ensurepip") is not None,
+    ),
+)
+"""What every target needs."""
+
+_TESTED = "the tests that talk to it are"
+
+TARGETS: dict[str, tuple[Need, ...]] = {
+    "demo": (),
+    "lint": (),
+    "types": (),
+    "test": (
+        *(
+            program(name, package, _TESTED)
+            for name, package in (
+                ("curl", "curl"),
+                ("openssl", "openssl"),
+                ("ssh", "openssh-client"),
+                ("sshd", "openssh-server"),
+                ("nghttp", "nghttp2-client"),
+                ("nghttpx", "nghttp2-proxy"),
+                ("haproxy", "haproxy"),
+            )
+        ),
+        *(
+            Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
+            for need in (needs.COMPILER, needs.HEADERS)
+        ),
+    ),
+    "test-odd": (
+        program("unshare", "util-linux", "odd networks, clocks and a full /tmp are"),
+        program("setpriv", "util-linux", "user nobody is"),
+        program("script", "bsdutils", "the terminal is"),
+        program("localedef", "locales", "odd locales are"),
+        program("ip", "iproute2", "the network without IPv6 is"),
+        program("git", "git", "user nobody is"),
+    ),
+    "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(_go())),),
+    "test-kube": (
+        program("etcd", "etcd-server"),
+        Need(
+            f"Go {'.'.join(map(str, KUBERNETES_GO))} or newer",
+            "Debian 13: golang; or https://go.dev/dl",
+            lambda: _api_server_is_built() or _go() >= KUBERNETES_GO,
+            is_debian=False,
+        ),
+    ),
+    "fuzz": (
+        Need(
+            "atheris",
+            "it is there for CPython 3.11 to 3.13 on x86-64 Linux",
+            _has_atheris,
+            "the guidance by coverage is",
+            is_debian=False,
+        ),
+    ),
+    "stress": (needs.open_files("the 10,000 idle tunnels (idle) are"),),
+    "bench": needs.NEEDS,
+}
+"""Beside `ALL`. Envoy is no Debian package: pip brings it, where it is made for the machine."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Looks for what the targets on the command line need."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tests.needs", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument("--packages", action="store_true", help="print missing Debian packages only")
+    parser.add_argument("targets", nargs="+", choices=sorted(TARGETS), metavar="TARGET")
+    given = parser.parse_args(arguments)
+    code = EXIT_OK
+    packages: list[str] = []
+    for target in given.targets:
+        for need in missing((*ALL, *TARGETS[target])):
+            if need.is_debian:
+                packages += need.where_from.split()
+            if not given.packages:
+                print(f"make {target}: {need.told()}", file=sys.stderr)
+            if not need.left_out:
+                code = EXIT_UNAVAILABLE
+    if given.packages:
+        for package in dict.fromkeys(packages):
+            print(package)
+        return EXIT_OK
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
