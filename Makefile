@@ -61,6 +61,11 @@ conformance: needs-conformance $(VENV)/.installed-dev
 test-kube: needs-test-kube $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.run
 
+# As a new user: the wheel, built and installed with pipx into an empty home. Takes PyPI.
+.PHONY: test-install
+test-install: needs-test-install
+	$(PYTHON) -m tests.install
+
 # The tests that an odd machine can touch, on odd machines: an hour. make test-odd NAMES="umask uptime" for some.
 .PHONY: test-odd
 test-odd: needs-test-odd $(VENV)/.installed-dev

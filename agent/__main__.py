@@ -1,4 +1,4 @@
-"""krun's command line: everything on it is the app's; settings come from the environment."""
+"""krun's command line: all of it is the app's, but for a first flag; settings come from the environment."""
 
 from __future__ import annotations
 

@@ -6,9 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from shared.errors import EXIT_OK, HboneError
+from shared.errors import EXIT_OK, HboneError, UsageError
 
-_HELP = """usage: krun [COMMAND [ARG ...]]
+_HELP = """usage: krun [--] [COMMAND [ARG ...]]
+       krun --help | --version
 
 Ends the mesh's tunnels in a container: starts COMMAND with PORT set, waits for its port, then takes
 tunnels. Without a COMMAND it serves as a sidecar. Set by environment variables:
@@ -22,17 +23,13 @@ certificate, 78 wrong file, 130 and 143 SIGINT and SIGTERM before COMMAND was st
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what krun is there for and returns the exit code."""
-    from agent.settings import ENVIRONMENT, from_env
+    from agent.settings import from_env
 
-    if list(arguments) in (["-h"], ["--help"]):
-        width = max(map(len, ENVIRONMENT))
-        print(
-            _HELP.format(
-                variables="\n".join(f"  {name:{width}}  {text}" for name, text in ENVIRONMENT.items())
-            )
-        )
-        return EXIT_OK
     try:
+        flag, arguments = _own_flag(arguments)
+        if flag:
+            print(_version() if flag == "--version" else _help())
+            return EXIT_OK
         settings = from_env(environ)
         from agent.app import Agent
         from shared import loop
@@ -54,3 +51,37 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except HboneError as error:
         print(f"krun: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _own_flag(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """krun's own flag, empty if there is none, and the app's command line behind it.
+
+    Raises:
+        UsageError: there is no such flag.
+    """
+    first = arguments[0] if arguments else ""
+    if first == "--":
+        return "", arguments[1:]
+    if not first.startswith("-"):
+        return "", arguments
+    if first not in ("-h", "--help", "--version"):
+        raise UsageError(
+            f"{first}: no such flag; settings are environment variables (--help), and a COMMAND that begins "
+            "with - goes behind --"
+        )
+    return first, arguments[1:]
+
+
+def _help() -> str:
+    from agent.settings import ENVIRONMENT
+
+    width = max(map(len, ENVIRONMENT))
+    return _HELP.format(
+        variables="\n".join(f"  {name:{width}}  {text}" for name, text in ENVIRONMENT.items())
+    )
+
+
+def _version() -> str:
+    from shared import version
+
+    return version.told("krun")

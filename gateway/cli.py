@@ -25,6 +25,11 @@ def run(arguments: Sequence[str]) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit as stop:  # argparse's own code for a usage error is 2
         return EXIT_USAGE if stop.code else EXIT_OK
+    if options.version:
+        from shared import version
+
+        print(version.told("hgate"))
+        return EXIT_OK
     try:
         if options.command == "explain":
             return _explain(options.config, options.sni)
@@ -132,4 +137,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log-format", choices=("json", "text"), help="default: text on a terminal, else json"
     )
+    parser.add_argument("--version", action="store_true", help="print the version, of Python and OpenSSL too")
     return parser

@@ -41,6 +41,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         if arguments and arguments[0] in commands:
             return commands[arguments[0]](arguments[1:])
+        if "--version" in arguments:
+            return _version()
         return _tunnel(arguments, environ)
     except SystemExit as stop:
         return EXIT_USAGE if stop.code == _ARGPARSE_USAGE else int(stop.code or EXIT_OK)
@@ -58,6 +60,13 @@ def _hold_standard_descriptors() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if stream is None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
+def _version() -> int:
+    from shared import version
+
+    print(version.told("hbone"))
+    return EXIT_OK
 
 
 def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -118,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="ask the far side for a sign of life after S seconds of silence, and end after as many more; "
         "0: never (15)",
     )
+    parser.add_argument("--version", action="store_true", help="print the version, of Python and OpenSSL too")
     return parser
 
 

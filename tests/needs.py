@@ -102,6 +102,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("ip", "iproute2", "the network without IPv6 is"),
         program("git", "git", "user nobody is"),
     ),
+    "test-install": (program("git", "git"),),
     "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(_go())),),
     "test-kube": (
         program("etcd", "etcd-server"),

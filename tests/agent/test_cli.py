@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
 import pytest
 
 from agent.cli import run
@@ -14,7 +18,7 @@ from tests.support.process import started
 def test_help_tells_every_variable(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([argument], {}) == EXIT_OK
     out = capsys.readouterr().out
-    assert out.startswith("usage: krun [COMMAND [ARG ...]]\n")
+    assert out.startswith("usage: krun [--] [COMMAND [ARG ...]]\n       krun --help | --version\n")
     for name, meaning in ENVIRONMENT.items():
         assert f"  {name} " in out
         assert f"  {meaning}\n" in out
@@ -23,6 +27,38 @@ def test_help_tells_every_variable(argument: str, capsys: pytest.CaptureFixture[
 def test_a_wrong_setting_comes_before_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["true"], {"HBONE_LISTEN": "nowhere"}) == EXIT_USAGE
     assert capsys.readouterr().err.startswith("krun: invalid HBONE_LISTEN=nowhere (")
+
+
+def test_flags_of_its_own_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = {"HBONE_LISTEN": "nowhere"}  # which nobody looks at
+    assert run(["--version"], wrong) == EXIT_OK
+    assert re.fullmatch(r"krun \S+ \(Python 3\.\d+\.\d+, OpenSSL .+\)\n", capsys.readouterr().out)
+    assert run(["--version", "server", "--port"], wrong) == EXIT_OK
+    assert capsys.readouterr().out.startswith("krun ")
+
+
+@pytest.mark.parametrize("flag", ["--verison", "-v", "-", "--listen=127.0.0.1:0"])
+def test_a_flag_that_is_none(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([flag, "server"], {}) == EXIT_USAGE
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"krun: {flag}: no such flag; settings are environment variables")
+
+
+async def test_behind_two_dashes_is_the_command(tmp_path: Path) -> None:
+    program = tmp_path / "--version"
+    program.write_text("#!/bin/sh\necho mine $1\n")
+    program.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    async with started("agent", "--", "--version", "--", environ=environ) as process:
+        code, out, _ = await process.ended()
+    assert (code, out) == (EXIT_OK, "mine --\n")
+
+
+async def test_a_command_s_own_version_is_the_command_s() -> None:
+    async with started("agent", "echo", "--version") as process:
+        _, out, _ = await process.ended()
+    assert out.startswith("echo (GNU coreutils)") or out == "--version\n"
 
 
 async def test_help_with_a_command_is_the_commands() -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from hbone import cli
+from shared import version
 from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from tests.support.metadata_server import closed_port
 
@@ -27,6 +28,13 @@ def test_help_names_the_exit_codes_and_the_commands(capsys: pytest.CaptureFixtur
     )
     assert "hbone token|certs|demo|cloudrun" in out
     assert "ProxyCommand='hbone https://" in out
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--no-token", "--version"], ["h:22", "--version"]])
+def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(arguments, {}) == EXIT_OK
+    out, err = capsys.readouterr()
+    assert (out, err) == (version.told("hbone") + "\n", "")
 
 
 @pytest.mark.parametrize(
