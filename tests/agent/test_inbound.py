@@ -781,6 +781,7 @@ async def test_a_revocation_list_that_is_none_stops_the_start(house: House) -> N
         await house.start(crl=crl)
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
 async def test_openssl_s_own_client_is_told(house: House) -> None:
     """OpenSSL's `s_client` in our client's place."""
     crl = house.folder / "crl.pem"

@@ -76,7 +76,7 @@ class Command:
         """Waits for its end; a code below 0 is the signal that killed it."""
         async with asyncio.timeout(PATIENCE_S):
             stdout, stderr = await asyncio.gather(self._stdout.read(), self._stderr.read())
-            return Ended(await self._process.wait(), stdout, stderr.decode())
+            return Ended(await self._process.wait(), stdout, os.fsdecode(stderr))
 
     async def stop(self) -> None:
         """Makes sure that nothing of it is left, its temporary files included if it still listens."""

@@ -63,7 +63,14 @@ OTHERS_PROGRAMS = (
 )
 """Those in which programs that are not ours ask over HTTP."""
 
+PROGRAMS = (
+    *("curl", "openssl", "ssh", "sshd", "scp", "ssh-keygen", "nghttp", "nghttpd", "nghttpx", "h2load"),
+    *("haproxy", "cc", "gcc", "go", "etcd"),
+)
+"""Those that tests talk to."""
+
 NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 GENEROUS_S = "400"
 """pytest's --timeout where everything is slower."""
@@ -148,6 +155,16 @@ def _full_tmp(folder: Path) -> Iterator[Changed]:
 
 
 @contextmanager
+def _bare(folder: Path) -> Iterator[Changed]:
+    """Something that cannot be run in the place of each program."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    found = {os.path.realpath(there) for name in PROGRAMS if (there := shutil.which(name, path=path))}
+    hide = " && ".join(f"mount --bind /dev/null {shlex.quote(there)}" for there in sorted(found)) or "true"
+    with _shell(f"{hide} || exit 1", "unshare", "--mount")(folder) as changed:
+        yield changed
+
+
+@contextmanager
 def _terminal(_: Path) -> Iterator[Changed]:
     yield Changed(lambda command: ["script", "-qec", shlex.join(command), "/dev/null"])
 
@@ -182,9 +199,8 @@ def _nobody(folder: Path) -> Iterator[Changed]:
     subprocess.run(pip, cwd=copy, check=True)
     for path in (home, copy, *copy.rglob("*")):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    account = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     yield Changed(
-        lambda command: [*account, *command],
+        lambda command: [*AS_NOBODY, *command],
         {"HOME": str(home), "TMPDIR": str(home), "USER": "nobody", "LOGNAME": "nobody"},
         str(python),
         copy,
@@ -194,7 +210,7 @@ def _nobody(folder: Path) -> Iterator[Changed]:
 def _public_python() -> str:
     """A Python that user nobody can run, with what makes virtual environments; empty if there is none."""
     for python in (sys.executable, "/usr/bin/python3"):
-        asked = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", python, "-c", "import ensurepip, asyncio"]
+        asked = [*AS_NOBODY, python, "-c", "import ensurepip, asyncio"]
         if subprocess.run(asked, cwd="/", capture_output=True).returncode == 0:
             return python
     return ""
@@ -295,6 +311,13 @@ CONDITIONS = {
         (*NETWORK, "tests/path/test_many_tunnels.py", "tests/path/test_other_ends.py"),
         "import resource; assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, 1024)",
         _shell("ulimit -n 1024"),
+    ),
+    "bare": Condition(
+        "none of the programs is installed that tests talk to",
+        (*OTHERS_PROGRAMS, *TEXTS, "tests/path", "tests/conformance", "tests/test_needs.py", *NETWORK),
+        "import shutil; assert not shutil.which('curl')",
+        _bare,
+        _root("unshare"),
     ),
     "long-tmpdir": Condition(
         "TMPDIR has a path longer than a Unix socket's may be",

@@ -20,6 +20,7 @@ from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
 from tests.shared.net.loopback import until
 from tests.support.network import needs_ipv6
+from tests.support.world import find_program
 
 ANY_PORT = Address("127.0.0.1", 0)
 PATIENCE_S = 10.0
@@ -77,7 +78,7 @@ async def serving(
 async def curl(address: Address, path: str, *options: str) -> str:
     """What curl prints: with -i the head of the response too."""
     process = await asyncio.create_subprocess_exec(
-        *("curl", "-s", "--noproxy", "*", "--max-time", str(PATIENCE_S), *options, f"http://{address}{path}"),
+        *(find_program("curl"), "-s", "--max-time", str(PATIENCE_S), *options, f"http://{address}{path}"),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
@@ -248,6 +249,7 @@ async def test_a_port_in_use_is_named_with_what_it_was_for() -> None:
 
 @needs_ipv6
 async def test_several_addresses_and_a_port_free_again() -> None:
+    find_program("curl")  # before anything is open
     server = HttpServer(ROUTES)
     first, second = await server.start(ANY_PORT), await server.start(Address("::1", 0))
     assert await curl(first, "/healthz/ready") == await curl(second, "/healthz/ready") == "ready\n"
