@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ def main() -> int:
     unknown = sorted(set(given.names) - set(CONDITIONS))
     if unknown:
         parser.error(f"no condition is called {', '.join(unknown)}; there are {', '.join(CONDITIONS)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was brought about is undone
     LOGS.mkdir(parents=True, exist_ok=True)
     failed = [
         name for name in given.names or CONDITIONS if not _passes(name, CONDITIONS[name], given.tests or ())
