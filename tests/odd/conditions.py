@@ -204,7 +204,10 @@ def _nobody(folder: Path) -> Iterator[Changed]:
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     yield Changed(
         lambda command: [*AS_NOBODY, *command],
-        {"HOME": str(home), "TMPDIR": str(home), "USER": "nobody", "LOGNAME": "nobody"},
+        {
+            **{"HOME": str(home), "TMPDIR": str(home), "USER": "nobody", "LOGNAME": "nobody"},
+            "PATH": "/usr/local/bin:/usr/bin:/bin",  # ours may have folders that are closed to others
+        },
         str(python),
         copy,
     )
