@@ -84,4 +84,4 @@ def _help() -> str:
 def _version() -> str:
     from shared import version
 
-    return version.told("krun")
+    return version.describe("krun")

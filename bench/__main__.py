@@ -103,7 +103,7 @@ def _left_out(places: set[str]) -> dict[str, str]:
     """
     missing = needs.missing()
     for need in missing:
-        print(f"bench: {need.told()}", file=sys.stderr, flush=True)
+        print(f"bench: {need.message()}", file=sys.stderr, flush=True)
     if any(not need.left_out for need in missing):
         raise BenchError("nothing can be measured without it")
     left_out = {place: need.what for need in missing for place in need.places if place in places}

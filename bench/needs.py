@@ -40,8 +40,8 @@ class Need:
     is_debian: bool = True
     """Whether `where_from` names a Debian package."""
 
-    def told(self) -> str:
-        """One line about its absence."""
+    def message(self) -> str:
+        """One line that says that it is missing."""
         how = f"Debian: apt-get install {self.where_from}" if self.is_debian else self.where_from
         if self.left_out:
             return f"without {self.what} {self.left_out} left out ({how})"

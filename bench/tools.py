@@ -41,7 +41,7 @@ def build() -> Path:
         return PROGRAM
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        raise BenchError(COMPILER.told())
+        raise BenchError(COMPILER.message())
     PROGRAM.parent.mkdir(exist_ok=True)
     files = [str(path) for path in sources if path.suffix == ".c"]
     flags = ["-O2", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra"]

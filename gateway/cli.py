@@ -28,7 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.version:
         from shared import version
 
-        print(version.told("hgate"))
+        print(version.describe("hgate"))
         return EXIT_OK
     try:
         if options.command == "explain":

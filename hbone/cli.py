@@ -65,7 +65,7 @@ def _hold_standard_descriptors() -> None:
 def _version() -> int:
     from shared import version
 
-    print(version.told("hbone"))
+    print(version.describe("hbone"))
     return EXIT_OK
 
 

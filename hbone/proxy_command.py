@@ -124,7 +124,7 @@ async def _connected(origin: Origin, keepalive_s: float) -> _Connection:
     return cast("_Connection", dialled)
 
 
-def _told(
+def _explained(
     target: TunnelTarget, connection: _Connection, error: HboneError, age_s: float | None = None
 ) -> UpstreamError:
     """Why the tunnel ended with `error` at the age of `age_s` seconds, or, without one, was not opened."""
@@ -172,10 +172,10 @@ class _Asking:
             retry = self._retries.after_reset(error.code, connection_lost=lost, answered_before=False)
             if self._may(retry):
                 return None
-            raise _told(self._target, connection, error) from error
+            raise _explained(self._target, connection, error) from error
         except UpstreamError as error:
             late = UpstreamError(f"no response headers within {RESPONSE_TIMEOUT_S:g} s")
-            raise _told(self._target, connection, late) from error
+            raise _explained(self._target, connection, late) from error
         if status == 200:
             return stream
         asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
@@ -261,4 +261,4 @@ class _Tunnel:
 
     def _ended(self, error: HboneError) -> UpstreamError:
         age_s = asyncio.get_running_loop().time() - self._asked_at
-        return _told(self._target, self._connection, error, age_s)
+        return _explained(self._target, self._connection, error, age_s)

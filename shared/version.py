@@ -12,7 +12,7 @@ import ssl
 DISTRIBUTION = "hbone"
 
 
-def told(command: str) -> str:
+def describe(command: str) -> str:
     """One line about `command`, for people and for reports of faults."""
     try:
         version = importlib.metadata.version(DISTRIBUTION)

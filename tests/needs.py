@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
             if need.is_debian:
                 packages += need.where_from.split()
             if not given.packages:
-                print(f"make {target}: {need.told()}", file=sys.stderr)
+                print(f"make {target}: {need.message()}", file=sys.stderr)
             if not need.left_out:
                 code = EXIT_UNAVAILABLE
     if given.packages:

@@ -50,7 +50,7 @@ class PingedConnection(Connection):
             client=client, limits=limits, on_request=on_request, on_change=on_change, on_lost=on_lost
         )
         self._interval_s = interval_s
-        self._asked_at: float | None = None  # when the PING went out that nothing has answered yet
+        self._is_asked = False  # a PING went out
         self._heard_before = 0.0  # what `heard_at` was then
         self._look_at = 0.0  # when the timer is due
         self._look_timer: asyncio.TimerHandle | None = None
@@ -99,12 +99,11 @@ class PingedConnection(Connection):
     def _look(self) -> None:
         """One timer, which no byte moves: whatever has come since is found out when it is due."""
         now = self._loop.time()
-        if self._asked_at is None or self.heard_at != self._heard_before:
-            self._asked_at = None
+        if not self._is_asked or self.heard_at != self._heard_before:
+            self._is_asked = False
             if now < self.heard_at + self._interval_s:
                 self._look_at_time(self.heard_at + self._interval_s)
                 return
-            self._asked_at, self._heard_before = now, self.heard_at
             self._ask()
         elif not (now > self._look_at + LATE_S or self._is_behind_an_upload()):
             self.unanswered_s = 2 * self._interval_s
@@ -114,6 +113,7 @@ class PingedConnection(Connection):
 
     def _ask(self) -> None:
         assert self._transport is not None
+        self._is_asked, self._heard_before = True, self.heard_at
         self._acknowledged = acknowledged_bytes(self._transport)
         self._ahead = unsent_bytes(self._transport)
         self.ping()

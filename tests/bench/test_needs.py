@@ -70,7 +70,7 @@ def test_every_place_that_may_be_left_out_is_one() -> None:
 def test_without_haproxy_it_says_so_at_once() -> None:
     """Not after the seven minutes of the other places."""
     if lacking := needs.missing((needs.COMPILER, needs.HEADERS)):
-        pytest.skip(lacking[0].told())
+        pytest.skip(lacking[0].message())
     there = shutil.which("haproxy", path=needs.PATH)
     hide = f"mount --bind /dev/null {there}; " if there else ""
     command = [sys.executable, "-m", "bench", "--only", "path,https"]

@@ -34,7 +34,7 @@ def test_help_names_the_exit_codes_and_the_commands(capsys: pytest.CaptureFixtur
 def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments, {}) == EXIT_OK
     out, err = capsys.readouterr()
-    assert (out, err) == (version.told("hbone") + "\n", "")
+    assert (out, err) == (version.describe("hbone") + "\n", "")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_distribution_s_python_s_and_openssl_s() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert version.told("krun") == (
+    assert version.describe("krun") == (
         f"krun {project['version']} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
     )
 
@@ -30,7 +30,7 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "version", nothing)
-    assert version.told("hgate").startswith("hgate of a checkout that is not installed (Python ")
+    assert version.describe("hgate").startswith("hgate of a checkout that is not installed (Python ")
 
 
 @pytest.mark.parametrize(

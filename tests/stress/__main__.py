@@ -92,7 +92,7 @@ def _left_out() -> tuple[str, ...]:
     need = open_files("the 10,000 idle tunnels (idle) are")
     if need.is_there():
         return ()
-    print(f"stress: {need.told()}", file=sys.stderr, flush=True)
+    print(f"stress: {need.message()}", file=sys.stderr, flush=True)
     return ("idle",)
 
 

@@ -16,9 +16,11 @@ from shared.net.tcp_end import (
     LINGER_S,
     LONGEST_LOOK_S,
     RESET_ON_CLOSE,
+    acknowledged_bytes,
     close_if_taken,
     last_bytes_left,
     reset,
+    unsent_bytes,
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, joined, until
@@ -247,6 +249,18 @@ async def test_reset_of_a_connection_that_has_gone() -> None:
         await peer.rst()
         await until(lambda: leg._error is not None)
         reset(leg._transport)
+
+
+async def test_what_the_peer_s_kernel_has_taken_is_counted() -> None:
+    async with dialled() as (leg, _):
+        transport = leg._transport
+        before = acknowledged_bytes(transport)
+        assert before is not None
+        leg.write(bytes(1000))
+        await until(lambda: unsent_bytes(transport) == 0)
+        assert acknowledged_bytes(transport) == before + 1000
+        leg.abort()
+        await until(lambda: acknowledged_bytes(transport) is None)
 
 
 def test_the_reset_option_is_linger_of_no_time() -> None:
