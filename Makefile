@@ -31,7 +31,7 @@ check: lint types test
 TLS_TESTS := $(wildcard tests/shared/net/test_*tls*.py) tests/shared/net/test_dial.py \
 	tests/shared/net/test_http1_client.py tests/shared/net/test_grpc_call.py \
 	tests/shared/net/test_revocation_watch.py tests/shared/identity/kubernetes
-test-tls: $(VENV)/.installed-dev
+test-tls: needs-test-tls $(VENV)/.installed-dev
 	$(BIN)/pytest $(TLS_TESTS)
 
 clean:

@@ -76,8 +76,8 @@ class TunnelFileToken(FileToken):
         super().__init__(path)
         self._target = target
 
-    async def token(self) -> str:
-        token = await super().token()
+    async def token(self, admit: Callable[[], None] | None = None) -> str:
+        token = await super().token(admit)
         try:
             named = claims_of(token).get("aud")
         except ValueError:

@@ -103,6 +103,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("git", "git", "user nobody is"),
     ),
     "test-install": (program("git", "git"),),
+    "test-tls": (),
     "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(_go())),),
     "test-kube": (
         program("etcd", "etcd-server"),
