@@ -42,6 +42,9 @@ from shared.net.relay import HALF_CLOSED_TIMEOUT_S
 Inbound = Literal["auto", "envoy", "builtin", "none"]
 """How the mesh's mTLS is to end in the container: see `Settings.inbound`."""
 
+AppProtocol = Literal["auto", "http1", "h2c"]
+"""What the app speaks on its port: see `Settings.app_protocol`."""
+
 LogFormat = Literal["json", "text"]
 
 PORT_PREFIX = "PORT_"
@@ -59,6 +62,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_INBOUND_LISTEN": "IP address of the mTLS end, target of /_hbone/15003 (127.0.0.1:15003)",
     "HBONE_SSHD": "address of the sshd, target of /_hbone/22 (127.0.0.1:15022)",
     "HBONE_APP": "address of the app; its port becomes the app's PORT (127.0.0.1:8080)",
+    "HBONE_APP_PROTOCOL": "what the app speaks: auto, http1 or h2c (auto)",
     "PORT_*": "PORT_NAME=HOST:PORT is the target of /_hbone/NAME",
     "HBONE_CERTS": "folder of the workload's certificates (/var/run/secrets/workload-spiffe-credentials)",
     "HBONE_ALLOW": "SPIFFE ID patterns that may come in, separated by commas (the own trust domain)",
@@ -88,6 +92,7 @@ ENVIRONMENT: dict[str, str] = {
 """Every name that `from_env` reads, each with its meaning and its default; a test holds the two together."""
 
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
+APP_PROTOCOLS: tuple[AppProtocol, ...] = get_args(AppProtocol)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
@@ -122,6 +127,10 @@ class Settings:
 
     app: Address = DEFAULT_APP
     """Where the app listens; its port is what the app gets as PORT."""
+
+    app_protocol: AppProtocol = "auto"
+    """What the app speaks on its port: HTTP/1.1, HTTP/2 with prior knowledge (h2c, as gRPC servers do), or
+    `auto`, which finds out."""
 
     targets: Mapping[str, Address] = field(default_factory=dict)
     """Further targets by name, from PORT_NAME; `target` knows them all."""
@@ -271,6 +280,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         inbound_listen=read("HBONE_INBOUND_LISTEN", ip_address, default.inbound_listen),
         sshd=read("HBONE_SSHD", target, default.sshd),
         app=read("HBONE_APP", target, default.app),
+        app_protocol=read("HBONE_APP_PROTOCOL", one_of(APP_PROTOCOLS), default.app_protocol),
         targets=_targets(environ, read),
         certificates=read("HBONE_CERTS", Path, None) or _certificates_found(authority),
         allow=read("HBONE_ALLOW", split_patterns, own_domain),
