@@ -42,6 +42,7 @@ from shared.wire.events import (
     GoAwayReceived,
     GoAwaySeen,
     Headers,
+    InterimReceived,
     NoticeGiven,
     RequestMalformed,
     RequestReceived,
@@ -419,8 +420,11 @@ class Connection(asyncio.BufferedProtocol):
                     answer(stream, HEADERS_TOO_LARGE, text)
                 elif self._on_request is not None:
                     self._on_request(stream)
-            case ResponseReceived(StreamState(owner=Stream() as stream), headers):
+            case ResponseReceived(StreamState(owner=Stream() as stream), headers, ended):
+                stream.bodiless = ended
                 stream.on_headers(headers)
+            case InterimReceived(StreamState(owner=Stream(on_interim=tell)), headers) if tell is not None:
+                tell(headers)
             case TrailersReceived(StreamState(owner=Stream() as stream), headers):
                 stream.trailers = headers
             case StreamEnded(StreamState(owner=Stream() as stream) as state):

@@ -111,14 +111,14 @@ class OriginPool:
 
     # Streams.
 
-    def open_now(self, headers: Headers) -> Stream | None:
+    def open_now(self, headers: Headers, *, end_stream: bool = False) -> Stream | None:
         """A new stream on a connection that has room, or None."""
-        stream = self._open(headers)
+        stream = self._open(headers, end_stream)
         if stream is not None and self._lacks_spare():
             self._dial_more()
         return stream
 
-    async def open(self, headers: Headers, timeout_s: float) -> Stream:
+    async def open(self, headers: Headers, timeout_s: float, *, end_stream: bool = False) -> Stream:
         """A new stream with these request headers; dials, or waits for room, when it must. Who has waited may
         find its response headers there already.
 
@@ -127,13 +127,13 @@ class OriginPool:
             UpstreamError: after `timeout_s` seconds there is no connection, or all are full; or too many wait
                 already.
         """
-        stream = self.open_now(headers)
+        stream = self.open_now(headers, end_stream=end_stream)
         if stream is not None:
             return stream
         try:
             self._refuse_to_wait(timeout_s)
             self._dial_more()
-            return await self._queue.wait(headers, timeout_s)
+            return await self._queue.wait((headers, end_stream), timeout_s)
         except TimeoutError as error:
             raise UpstreamError(f"{self.origin}: {self._lacking()} within {timeout_s:g} s") from error
         finally:
@@ -179,13 +179,16 @@ class OriginPool:
         reason = self.backoff.reason
         return f"{what} (the last attempt: {reason})" if reason else what
 
-    def _open(self, headers: Headers) -> Stream | None:
+    def _open_asked(self, asked: tuple[Headers, bool]) -> Stream | None:
+        return self._open(*asked)
+
+    def _open(self, headers: Headers, end_stream: bool) -> Stream | None:
         for member in self.members:
             if member.has_expired:
                 self._retire(member, pool_counts.EXPIRED)
-                return self._open(headers)
+                return self._open(headers, end_stream)
             if member.room > 0:
-                stream = member.connection.open(headers)
+                stream = member.connection.open(headers, end_stream=end_stream)
                 member.count_streams()
                 return stream
         return None
@@ -310,7 +313,7 @@ class OriginPool:
                 if self._queue:
                     self._dial_more()
                 member.keep_time()
-            self._queue.serve(self._open)
+            self._queue.serve(self._open_asked)
             member.count_streams()
 
     def _lost(self, member: PooledConnection) -> None:
@@ -381,7 +384,7 @@ class OriginPool:
             member.keep_time()
         if self.members:
             self._name.start(limits.resolve_interval_s, limits.connect_timeout_s)
-        self._queue.serve(self._open)
+        self._queue.serve(self._open_asked)
         if self._lacks_connection():
             self._dial_more()
 

@@ -36,10 +36,10 @@ class Stream:
     """One HTTP/2 stream; made by its `Connection`.
 
     `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
-    says of a request that its headers ended it. `trailers` are the peer's, or None: for whoever speaks HTTP;
-    a tunnel has no use for them. A client that sets `on_response` is told of the response headers before any
-    byte of the body is pushed. Who sets `on_gone` is told when the stream breaks before it was joined to a
-    relay, and nobody waits in `response`.
+    says of them that they ended what the peer sends. `trailers` are the peer's, or None: for whoever speaks
+    HTTP; a tunnel has no use for them. A client that sets `on_response` is told of the response headers
+    before any byte of the body is pushed, one that sets `on_interim` of each interim response (1xx). Who sets
+    `on_gone` is told when the stream breaks while it is joined to no relay, and nobody waits in `response`.
     """
 
     __slots__ = (
@@ -61,6 +61,7 @@ class Stream:
         "bodiless",
         "headers",
         "on_gone",
+        "on_interim",
         "on_response",
         "trailers",
     )
@@ -85,6 +86,7 @@ class Stream:
         self.bodiless = False
         self.trailers: Headers | None = None
         self.on_response: Callable[[Headers], None] | None = None
+        self.on_interim: Callable[[Headers], None] | None = None
         self.on_gone: Callable[[StreamResetError], None] | None = None
 
     @property
@@ -135,8 +137,17 @@ class Stream:
             self._response = None
 
     def respond(self, headers: Headers, *, end_stream: bool = False) -> None:
-        """Server: sends response headers."""
+        """Server: sends response headers; with `end_stream` they are all of the answer."""
         self._connection.session.send_headers(self._state, headers, end_stream=end_stream)
+        if end_stream:
+            self._end_pending = True
+            self._connection.stream_changed(self._state)
+        else:
+            self._connection.flush_soon()
+
+    def inform(self, headers: Headers) -> None:
+        """Server: sends an interim response (1xx)."""
+        self._connection.session.send_interim(self._state, headers)
         self._connection.flush_soon()
 
     def refuse(self) -> None:
@@ -170,6 +181,10 @@ class Stream:
             relay.ended(self)
         if self._error is not None:
             relay.failed(self, self._error)
+
+    def leave(self) -> None:
+        """Undoes `join`: what comes is kept again, within the window, for whoever joins next."""
+        self._relay = None
 
     def write(self, data: Buffer) -> None:
         if self._waiting or self._full:
@@ -227,10 +242,13 @@ class Stream:
             asyncio.get_running_loop().call_later(LINGER_S, self._connection.reset, self._state, code)
 
     def abort(self) -> None:
-        self._relay = None  # which names us, and is over
         # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
-        client = self._connection.session.client
-        self._connection.reset(self._state, frames.CANCEL if client else frames.CONNECT_ERROR)
+        self.reset(frames.CANCEL if self._connection.session.client else frames.CONNECT_ERROR)
+
+    def reset(self, code: int) -> None:
+        """As `abort`, with an error code that says more (RFC 9113 section 7)."""
+        self._relay = None  # which names us, and is over
+        self._connection.reset(self._state, code)
 
     # What the connection tells.
 

@@ -90,6 +90,6 @@ class WaitQueue(Generic[Asked, Given]):
             self._counts.waiting -= 1
 
 
-def stream_queue(counts: OriginCounts) -> WaitQueue[Headers, Stream]:
-    """For those who wait for a stream with their request headers."""
+def stream_queue(counts: OriginCounts) -> WaitQueue[tuple[Headers, bool], Stream]:
+    """For those who wait for a stream: with their request headers, and whether these end the request."""
     return WaitQueue(counts, lambda stream: stream.abort())

@@ -12,7 +12,7 @@ from shared.errors import StreamResetError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import BULK_READ_BUFFER, BULK_READ_BYTES, READ_BUFFER, READ_BYTES
 from shared.net.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
-from shared.net.tcp_end import LastBytes, close_if_taken, last_words, set_end
+from shared.net.tcp_end import LastBytes, close_if_taken, last_words, set_end, unread, unsent_bytes
 from shared.net.tcp_end import reset as reset
 from shared.wire.frames import CANCEL
 
@@ -97,6 +97,23 @@ class TcpLeg(asyncio.BufferedProtocol):
         """Something has come before it was joined, and is the last of `early`."""
         if len(early) >= EARLY_BYTES:
             self.pause_reading()
+
+    def unread(self) -> bytes:
+        """While `failed` is told: what the peer had sent before it broke off. A tunnel has no use for it, for
+        there nothing says whether it is the whole."""
+        return unread(self._transport)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken, here and in the kernel; costs a system call."""
+        return 0 if self._gone else unsent_bytes(self._transport)
+
+    def keep_little(self, most_bytes: int) -> None:
+        """Has the kernel keep no more than `most_bytes` of ours for the peer, or twice as many (socket(7));
+        else it lets them grow to 4 MiB (tcp_wmem in tcp(7))."""
+        sock = self._sock or self._transport.get_extra_info("socket")
+        if sock is not None and not self._transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, most_bytes)
 
     # Leg.
 
@@ -218,11 +235,12 @@ class TcpLeg(asyncio.BufferedProtocol):
         words = None if self._ended else last_words(self._transport, exc)
         if words is not None:
             self._ended = True
-            if self._relay is None:
+            relay = self._relay
+            if relay is None:
                 self._keep_early(words)
             else:
-                self._relay.received(self, words)
-                self._relay.ended(self)
+                relay.received(self, words)  # upon which it may close us
+                relay.ended(self)
         self._gone = True
         self._error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)
         if self._relay is not None:

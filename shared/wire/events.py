@@ -41,11 +41,20 @@ class RequestMalformed(Event):
 
 
 @dataclass(slots=True)
-class ResponseReceived(Event):
-    """Client: the peer answered with its final (not 1xx) response headers."""
+class InterimReceived(Event):
+    """Client: the peer sent an interim response (1xx); the final one is still to come."""
 
     stream: StreamState
     headers: Headers
+
+
+@dataclass(slots=True)
+class ResponseReceived(Event):
+    """Client: the peer answered with its final (not 1xx) response headers; `ended`: no body follows."""
+
+    stream: StreamState
+    headers: Headers
+    ended: bool = False
 
 
 @dataclass(slots=True)

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from shared.wire import frames
 from shared.wire.data_receiver import DataReceiver
-from shared.wire.events import RequestMalformed, RequestReceived, ResponseReceived, TrailersReceived
+from shared.wire.events import (
+    InterimReceived,
+    RequestMalformed,
+    RequestReceived,
+    ResponseReceived,
+    TrailersReceived,
+)
 from shared.wire.frame_rules import SessionError, field_block
 from shared.wire.header_decoder import HeaderDecoder
 from shared.wire.header_rules import HeaderBlock, Shape
@@ -120,14 +126,15 @@ class HeaderReceiver(DataReceiver):
             self._stream_error(stream, frames.PROTOCOL_ERROR, fault)
             return
         if interim:
-            self._guard.stale(self._now)  # nothing that we ask for is answered by one
+            self._guard.stale(self._now)  # few answers have one, and none has many
+            self._events.append(InterimReceived(stream, headers.fields))
             return
         awaited, stream.body_left = stream.body_left, headers.content_length
         if awaited == NO_ANSWER_TO_CONNECT_YET or headers.status in STATUS_WITHOUT_BODY:
             stream.body_left = NO_LENGTH  # a tunnel's is to be ignored (RFC 9110 section 9.3.6)
         elif awaited == NO_ANSWER_TO_HEAD_YET:
             stream.body_left = 0
-        self._events.append(ResponseReceived(stream, headers.fields))
+        self._events.append(ResponseReceived(stream, headers.fields, ends))
         if ends:
             self._end_of_body(stream)
 

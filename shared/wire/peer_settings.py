@@ -22,12 +22,13 @@ _FRAME_BYTES = range(1 << 14, 1 << 24)
 class PeerSettings:
     """What the peer has said, and what holds until it has."""
 
-    __slots__ = ("header_table_bytes", "initial_window_bytes", "max_streams")
+    __slots__ = ("extended_connect", "header_table_bytes", "initial_window_bytes", "max_streams")
 
     def __init__(self) -> None:
         self.header_table_bytes = 4096
         self.initial_window_bytes = FIRST_WINDOW
         self.max_streams = UNLIMITED
+        self.extended_connect = False
 
     def take(self, payload: memoryview, *, of_server: bool) -> bool:
         """Reads the payload of SETTINGS that is no acknowledgement. True if it names the initial window.
@@ -45,6 +46,8 @@ class PeerSettings:
                 self.max_streams = value
             elif code == frames.SETTING_HEADER_TABLE_SIZE:
                 self.header_table_bytes = value
+            elif code == frames.SETTING_ENABLE_CONNECT_PROTOCOL:
+                self.extended_connect = bool(value)
         return names_window
 
 

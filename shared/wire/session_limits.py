@@ -32,6 +32,9 @@ class SessionLimits:
     about 60 KiB. Up to `READABLE_LISTS` times as much is still decoded, so that it can be answered with 431;
     beyond, the connection ends, and not a byte more is decoded."""
 
+    extended_connect: bool = False
+    """Server: whether we announce that CONNECT may name a protocol, as a WebSocket does (RFC 8441)."""
+
     floods: FloodLimits = field(default_factory=FloodLimits)
     """What costs the peer little and us much."""
 
@@ -47,6 +50,8 @@ class SessionLimits:
             frames.SETTING_MAX_FRAME_SIZE: self.max_frame_bytes,
             frames.SETTING_MAX_HEADER_LIST_SIZE: self.max_header_list_bytes,
         }
+        if self.extended_connect:
+            announced[frames.SETTING_ENABLE_CONNECT_PROTOCOL] = 1
         if client:  # only a client may say it
             announced = {frames.SETTING_ENABLE_PUSH: 0, **announced}
         said = (frames.PREFACE if client else b"") + frames.settings(announced)

@@ -75,6 +75,11 @@ class StreamSender(StreamTable):
         if end_stream:
             self._local_end(stream)
 
+    def send_interim(self, stream: StreamState, headers: Headers) -> None:
+        """Server: sends an interim response (1xx), of which there may be several before the final one."""
+        if not (stream.over or stream.local_ended or self.broken):
+            self._out += frames.headers(stream.id, self._encoder.encode(headers), end_stream=False)
+
     def send_data(self, stream: StreamState, data: bytes | bytearray | memoryview) -> int:
         """Frames as much of `data` as both windows allow and returns how many bytes that was."""
         if stream.over or stream.local_ended or self.broken:

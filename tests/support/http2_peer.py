@@ -16,6 +16,7 @@ from typing import cast
 import h2.config
 import h2.connection
 import h2.events
+from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from shared.net.tcp import address_text, reset
@@ -39,9 +40,13 @@ class PeerStream:
     def __init__(self, peer: Http2Peer, number: int) -> None:
         self.number = number
         self.fields: list[tuple[bytes, bytes]] = []
+        self.interim: list[list[tuple[bytes, bytes]]] = []
+        """The interim responses (1xx)."""
         self.trailers: list[tuple[bytes, bytes]] | None = None
         self.data = bytearray()
         """Received and not yet taken by `read`."""
+        self.frames: list[str] = []
+        """The other end's frames but for WINDOW_UPDATE, each with END if it ends the stream."""
         self.ended = False
         self.reset_code: int | None = None
         self.window_held = False
@@ -94,7 +99,7 @@ class PeerStream:
     # What goes out.
 
     def respond(self, status: int, fields: Fields = (), *, end: bool = False) -> None:
-        """Server: response headers."""
+        """Server: response headers, interim ones too."""
         headers = [(b":status", str(status).encode()), *fields]
         self._peer.act(lambda h2: h2.send_headers(self.number, headers, end_stream=end))
 
@@ -146,7 +151,9 @@ class Http2Peer(asyncio.Protocol):
         client: bool,
         opened: Callable[[Http2Peer], None] | None = None,
         requested: Callable[[PeerStream], None] | None = None,
+        extended_connect: bool = False,
     ) -> None:
+        """A server may offer extended CONNECT (RFC 8441)."""
         self.goaway = False
         """The other end has said GOAWAY."""
         self.lost = False
@@ -169,6 +176,10 @@ class Http2Peer(asyncio.Protocol):
                 normalize_outbound_headers=False,
             )
         )
+        if extended_connect:
+            self._h2.local_settings = Settings(
+                client=client, initial_values={SettingCodes.ENABLE_CONNECT_PROTOCOL: 1}
+            )
 
     @classmethod
     @asynccontextmanager
@@ -201,6 +212,16 @@ class Http2Peer(asyncio.Protocol):
     def resume(self) -> None:
         """Undoes `pause`."""
         self._transport.resume_reading()
+
+    @property
+    def takes_extended_connect(self) -> bool:
+        """Client: the other end's SETTINGS say so (RFC 8441)."""
+        return bool(self._h2.remote_settings.enable_connect_protocol)
+
+    def websocket(self, path: bytes, fields: Fields = (), *, protocol: bytes = b"websocket") -> PeerStream:
+        """Client: opens a stream by extended CONNECT (RFC 8441)."""
+        pseudo = [(b":protocol", protocol), (b":scheme", b"https"), (b":path", path)]
+        return self.request(b"CONNECT", b"", [*pseudo, *fields])
 
     def request(
         self, method: bytes, path: bytes, fields: Fields = (), *, end: bool = False, authority: bytes = b"app"
@@ -275,12 +296,21 @@ class Http2Peer(asyncio.Protocol):
             if not self._preface and frame[3] == GoAwayFrame.type:
                 self.goaway = True  # h2 would take no frame after it, but open streams go on
                 continue
+            is_frame = not self._preface
             self._preface = False
             for event in self._h2.receive_data(frame):
                 self._take(event)
+            if is_frame:
+                self._note(frame)
         if not self._transport.is_closing():
             self._transport.write(self._h2.data_to_send())
         self._wake()
+
+    def _note(self, frame: bytes) -> None:
+        stream = self._streams.get(int.from_bytes(frame[5:9], "big"))
+        name = {0: "DATA", 1: "HEADERS"}.get(frame[3])
+        if stream is not None and name is not None:
+            stream.frames.append(f"{name} END" if frame[4] & 1 else name)
 
     def _whole(self) -> int:
         """Bytes of the next frame, or of the client's preface; 0 if it is not whole yet."""
@@ -304,6 +334,8 @@ class Http2Peer(asyncio.Protocol):
                     self._requested(stream)
             case h2.events.ResponseReceived(stream_id=int() as number):
                 self._streams[number].fields = list(event.headers or ())
+            case h2.events.InformationalResponseReceived(stream_id=int() as number):
+                self._streams[number].interim.append(list(event.headers or ()))
             case h2.events.TrailersReceived(stream_id=int() as number):
                 self._streams[number].trailers = list(event.headers or ())
             case h2.events.DataReceived(stream_id=int() as number):
@@ -330,9 +362,10 @@ class Http2Peer(asyncio.Protocol):
 class Service:
     """A server of HTTP/2 whose requests are played one by one, in the order in which they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, extended_connect: bool = False) -> None:
         self.port = 0
         self.connections: list[Http2Peer] = []
+        self._extended_connect = extended_connect
         self._requests: asyncio.Queue[PeerStream] = asyncio.Queue()
         self._listener: asyncio.Server | None = None
 
@@ -352,13 +385,20 @@ class Service:
         self._listener.close()
 
     def _accept(self) -> Http2Peer:
-        return Http2Peer(client=False, opened=self.connections.append, requested=self._requests.put_nowait)
+        return Http2Peer(
+            client=False,
+            opened=self.connections.append,
+            requested=self._requests.put_nowait,
+            extended_connect=self._extended_connect,
+        )
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Service]:
+    async def listening(
+        cls, tls: ssl.SSLContext | None = None, port: int = 0, *, extended_connect: bool = False
+    ) -> AsyncIterator[Service]:
         """A service on a free loopback port, or on `port`, h2c or with `tls`, until the block ends."""
-        self = cls()
+        self = cls(extended_connect=extended_connect)
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(self._accept, "127.0.0.1", port, ssl=tls)
         self.port = self._listener.sockets[0].getsockname()[1]

@@ -25,7 +25,7 @@ from tests.shared.net.conftest import Credentials
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled
-from tests.shared.wire.dialogue import POST, goaway, settings
+from tests.shared.wire.dialogue import GET, POST, goaway, settings
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
 from tests.support.wall_clock import Clock
@@ -102,6 +102,19 @@ async def test_as_many_connections_as_openers_need() -> None:
         streams = await asyncio.gather(*[world.open(origin) for _ in range(35)])
         assert len({stream.connection for stream in streams}) == 4
         assert world.opened == 4
+
+
+async def test_a_request_without_a_body_ends_with_its_headers() -> None:
+    async with Service.listening() as service, pooled() as world:
+        pool = world.pool.of(h2c(service.port))
+        first = await pool.open(GET, PATIENCE_S, end_stream=True)
+        assert pool.open_now(GET, end_stream=True) is not None
+        for _ in range(2):
+            there = await service.request()
+            assert there.frames == ["HEADERS END"]
+            there.respond(204, end=True)
+        assert await first.response(PATIENCE_S) == 204
+        assert first.bodiless
 
 
 async def test_origins_have_their_own_connections() -> None:

@@ -129,6 +129,43 @@ async def test_on_response_comes_before_the_body() -> None:
     assert seen.story == [200, b"body"]
 
 
+async def test_interim_responses_come_before_the_response() -> None:
+    line, stream = client()
+    line.get(headers(1, [(b":status", b"100")]))  # nobody listens
+    seen = joined(stream)
+    stream.on_interim = lambda fields: seen.story.append(status_of(fields))
+    line.get(headers(1, [(b":status", b"103")]), headers(1, OK), data(1, b"body"))
+    assert seen.story == [103, b"body"]
+    assert stream.headers == OK
+
+
+@pytest.mark.parametrize("end", [True, False])
+async def test_a_response_without_a_body_says_so(end: bool) -> None:
+    line, stream = client()
+    line.get(headers(1, OK, end=end))
+    assert stream.bodiless is end
+
+
+async def test_a_server_informs_before_it_responds() -> None:
+    line = Line(client=False, limits=SMALL)
+    stream = line.request(1)
+    stream.inform([(b":status", b"103")])
+    stream.respond(OK)
+    assert (await line.sent())[-2:] == ["HEADERS 1 :status=103", "HEADERS 1 :status=200"]
+
+
+async def test_a_response_that_is_all_ends_the_stream() -> None:
+    line = Line(client=False, limits=SMALL)
+    stream = line.request(1)
+    line.get(data(1, end=True))
+    line.connection.drain()
+    stream.respond(OK, end_stream=True)
+    assert (await line.sent())[-1] == "HEADERS 1 :status=200 END"
+    assert line.wire.ended, "nothing keeps the connection"
+    stream.close()
+    assert await line.sent() == []
+
+
 @pytest.mark.parametrize(("value", "status"), [(b"200", 200), (b"abc", 0), (b"", 0), (b"-1", 0)])
 def test_status_of(value: bytes, status: int) -> None:
     assert status_of([(b":status", value)]) == status
@@ -184,6 +221,31 @@ async def test_trailers_are_there_at_the_end() -> None:
     line.get(headers(1, OK), data(1, b"x"), headers(1, TRAILERS, end=True))
     assert seen.story == [b"x", "ended"]
     assert stream.trailers == TRAILERS
+
+
+async def test_one_relay_after_the_other() -> None:
+    line, stream = server()
+    first = joined(stream)
+    line.get(data(1, b"one"))
+    stream.leave()
+    line.get(data(1, b"two"))
+    gone: list[str] = []
+    stream.on_gone = lambda error: gone.append(str(error))
+    second = joined(stream)
+    line.get(data(1, b"six", end=True))
+    assert (first.story, second.story) == ([b"one"], [b"twosix", "ended"])
+    stream.leave()
+    line.get(reset(1, frames.CANCEL))
+    assert gone == ["stream reset by the peer: CANCEL"]
+
+
+async def test_a_reset_with_a_code_of_its_own() -> None:
+    line, stream = server()
+    seen = joined(stream)
+    stream.reset(frames.INTERNAL_ERROR)
+    assert await line.sent() == ["RST_STREAM 1 INTERNAL_ERROR"]
+    line.get(data(1, b"too late"))
+    assert seen.story == []
 
 
 async def test_early_bytes_are_credited_when_they_are_passed_on() -> None:

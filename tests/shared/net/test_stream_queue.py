@@ -33,9 +33,12 @@ class Room:
 
     def __init__(self, count: int) -> None:
         self.opened: list[Opened] = []
+        self.ends: list[bool] = []
+        """Whether each request that was opened for has no body."""
         self._left = count
 
-    def open_now(self, headers: Headers) -> Stream | None:
+    def open_now(self, asked: tuple[Headers, bool]) -> Stream | None:
+        self.ends.append(asked[1])
         if not self._left:
             return None
         self._left -= 1
@@ -43,8 +46,8 @@ class Room:
         return cast("Stream", self.opened[-1])
 
 
-def waiting(queue: WaitQueue[Headers, Stream], count: int) -> list[asyncio.Task[Stream]]:
-    return [spawn(queue.wait(POST, LONG_S), name=f"waits {number}") for number in range(count)]
+def waiting(queue: WaitQueue[tuple[Headers, bool], Stream], count: int) -> list[asyncio.Task[Stream]]:
+    return [spawn(queue.wait((POST, False), LONG_S), name=f"waits {number}") for number in range(count)]
 
 
 async def turns() -> None:
@@ -67,6 +70,16 @@ async def test_in_order_as_long_as_there_is_room() -> None:
         with pytest.raises(DialError, match="no more"):
             await task
     assert (len(queue), counts.waiting) == (0, 0)
+
+
+async def test_a_request_without_a_body_ends_as_it_begins() -> None:
+    queue = stream_queue(OriginCounts())
+    for ends in (True, False):
+        spawn(queue.wait((POST, ends), LONG_S), name="waits")
+    await turns()
+    room = Room(2)
+    queue.serve(room.open_now)
+    assert room.ends == [True, False]
 
 
 async def test_each_has_an_error_of_its_own() -> None:
@@ -111,7 +124,7 @@ async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> No
 async def test_an_answer_in_the_last_turn_counts() -> None:
     queue = stream_queue(OriginCounts())
     loop = asyncio.get_running_loop()
-    task = spawn(queue.wait(POST, 0.01), name="waits")
+    task = spawn(queue.wait((POST, False), 0.01), name="waits")
     await turns()
     room = Room(1)
     due = loop.time() + 0.05
@@ -126,5 +139,5 @@ async def test_the_deadline() -> None:
     counts = OriginCounts()
     queue = stream_queue(counts)
     with pytest.raises(TimeoutError):
-        await queue.wait(POST, 0.001)
+        await queue.wait((POST, False), 0.001)
     assert (len(queue), counts.waiting) == (0, 0)

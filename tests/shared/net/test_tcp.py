@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
+from typing import cast
 
 import pytest
 
-from shared.errors import StreamResetError
+from shared.errors import HboneError, StreamResetError
+from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import BULK_READ_BYTES, READ_BYTES
 from shared.net.tcp import (
     BULK_READS,
@@ -65,6 +68,59 @@ async def test_what_comes_before_join_is_kept() -> None:
         peer.fin()
         await until(lambda: leg._ended)
         assert joined(leg).story == [b"early", "ended"]
+
+
+async def test_what_came_before_a_reset_can_be_had() -> None:
+    async with dialled() as (leg, peer):
+        words: list[bytes] = []
+
+        class Curious(Seen):
+            def failed(self, leg: Leg, error: HboneError) -> None:
+                words.append(cast("TcpLeg", leg).unread())
+                super().failed(leg, error)
+
+        seen = Curious()
+        leg.join(seen)
+        leg.pause_reading()
+        await peer.send(b"last words")
+        await peer.rst()
+        leg.write(b"x")
+        await until(lambda: bool(seen.story))
+        assert words == [b"last words"]
+
+
+async def test_a_relay_that_closes_upon_the_last_words() -> None:
+    """They are read once a write has failed, in the transport's last call."""
+    async with dialled() as (leg, peer):
+
+        class Hasty(Seen):
+            def received(self, leg: Leg, data: Buffer) -> None:
+                super().received(leg, data)
+                leg.close()
+
+        seen = Hasty()
+        leg.join(seen)
+        leg.pause_reading()
+        await peer.send(b"all")
+        peer.fin()
+        await peer.rst()
+        leg.write(b"x")
+        await until(lambda: bool(seen.story))
+        assert seen.story[0] == b"all"
+
+
+async def test_how_much_the_kernel_keeps_can_be_bounded() -> None:
+    async with dialled() as (leg, peer), dialled() as (other, _):
+        leg.keep_little(64 << 10)
+        sock = leg._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 128 << 10, "socket(7): doubled"
+        for one in (leg, other):
+            joined(one)
+            one.write(bytes(UNREAD_MIB * MIB))
+        assert leg.unsent_bytes >= UNREAD_MIB * MIB - (8 << 20)
+        await peer.rst()
+        leg.abort()
+        assert leg.unsent_bytes == 0
 
 
 async def test_a_reset_before_join() -> None:

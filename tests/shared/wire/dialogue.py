@@ -185,6 +185,8 @@ def _tuple(event: events.Event) -> Told:
     match event:
         case events.RequestReceived(stream, fields, ended):
             return ("request", stream.id, dict(fields)[b":method"], ended)
+        case events.InterimReceived(stream, fields):
+            return ("interim", stream.id, dict(fields)[b":status"])
         case events.ResponseReceived(stream, fields):
             return ("response", stream.id, dict(fields)[b":status"])
         case events.TrailersReceived(stream, fields):

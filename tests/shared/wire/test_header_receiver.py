@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import frames
+from shared.wire.events import ResponseReceived
 from shared.wire.session import SessionLimits
 from tests.shared.wire.dialogue import (
     CONNECT,
@@ -72,8 +73,29 @@ def test_trailers_both_ways() -> None:
 def test_interim_responses_are_not_the_response() -> None:
     talk = Dialogue.client()
     talk.opened()
-    assert talk.received(headers(1, [(b":status", b"100")]), headers(1, [(b":status", b"103")])) == []
+    assert talk.received(headers(1, [(b":status", b"100")]), headers(1, [(b":status", b"103")])) == [
+        ("interim", 1, b"100"),
+        ("interim", 1, b"103"),
+    ]
     assert talk.received(headers(1, OK)) == [("response", 1, b"200")]
+
+
+def test_interim_responses_of_ours() -> None:
+    talk = Dialogue.server()
+    stream = talk.asked()
+    talk.session.send_interim(stream, [(b":status", b"103"), (b"link", b"</a>")])
+    talk.session.send_headers(stream, OK, end_stream=True)
+    talk.session.send_interim(stream, [(b":status", b"103")])
+    assert talk.sent() == ["HEADERS 1 :status=103 link=</a>", "HEADERS 1 :status=200 END"]
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_a_response_says_whether_it_is_all(end: bool) -> None:
+    talk = Dialogue.client()
+    talk.opened()
+    talk.session.receive_data(headers(1, OK, end=end))
+    response = next(event for event in talk.session.events() if isinstance(event, ResponseReceived))
+    assert response.ended is end
 
 
 def test_headers_in_pieces() -> None:

@@ -34,6 +34,7 @@ def test_what_holds_until_something_is_said() -> None:
     kept, names_window = taken()
     assert (kept.initial_window_bytes, kept.header_table_bytes) == (65535, 4096)
     assert kept.max_streams >= 2**31
+    assert not kept.extended_connect
     assert not names_window
 
 
@@ -41,6 +42,11 @@ def test_what_is_kept() -> None:
     kept, names_window = taken((3, 7), (1, 100), (4, 2**31 - 1), (0xFF, 1))
     assert (kept.max_streams, kept.header_table_bytes, kept.initial_window_bytes) == (7, 100, 2**31 - 1)
     assert names_window
+
+
+def test_extended_connect() -> None:
+    assert taken((8, 1))[0].extended_connect
+    assert not taken((8, 0))[0].extended_connect
 
 
 def test_the_last_of_several_holds() -> None:

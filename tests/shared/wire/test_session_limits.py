@@ -25,6 +25,11 @@ def test_a_server_says_the_same_without_the_clients_settings() -> None:
     assert read(bytes(session.data_to_send())) == ["SETTINGS {3: 5, 4: 70000, 5: 20000, 6: 10000}"]
 
 
+def test_a_server_that_takes_extended_connect_says_so() -> None:
+    session = Session(client=False, limits=SessionLimits(extended_connect=True))
+    assert read(bytes(session.data_to_send()))[0].endswith(", 8: 1}"), "RFC 8441 section 3"
+
+
 def test_windows_that_a_peer_could_overrun_before_it_knows_them() -> None:
     with pytest.raises(ValueError, match="windows below 65535 bytes"):
         SessionLimits(stream_window_bytes=WINDOW - 1)
