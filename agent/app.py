@@ -48,8 +48,8 @@ log = logging.getLogger("hbone.agent")
 FLUSH_S = 1.0
 """For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
 
-LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
-"""Cloud Run's front end carries the requests of many clients on one connection."""
+LIMITS = SessionLimits(floods=FloodLimits(front_end=True), extended_connect=True)
+"""Cloud Run's front end carries the requests of many clients on one connection, WebSockets among them."""
 
 START_EXITS = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 """What a signal that comes before the app was started comes to."""

@@ -27,14 +27,22 @@ class Requests:
         self._clock = TunnelClock(settings.idle_timeout_s)
         self.open_tunnels = 0
         """Those that are being connected included."""
-        self._app = AppProxy(settings.app, settings.dial_timeout_s)
+        self.app = AppProxy(
+            settings.app,
+            settings.dial_timeout_s,
+            settings.app_protocol,
+            clock=self._clock,
+            half_closed_timeout_s=settings.half_closed_timeout_s,
+        )
+        """Takes what is no tunnel."""
 
     def take(self, stream: Stream) -> None:
         """Answers a stream that a peer opened."""
         method = header_value(stream.headers, b":method")
         name = target_name(header_value(stream.headers, b":path"))
-        if name is None and method != b"CONNECT":
-            self._app.take(stream)
+        # A CONNECT that names a protocol is a request like others, such as a WebSocket (RFC 8441).
+        if name is None and (method != b"CONNECT" or header_value(stream.headers, b":protocol")):
+            self.app.take(stream)
             return
         target = self._settings.target(name) if name else None
         tunnel = ServedTunnel(
@@ -60,8 +68,9 @@ class Requests:
             tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")
 
     def close(self) -> None:
-        """Looks after open tunnels no more."""
+        """Looks after open tunnels no more, and ends requests to the app."""
         self._clock.close()
+        self.app.close()
 
     def _over(self, tunnel: ServedTunnel) -> None:
         self.open_tunnels -= 1

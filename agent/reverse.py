@@ -300,7 +300,7 @@ class GatewayConnection(PingedConnection):
         super().__init__(
             settings.keepalive_s,
             client=False,
-            limits=SessionLimits(max_streams=settings.streams),
+            limits=SessionLimits(max_streams=settings.streams, extended_connect=True),
             on_request=self._take,
             on_change=self._look_at_end,
             on_lost=self._over,

@@ -111,6 +111,7 @@ async def krun(*command: str, environ: Mapping[str, str] | None = None) -> Async
         "HBONE_LISTEN": f"127.0.0.1:{port}",
         "HBONE_INBOUND": "none",
         "HBONE_APP": f"127.0.0.1:{closed_port()}",
+        "HBONE_APP_PROTOCOL": "http1",  # the apps here answer the first bytes that come
         "HBONE_LOG_FORMAT": "json",
     }
     async with started("agent", *command, environ={**settings, **(environ or {})}) as process:

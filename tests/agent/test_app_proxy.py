@@ -12,23 +12,28 @@ from dataclasses import dataclass
 
 import pytest
 
-from agent.app_proxy import SIGNATURE_REMOVED, checked_by_cloud_run
+from agent.proxy import http1_connection, http1_pool
+from agent.proxy.fields import SIGNATURE_REMOVED, checked_by_cloud_run
 from agent.settings import Settings
+from shared.net import memory_budget
 from shared.net.address import Address
+from shared.tasks import spawn
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.metadata_server import closed_port, unsigned_token
-from tests.support.tcp_peer import TcpPeer, TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
 
+OK_2 = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
 CANCEL = 8
-CONNECT_ERROR = 10
+INTERNAL_ERROR = 2
 
 
 def settings(port: int) -> Settings:
-    return Settings(app=Address("127.0.0.1", port), dial_timeout_s=10)
+    return Settings(app=Address("127.0.0.1", port), app_protocol="http1", dial_timeout_s=10)
 
 
 @pytest.fixture
@@ -80,14 +85,14 @@ async def answered(peer: Http2Peer, app: TcpServer, response: bytes, *, method: 
 
 async def test_a_request_becomes_http_1(peer: Http2Peer, app: TcpServer) -> None:
     _, _, head = await asked(peer, app, [(b"accept", b"*/*")], path=b"/a?b=c")
-    assert head == Head("GET /a?b=c HTTP/1.1", [("host", "app"), ("accept", "*/*"), ("connection", "close")])
+    assert head == Head("GET /a?b=c HTTP/1.1", [("host", "app"), ("accept", "*/*")])
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"PATCH", b"PROPFIND"])
 async def test_any_method(peer: Http2Peer, app: TcpServer, method: bytes) -> None:
     _, _, head = await asked(peer, app, method=method, path=b"/x")
     assert head.line == f"{method.decode()} /x HTTP/1.1"
-    assert {name for name, _ in head.fields} == {"host", "connection"}, "and it announces no body"
+    assert {name for name, _ in head.fields} == {"host"}, "and it announces no body"
 
 
 async def test_options_of_the_server_itself(peer: Http2Peer, app: TcpServer) -> None:
@@ -126,7 +131,22 @@ OWN = unsigned_token(aud="https://auth.example.com", sub="user").encode()
         pytest.param(
             [(b"te", b"trailers"), (b"expect", b"100-continue"), (b"x-a", b"1")],
             [("x-a", "1")],
-            id="connection-specific",
+            id="connection-specific, and no body to expect",
+        ),
+        pytest.param(
+            [
+                (b"x_forwarded_client_cert", b"By=spiffe://forged"),
+                (b"x-forwarded_client-cert", b"By=spiffe://forged"),
+                (b"x.forwarded.client.cert", b"By=spiffe://forged"),
+                (b"x_serverless_authorization", b"Bearer x"),
+                (b"transfer_encoding", b"chunked"),
+                (b"content_length", b"7"),
+                (b"proxy_connection", b"x"),
+                (b"keep_alive", b"x"),
+                (b"x_forwarded_for", b"1.2.3.4"),
+            ],
+            [("x_forwarded_for", "1.2.3.4")],
+            id="twins of what is krun's",
         ),
         pytest.param([(b"host", b"app"), (b"x-a", b"1")], [("x-a", "1")], id="a second host"),
         pytest.param(
@@ -162,7 +182,7 @@ async def test_what_is_passed_on(
     peer: Http2Peer, app: TcpServer, fields: list[tuple[bytes, bytes]], passed_on: list[tuple[str, str]]
 ) -> None:
     _, _, head = await asked(peer, app, fields)
-    assert head.fields == [("host", "app"), *passed_on, ("connection", "close")]
+    assert head.fields == [("host", "app"), *passed_on]
 
 
 def nested(depth: int) -> bytes:
@@ -204,7 +224,7 @@ async def test_a_body_of_known_length(peer: Http2Peer, app: TcpServer) -> None:
     stream = peer.request(b"POST", b"/", [(b"content-length", b"11")])
     there = await app.accept()
     head = await head_of(there)
-    assert head.fields == [("host", "app"), ("content-length", "11"), ("connection", "close")]
+    assert head.fields == [("host", "app"), ("content-length", "11")]
     await stream.send(b"hello ")
     assert await there.read(6) == b"hello "
     await stream.send(b"world")
@@ -216,7 +236,7 @@ async def test_a_body_of_unknown_length(peer: Http2Peer, app: TcpServer) -> None
     stream = peer.request(b"POST", b"/")
     there = await app.accept()
     head = await head_of(there)
-    assert head.fields == [("host", "app"), ("transfer-encoding", "chunked"), ("connection", "close")]
+    assert head.fields == [("host", "app"), ("transfer-encoding", "chunked")]
     await stream.send(b"hello")
     assert await there.read(10) == b"5\r\nhello\r\n"
     stream.end()
@@ -230,7 +250,6 @@ async def test_a_body_of_no_length(peer: Http2Peer, app: TcpServer) -> None:
     assert (await head_of(there)).fields == [
         ("host", "app"),
         ("content-length", "0"),
-        ("connection", "close"),
     ]
     await there.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
     assert await stream.rest() == b"ok"
@@ -321,7 +340,7 @@ async def test_a_response_without_a_body(
     assert await stream.status() == status
 
 
-async def test_interim_responses_are_the_hops_own(peer: Http2Peer, app: TcpServer) -> None:
+async def test_interim_responses_are_passed_on(peer: Http2Peer, app: TcpServer) -> None:
     stream = await answered(
         peer,
         app,
@@ -330,6 +349,7 @@ async def test_interim_responses_are_the_hops_own(peer: Http2Peer, app: TcpServe
     )
     assert await stream.rest() == b"ok"
     assert stream.fields == [(b":status", b"200"), (b"content-length", b"2")]
+    assert stream.interim == [[(b":status", b"100")], [(b":status", b"103"), (b"link", b"</a>")]]
 
 
 async def test_a_response_streams_while_the_request_does(peer: Http2Peer, app: TcpServer) -> None:
@@ -398,8 +418,11 @@ async def test_an_app_that_is_not_there() -> None:
         (b"", b"the app closed the connection before its answer was complete\n"),
         (b"HTTP/1.1 200 O", b"the app closed the connection before its answer was complete\n"),
         (b"SSH-2.0-OpenSSH_9.9\r\n\r\n", b"the app does not speak HTTP/1.1: "),
-        (b"\x00\x00\x00\x04\x00\x00\x00\x00\x00", b"the app does not speak HTTP/1.1: "),
-        (b"HTTP/1.1 200 OK\r\nx: " + bytes(20 << 10), b"the app does not speak HTTP/1.1: "),
+        (
+            b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+            b"the app speaks HTTP/2, not HTTP/1.1: set HBONE_APP_PROTOCOL=h2c\n",
+        ),
+        (b"HTTP/1.1 200 OK\r\nx: " + bytes(70 << 10), b"the app does not speak HTTP/1.1: "),
         (b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", b"the app does not speak HTTP/1.1: "),
     ],
 )
@@ -426,14 +449,14 @@ async def test_an_app_that_breaks_off_in_its_answer(
     await there.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello")
     assert await stream.read(5) == b"hello"
     end(there)
-    assert await stream.broken() == CONNECT_ERROR
+    assert await stream.broken() == INTERNAL_ERROR
     assert not stream.ended, "half an answer must not look like a whole one"
 
 
 async def test_garbage_in_the_middle_of_an_answer(peer: Http2Peer, app: TcpServer) -> None:
     stream, there, _ = await asked(peer, app)
     await there.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nnonsense\r\n")
-    assert await stream.broken() == CONNECT_ERROR
+    assert await stream.broken() == INTERNAL_ERROR
     await there.was_reset()
 
 
@@ -516,3 +539,315 @@ async def test_pythons_own_server(python_server: int) -> None:
             stream.end()
         for stream in streams:
             assert await stream.rest() == b'{"path": "/p", "host": "app"}body'
+
+
+# Connections to the app are kept.
+
+
+async def test_requests_go_over_one_connection(peer: Http2Peer, app: TcpServer) -> None:
+    stream, there, _ = await asked(peer, app, path=b"/1")
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+    for number in range(2, 5):
+        stream = peer.request(b"GET", b"/%d" % number, end=True)
+        assert (await head_of(there)).line == f"GET /{number} HTTP/1.1"
+        await there.send(OK_2)
+        assert await stream.rest() == b"ok"
+    assert app.count == 1
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nConnection: keep-alive, Close\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok and more",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    ],
+)
+async def test_a_connection_that_is_not_used_again(peer: Http2Peer, app: TcpServer, response: bytes) -> None:
+    stream, there, _ = await asked(peer, app)
+    await there.send(response)
+    assert await stream.rest() == b"ok"
+    _, _, head = await asked(peer, app, path=b"/next")
+    assert (head.line, app.count) == ("GET /next HTTP/1.1", 2)
+
+
+async def test_an_idle_connection_is_closed(
+    peer: Http2Peer, app: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1_pool, "KEEP_S", 0.05)
+    stream, there, _ = await asked(peer, app)
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+    assert await there.rest() == b"", "FIN"
+
+
+async def test_what_an_app_says_unasked_is_nobodys_answer(peer: Http2Peer, app: TcpServer) -> None:
+    stream, there, _ = await asked(peer, app)
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+    await there.send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+    assert await there.was_reset()
+    stream, there, _ = await asked(peer, app)
+    await there.send(OK_2)
+    assert await stream.status() == 200
+
+
+async def kept(peer: Http2Peer, app: TcpServer) -> TcpPeer:
+    """A connection that has carried a request, and waits for another."""
+    stream, there, _ = await asked(peer, app)
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+    return there
+
+
+@pytest.mark.parametrize("end", [TcpPeer.end, TcpPeer.reset])
+async def test_a_kept_connection_that_dies_under_a_request(
+    peer: Http2Peer, app: TcpServer, end: Callable[[TcpPeer], None]
+) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(b"GET", b"/again", end=True)
+    await head_of(there)
+    end(there)
+    elsewhere = await app.accept()
+    assert (await head_of(elsewhere)).line == "GET /again HTTP/1.1"
+    await elsewhere.send(OK_2)
+    assert await stream.rest() == b"ok"
+
+
+async def test_it_is_sent_again_with_its_body(peer: Http2Peer, app: TcpServer) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(b"PUT", b"/again")
+    await stream.send(b"one")
+    assert await there.read_until(b"one\r\n")
+    there.reset()
+    elsewhere = await app.accept()
+    await head_of(elsewhere)
+    assert await elsewhere.read(8) == b"3\r\none\r\n"
+    await stream.send(b"two")
+    stream.end()
+    assert await elsewhere.read(13) == b"3\r\ntwo\r\n0\r\n\r\n"
+    await elsewhere.send(OK_2)
+    assert await stream.rest() == b"ok"
+
+
+async def test_a_client_that_leaves_while_it_is_sent_again(peer: Http2Peer, app: TcpServer) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(b"GET", b"/again", end=True)
+    await head_of(there)
+    there.end()
+    elsewhere = await app.accept()
+    await head_of(elsewhere)
+    stream.reset(CANCEL)
+    assert await elsewhere.was_reset()
+
+
+@pytest.mark.parametrize("method", [b"POST", b"PATCH", b"LOCK"])
+async def test_what_may_not_be_done_twice_is_not_sent_again(
+    peer: Http2Peer, app: TcpServer, method: bytes
+) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(method, b"/once", end=True)
+    await head_of(there)
+    there.end()
+    assert await stream.status() == 502
+    assert app.count == 1
+
+
+async def test_what_was_answered_in_part_is_not_sent_again(peer: Http2Peer, app: TcpServer) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(b"GET", b"/", end=True)
+    await head_of(there)
+    await there.send(b"HTTP/1.1 2")
+    there.end()
+    assert await stream.status() == 502
+    assert app.count == 1
+
+
+async def test_a_request_is_sent_again_once(peer: Http2Peer, app: TcpServer) -> None:
+    there = await kept(peer, app)
+    stream = peer.request(b"GET", b"/", end=True)
+    await head_of(there)
+    there.end()
+    elsewhere = await app.accept()
+    await head_of(elsewhere)
+    elsewhere.end()
+    assert await stream.status() == 502
+    assert app.count == 2
+
+
+# Interim answers.
+
+
+async def test_expect_100_continue_goes_to_the_app_and_its_100_comes_back(
+    peer: Http2Peer, app: TcpServer
+) -> None:
+    stream = peer.request(b"POST", b"/", [(b"content-length", b"4"), (b"expect", b"100-continue")])
+    there = await app.accept()
+    assert ("expect", "100-continue") in (await head_of(there)).fields
+    await there.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+    await peer.until(lambda: bool(stream.interim))
+    assert stream.interim == [[(b":status", b"100")]]
+    await stream.send(b"body")
+    stream.end()
+    assert await there.read(4) == b"body"
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+
+
+async def test_an_app_that_refuses_what_is_expected(peer: Http2Peer, app: TcpServer) -> None:
+    stream = peer.request(b"POST", b"/", [(b"content-length", b"4"), (b"expect", b"100-continue")])
+    there = await app.accept()
+    await head_of(there)
+    await there.send(b"HTTP/1.1 417 Expectation Failed\r\ncontent-length: 0\r\n\r\n")
+    assert await stream.status() == 417
+    assert await there.rest() == b"", "and no request comes in the place of the body"
+
+
+async def test_early_hints(peer: Http2Peer, app: TcpServer) -> None:
+    stream, there, _ = await asked(peer, app)
+    await there.send(
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n"
+        b"Connection: x-hop\r\nX-Hop: 1\r\ncontent-length: 5\r\n\r\n"
+    )
+    await peer.until(lambda: bool(stream.interim))
+    assert stream.interim == [[(b":status", b"103"), (b"link", b"</a>")]]
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+
+
+async def test_interim_answers_without_end(peer: Http2Peer, app: TcpServer) -> None:
+    stream, there, _ = await asked(peer, app)
+    await there.send(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10_000 + OK_2)
+    assert await stream.rest() == b"ok"
+    assert len(stream.interim) == 32
+
+
+async def test_a_switch_that_nobody_asked_for(peer: Http2Peer, app: TcpServer) -> None:
+    stream = await answered(peer, app, b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\n\r\n")
+    assert await stream.status() == 502
+
+
+# Trailers, framing.
+
+
+async def test_trailers_of_a_request(peer: Http2Peer, app: TcpServer) -> None:
+    stream = peer.request(b"POST", b"/")
+    there = await app.accept()
+    await head_of(there)
+    await stream.send(b"body")
+    stream.end(
+        [
+            (b"x-sum", b"1"),
+            (b"x-forwarded-client-cert", b"forged"),
+            (b"x_forwarded_client_cert", b"forged"),
+            (b"content-length", b"7"),
+            (b"transfer_encoding", b"x"),
+            (b"authorization", b"x"),
+        ]
+    )
+    assert await there.read_until(b"\r\n\r\n") == b"4\r\nbody\r\n0\r\nx-sum: 1\r\n\r\n"
+
+
+async def test_transfer_encoding_counts_before_content_length(peer: Http2Peer, app: TcpServer) -> None:
+    stream = await answered(
+        peer,
+        app,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"b\r\nhello world\r\n0\r\n\r\n",
+    )
+    assert await stream.rest() == b"hello world"
+    assert stream.fields == [(b":status", b"200")], "RFC 9112 section 6.3"
+
+
+# What is held.
+
+
+@pytest.mark.parametrize("length", [(), [(b"content-length", b"100000000")]], ids=["chunked", "known length"])
+async def test_uploads_that_an_app_does_not_read(app: TcpServer, length: Fields) -> None:
+    """Each holds its stream's window, and what the kernel takes for the app."""
+    uploads = 5
+    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
+        streams = [peer.request(b"PUT", b"/", length) for _ in range(uploads)]
+        for _ in streams:
+            there = await app.accept()
+            await head_of(there)
+            there.pause()
+        sent = [await stream.fill() for stream in streams]
+        proxy = krun.requests.app
+        assert proxy.open_requests == uploads
+        assert uploads * len(BIG) < proxy.buffered_bytes < uploads * 2 * len(BIG)
+        assert sum(sent) < uploads * 3 * len(BIG), "with what the app's own socket holds"
+        peer.drop()
+        await until(lambda: proxy.open_requests == 0)
+        assert proxy.buffered_bytes == 0
+
+
+async def test_those_that_hold_most_are_ended(app: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_budget, "CALM_S", 0.02)
+    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
+        krun.requests.app.max_buffered_bytes = 3 * len(BIG)
+        small = peer.request(b"PUT", b"/")
+        there = await app.accept()
+        await head_of(there)
+        there.pause()
+        await small.send(bytes(1000))
+        large = [peer.request(b"PUT", b"/") for _ in range(5)]
+        for _ in large:
+            stalled = await app.accept()
+            await head_of(stalled)
+            stalled.pause()
+        fills = [spawn(stream.fill(), name="fill") for stream in large]
+        await peer.until(lambda: any(stream.ended for stream in large))
+        refused = next(stream for stream in large if stream.ended)
+        assert await refused.status() == 503
+        assert b"which are more than the" in bytes(refused.data)
+        await until(lambda: krun.requests.app.buffered_bytes <= 3.3 * len(BIG))
+        assert small.fields == [], "who holds little goes on"
+        for fill in fills:
+            fill.cancel()
+
+
+async def test_one_request_too_many(app: TcpServer) -> None:
+    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
+        proxy = krun.requests.app
+        proxy.max_requests = 2
+        _, there, _ = await asked(peer, app)
+        await asked(peer, app)
+        assert proxy.open_requests == 2
+        refused = peer.request(b"GET", b"/", end=True)
+        assert await refused.status() == 503
+        assert await refused.rest() == b"2 requests to the app are open already\n"
+        assert proxy.refused_total == 1
+        await there.send(OK_2)
+        await until(lambda: proxy.open_requests == 1)
+        stream = peer.request(b"GET", b"/", end=True)
+        await head_of(there)
+        await there.send(OK_2)
+        assert await stream.status() == 200
+
+
+async def test_an_app_that_answers_and_never_reads(app: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1_connection, "LEAVE_S", 0.1)
+    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
+        stream = peer.request(b"PUT", b"/")
+        there = await app.accept()
+        await head_of(there)
+        there.pause()
+        await stream.fill()
+        stream.end()
+        await peer.answered()
+        await there.send(OK_2)
+        assert await stream.rest() == b"ok"
+        proxy = krun.requests.app
+        assert proxy.open_requests == 0
+        assert proxy.buffered_bytes > len(BIG) // 2, "it counts"
+        await until(lambda: proxy.buffered_bytes == 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.01)

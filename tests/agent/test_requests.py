@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -131,21 +130,6 @@ async def test_a_target_that_refuses(krun: KrunPort, peer: Http2Peer) -> None:
     stream.end()
     await peer.answered()
     assert krun.open_streams == 0
-
-
-@pytest.fixture
-def full_port() -> Iterator[int]:
-    """A port that answers no connection any more: its queue is full."""
-    with socket.socket() as server:
-        server.bind((LOOPBACK, 0))
-        server.listen(0)
-        waiting = [socket.socket() for _ in range(3)]
-        for client in waiting:
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        yield server.getsockname()[1]
-        for client in waiting:
-            client.close()
 
 
 async def test_a_target_that_does_not_answer(full_port: int) -> None:

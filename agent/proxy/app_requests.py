@@ -1,0 +1,244 @@
+"""The requests that are on their way to the app: how many, what they hold, and which protocol carries each.
+
+The rules:
+
+1. A request beyond `max_requests` is answered 503 at once, and counted.
+2. What all hold together is looked at now and then; above `max_buffered_bytes` those that hold most are ended
+   (`shared.net.memory_budget`). What the client of a finished answer has yet to read counts, too.
+3. What the app speaks is found out when the first request comes, which waits for that, as do those that come
+   meanwhile.
+4. A WebSocket goes to the app as extended CONNECT where the app takes that, else by Upgrade; once it stands
+   it is a tunnel like any other, with the tunnels' timeouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from agent.proxy.app_protocol import AppProtocol, Spoken
+from agent.proxy.exchange import NOT_IMPLEMENTED, UNAVAILABLE, Exchange
+from agent.proxy.fields import request_head
+from agent.proxy.http1_connection import takes_upgrade
+from agent.proxy.http1_pool import Http1Pool
+from agent.proxy.http2_pool import Http2Pool
+from shared.errors import DialError, HboneError
+from shared.net.address import Address
+from shared.net.answers import answer
+from shared.net.legs import Leg
+from shared.net.memory_budget import Holder, MemoryBudget
+from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
+from shared.net.stream import Stream
+from shared.net.tcp import TcpLeg
+from shared.net.tunnel_clock import TunnelClock
+from shared.tasks import spawn
+
+
+class AppRequests:
+    """Carries requests to the app at `app`. `told` is what it speaks; None: that is found out."""
+
+    def __init__(
+        self,
+        app: Address,
+        dial_timeout_s: float,
+        told: Spoken | None,
+        *,
+        max_requests: int,
+        max_buffered_bytes: int,
+        clock: TunnelClock | None = None,
+        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+    ) -> None:
+        self.max_requests = max_requests
+        self.refused_total = 0
+        """Requests that came when there were `max_requests`."""
+        self._app = app
+        self._told = told
+        self._clock = clock
+        self._half_closed_timeout_s = half_closed_timeout_s
+        self._open: dict[Exchange, None] = {}
+        self._unread: dict[Exchange, None] = {}  # finished, but for what the client has yet to read
+        self._budget = MemoryBudget(
+            max_buffered_bytes,
+            self._holders,
+            others=lambda: self._http2.buffered_bytes,
+        )
+        self._protocol = AppProtocol(app, told, dial_timeout_s)
+        self._http1 = Http1Pool(
+            app, dial_timeout_s, upgraded=self._upgraded_connection, http2=self._protocol.forget
+        )
+        self._http2 = Http2Pool(
+            app, dial_timeout_s, upgraded=self._upgraded_stream, http1=self._protocol.forget
+        )
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose answers have not ended."""
+        return len(self._open)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for them, both ways."""
+        return sum(holder.buffered_bytes for holder in self._holders()) + self._http2.buffered_bytes
+
+    @property
+    def max_buffered_bytes(self) -> int:
+        """The most that they should hold together; 0: any."""
+        return self._budget.most_bytes
+
+    @max_buffered_bytes.setter
+    def max_buffered_bytes(self, most: int) -> None:
+        self._budget.most_bytes = most
+
+    def take(self, stream: Stream) -> None:
+        """Answers a stream with the app's answer, or with why there is none."""
+        if len(self._open) >= self.max_requests:
+            self.refused_total += 1
+            answer(stream, UNAVAILABLE, f"{self.max_requests} requests to the app are open already")
+            return
+        head = request_head(stream.headers, bodiless=stream.bodiless)
+        exchange = Exchange(stream, head, self._over, self._carry_again)
+        self._open[exchange] = None
+        self._budget.start()
+        self.carry(exchange)
+
+    def close(self) -> None:
+        """Ends what is left."""
+        self._protocol.close()
+        self._http1.close()
+        self._http2.close()
+        self._budget.close()
+
+    # Which way.
+
+    def carry(self, exchange: Exchange, *, fresh: bool = False) -> None:
+        """Hands an exchange to whoever speaks what the app does; `fresh`: not on a kept connection."""
+        protocol, head = self._protocol, exchange.head
+        if protocol.known is None:
+            _FindingOut(self, protocol, exchange)
+        elif protocol.known == "h2c" or (protocol.was_silent and head.is_grpc):
+            if not head.protocol or protocol.extended_connect:
+                self._http2.carry(exchange)
+            elif self._told is None:  # many that speak HTTP/2 speak HTTP/1.1 as well
+                self._upgrade(exchange)
+            else:
+                text = "the app takes no extended CONNECT (SETTINGS_ENABLE_CONNECT_PROTOCOL)"
+                exchange.fail(NOT_IMPLEMENTED, text)
+        elif head.protocol:
+            self._upgrade(exchange)
+        else:
+            self._http1.carry(exchange, fresh=fresh)
+
+    def unreachable(self, exchange: Exchange, error: HboneError) -> None:
+        """Tells the client that the app cannot be asked anything."""
+        exchange.carrier = None
+        exchange.fail(UNAVAILABLE, str(error).replace("connect to", "app at", 1))
+
+    def _upgrade(self, exchange: Exchange) -> None:
+        why_not = takes_upgrade(exchange.head.protocol)
+        if why_not:
+            exchange.fail(NOT_IMPLEMENTED, why_not)
+        else:
+            self._http1.carry(exchange, fresh=True)
+
+    def _carry_again(self, exchange: Exchange) -> None:
+        self.carry(exchange, fresh=True)
+
+    # Tunnels.
+
+    def _upgraded_connection(self, exchange: Exchange, leg: TcpLeg, early: bytes) -> None:
+        relay = self._tunnel(exchange, leg)
+        if early:
+            relay.received(leg, early)
+
+    def _upgraded_stream(self, exchange: Exchange, upstream: Stream) -> None:
+        self._tunnel(exchange, upstream)
+
+    def _tunnel(self, exchange: Exchange, upstream: Leg) -> Relay:
+        tunnel = _Tunnel(exchange, upstream, self._tunnel_over, self._half_closed_timeout_s)
+        if self._clock is not None:
+            self._clock.watch(tunnel.relay)
+        return tunnel.relay
+
+    def _tunnel_over(self, relay: Relay) -> None:
+        if self._clock is not None:
+            self._clock.forget(relay)
+
+    # Ends, and what is held.
+
+    def _over(self, exchange: Exchange) -> None:
+        self._open.pop(exchange, None)
+        if exchange.stream.waiting:
+            self._unread[exchange] = None
+
+    def _holders(self) -> list[Holder]:
+        self._unread = {
+            exchange: None
+            for exchange in self._unread
+            if exchange.stream.waiting and not exchange.stream.over
+        }
+        holders: list[Holder] = [*self._open, *self._unread, *self._http1.leaving]
+        if not holders:
+            self._loop.call_soon(self._rest)
+        return holders
+
+    def _rest(self) -> None:
+        if not (self._open or self._unread or self._http1.leaving):
+            self._budget.close()
+
+
+class _FindingOut:
+    """Carries an exchange until it is known what the app speaks."""
+
+    def __init__(self, requests: AppRequests, protocol: AppProtocol, exchange: Exchange) -> None:
+        self._requests = requests
+        self._protocol = protocol
+        self._exchange = exchange
+        exchange.carrier = self
+        self._task = spawn(self._find_out(), name="what the app speaks")
+
+    @property
+    def buffered_bytes(self) -> int:
+        return 0
+
+    def drop(self) -> None:
+        self._task.cancel()
+
+    async def _find_out(self) -> None:
+        try:
+            await self._protocol.find_out()
+        except DialError as error:
+            self._requests.unreachable(self._exchange, error)
+        else:
+            self._requests.carry(self._exchange)
+
+
+class _Tunnel:
+    """Carries what an extended CONNECT has become."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        upstream: Leg,
+        over: Callable[[Relay], None],
+        half_closed_timeout_s: float,
+    ) -> None:
+        self._exchange = exchange
+        self._over = over
+        self.relay = Relay(
+            exchange.stream, upstream, self._finished, half_closed_timeout_s=half_closed_timeout_s
+        )
+        exchange.carrier = self
+        exchange.stream.on_gone = None
+        self.relay.start()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self.relay.upstream.buffered_bytes
+
+    def drop(self) -> None:
+        self.relay.abort(HboneError("the request is over"))
+
+    def _finished(self, relay: Relay) -> None:
+        self._over(relay)
+        self._exchange.end()

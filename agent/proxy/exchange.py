@@ -1,0 +1,171 @@
+"""One request to the app and its answer, seen from the client's stream; whoever carries it to the app is
+`http1_connection.py` or `http2_exchange.py`.
+
+The rules:
+
+1. An exchange ends once, by `finish`, `fail` or `end`, and its owner is told.
+2. What is cut off never looks whole: before the answer has begun the client gets a status and why, after it
+   RST_STREAM.
+3. It may be sent to the app again, once, if the app cannot have dealt with it, or may do so twice; if nothing
+   of an answer has come; and if what has been passed on of its body is still at hand (`REPEATED_BYTES`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from agent.proxy.fields import Field, RequestHead
+from shared.errors import HboneError
+from shared.net.answers import answer
+from shared.net.legs import Buffer
+from shared.net.stream import Stream
+from shared.wire import frames
+
+log = logging.getLogger("hbone.app")
+
+SWITCHING_PROTOCOLS = 101
+OK = 200
+BAD_REQUEST = 400
+NOT_IMPLEMENTED = 501
+BAD_GATEWAY = 502
+UNAVAILABLE = 503
+
+REPEATED_BYTES = 64 << 10
+"""Of a request's body that are kept in case it has to be sent again: most of gRPC's messages are smaller."""
+
+MAX_INTERIM = 32
+"""Interim answers to one request: a 100, and some 103; they pass windows by, and an app may be broken."""
+
+
+class Carrier(Protocol):
+    """What carries an exchange to the app."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What it holds for the app, and of the app's answer."""
+
+    def drop(self) -> None:
+        """Lets go at once: the client has left, or has been told of a failure."""
+
+
+class Exchange:
+    """A request; `over(self)` is called at its end, `repeat(self)` where it is to be sent once more."""
+
+    __slots__ = ("_body", "_interim", "_over", "_repeat", "answered", "carrier", "head", "is_over", "stream")
+
+    def __init__(
+        self,
+        stream: Stream,
+        head: RequestHead,
+        over: Callable[[Exchange], None],
+        repeat: Callable[[Exchange], None],
+    ) -> None:
+        self.stream = stream
+        self.head = head
+        self.answered = False
+        """The final answer has begun."""
+        self.is_over = False
+        self.carrier: Carrier | None = None
+        """None while none is found, or dialled."""
+        self._body: bytearray | None = bytearray()  # passed on so far; None: more than may be kept
+        self._interim = 0
+        self._over = over
+        self._repeat: Callable[[Exchange], None] | None = repeat
+        self.wait()
+
+    # Its request.
+
+    def wait(self) -> None:
+        """From now on what the client sends is kept by its stream, until a carrier joins it."""
+        self.carrier = None
+        self.stream.on_gone = lambda error: self.end()
+
+    def sent(self, data: Buffer) -> None:
+        """`data` of the body is passed on to the app."""
+        if self._body is not None:
+            if len(self._body) + len(data) <= REPEATED_BYTES:
+                self._body += data
+            else:
+                self._body = None
+
+    @property
+    def sent_before(self) -> bytes:
+        """What of the body a carrier before this one has passed on."""
+        return bytes(self._body or b"")
+
+    def repeat(self, *, dealt_with: bool) -> bool:
+        """Has it sent once more if it may be; else False. `dealt_with`: the app may have acted on it."""
+        repeat, self._repeat = self._repeat, None
+        if repeat is None or self.answered or self._interim or self.is_over or self._body is None:
+            return False
+        if dealt_with and not self.head.is_idempotent:
+            return False
+        self.stream.leave()
+        self.stream.resume_reading()
+        self.wait()
+        repeat(self)
+        return True
+
+    # Its answer.
+
+    def inform(self, status: int, fields: list[Field]) -> None:
+        """Passes on an interim answer; those beyond MAX_INTERIM are dropped."""
+        self._interim += 1
+        if not self.answered and self._interim <= MAX_INTERIM:
+            self.stream.inform([(b":status", b"%d" % status), *fields])
+
+    def respond(self, status: int, fields: list[Field], *, end: bool = False) -> None:
+        """Passes on the head of the final answer; `end`: there is no more of it."""
+        self.answered = True
+        self._repeat = self._body = None
+        self.stream.respond([(b":status", b"%d" % status), *fields], end_stream=end)
+
+    def finish(self) -> None:
+        """The answer is whole; the carrier has let go."""
+        if not self.is_over:
+            self.carrier = None
+            self.stream.close()
+            self._end()
+
+    def fail(self, status: int, text: str, code: int = frames.INTERNAL_ERROR) -> None:
+        """There is no answer, or no more of it: the client is told `status` and `text`, or RST_STREAM with
+        `code` if the answer has begun."""
+        if self.is_over:
+            return
+        if self.answered:
+            log.info("response cut off: %s", text)
+            self.stream.reset(code)
+        else:
+            answer(self.stream, status, text)
+        self._end()
+
+    def end(self) -> None:
+        """There is nobody to tell: the client has left, or a tunnel has ended."""
+        if not self.is_over:
+            self._end()
+
+    # A holder of `shared.net.memory_budget`.
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for it."""
+        carried = 0 if self.carrier is None else self.carrier.buffered_bytes
+        return self.stream.buffered_bytes + carried + len(self._body or b"")
+
+    def abort(self, error: HboneError) -> None:
+        """Ends it, for it holds too much; or drops the end of an answer that the client does not read."""
+        if self.is_over:
+            self.stream.reset(frames.ENHANCE_YOUR_CALM)
+        else:
+            self.fail(UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.stream.on_gone = None
+        carrier, self.carrier = self.carrier, None
+        self._repeat = self._body = None
+        if carrier is not None:
+            carrier.drop()
+        self._over(self)

@@ -1,0 +1,116 @@
+"""The connections to an app that speaks HTTP/2: a stream of one for each exchange.
+
+Owned here: how many connections, and what the app may send ahead on them. Who dials, and who waits, is
+`shared.net.pool`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.proxy.exchange import UNAVAILABLE, Exchange
+from agent.proxy.http2_exchange import Http2Exchange, request_headers
+from shared.errors import UpstreamError
+from shared.net.address import Address
+from shared.net.dial import Origin
+from shared.net.pool import Pool
+from shared.net.pool_limits import PoolLimits
+from shared.net.stream import Stream
+from shared.tasks import spawn
+from shared.wire.session import SessionLimits
+
+STREAM_WINDOW_BYTES = 256 << 10
+"""What an app may send ahead of a client that does not read; on loopback more is of no use."""
+
+CONNECTION_WINDOW_BYTES = 64 << 20
+"""More than all streams of a connection can hold, so that no client stops another's answer."""
+
+LIMITS = SessionLimits(
+    stream_window_bytes=STREAM_WINDOW_BYTES, connection_window_bytes=CONNECTION_WINDOW_BYTES
+)
+
+
+class Http2Pool:
+    """Carries exchanges to the app at `app`. `upgraded` and `http1` as in `Http2Exchange`."""
+
+    def __init__(
+        self,
+        app: Address,
+        dial_timeout_s: float,
+        *,
+        upgraded: Callable[[Exchange, Stream], None],
+        http1: Callable[[], None],
+    ) -> None:
+        self._app = app
+        self._dial_timeout_s = dial_timeout_s
+        self._upgraded = upgraded
+        self._http1 = http1
+        self._origin = Origin("http", str(app), app)
+        limits = PoolLimits(
+            connect_timeout_s=dial_timeout_s,
+            max_age_s=0,
+            ping_interval_s=0,  # some servers punish PINGs, and TCP tells at once when an app has ended
+            resolve_interval_s=0,
+            session=LIMITS,
+        )
+        # Without chance no dial waits for an earlier failure: an app that comes back is met at once.
+        self._pool = Pool(limits=limits, chance=lambda: 0.0)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits on all connections to be sent."""
+        return self._pool.buffered_bytes
+
+    def carry(self, exchange: Exchange) -> None:
+        """Carries an exchange."""
+        headers, ends = request_headers(exchange.head), exchange.stream.bodiless
+        stream = self._pool.of(self._origin).open_now(headers, end_stream=ends)
+        if stream is not None:
+            self.opened(exchange, stream)
+        else:
+            _Opening(self, exchange)
+
+    def close(self) -> None:
+        """Idle connections close now, others with their last exchange."""
+        self._pool.drain()
+
+    async def open(self, exchange: Exchange) -> Stream:
+        """A stream with its request. Raises UpstreamError."""
+        return await self._pool.of(self._origin).open(
+            request_headers(exchange.head), self._dial_timeout_s, end_stream=exchange.stream.bodiless
+        )
+
+    def failed(self, exchange: Exchange, error: UpstreamError) -> None:
+        """Tells the client that no stream can be had."""
+        text = str(error).replace(f"connect to {self._origin}", f"app at {self._app}", 1)
+        exchange.carrier = None
+        exchange.fail(UNAVAILABLE, text)
+
+    def opened(self, exchange: Exchange, stream: Stream) -> None:
+        """Carries an exchange on its stream."""
+        Http2Exchange(exchange, stream, upgraded=self._upgraded, http1=self._http1)
+
+
+class _Opening:
+    """Carries an exchange while it waits for a stream."""
+
+    def __init__(self, pool: Http2Pool, exchange: Exchange) -> None:
+        self._pool = pool
+        self._exchange = exchange
+        exchange.carrier = self
+        self._task = spawn(self._open(), name="stream to the app")
+
+    @property
+    def buffered_bytes(self) -> int:
+        return 0
+
+    def drop(self) -> None:
+        self._task.cancel()
+
+    async def _open(self) -> None:
+        try:
+            stream = await self._pool.open(self._exchange)
+        except UpstreamError as error:
+            self._pool.failed(self._exchange, error)
+        else:
+            self._pool.opened(self._exchange, stream)

@@ -1,0 +1,108 @@
+"""Which way a request goes to the app where several would do, and what is held for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.proxy.app_requests import AppRequests
+from agent.settings import Settings
+from shared.net import memory_budget
+from shared.net.address import Address
+from tests.support.http2_peer import Http2Peer, PeerStream
+from tests.support.krun_port import KrunPort
+from tests.support.tcp_peer import TcpPeer, TcpServer
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = bytes.fromhex("000000 04 00 00000000")
+SETTINGS_WITH_CONNECT = bytes.fromhex("000006 04 00 00000000 0008 00000001")
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[TcpServer]:
+    async with TcpServer.listening() as app:
+        yield app
+
+
+@pytest.fixture
+async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
+    async with KrunPort.serving(Settings(app=Address("127.0.0.1", app.port))) as krun:
+        yield krun
+
+
+@pytest.fixture
+async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
+    async with Http2Peer.connected(krun.port) as peer:
+        yield peer
+
+
+async def websocket(
+    peer: Http2Peer, app: TcpServer, words: bytes, protocol: bytes = b"websocket"
+) -> PeerStream:
+    """Asked for of an app that says `words` when it is asked what it speaks."""
+    stream = peer.websocket(b"/chat", protocol=protocol)
+    there = await app.accept()
+    await there.send(words)
+    there.end()
+    return stream
+
+
+async def first_bytes(there: TcpPeer) -> bytes:
+    return await there.read(len(PREFACE))
+
+
+async def test_a_websocket_to_an_http_1_app(peer: Http2Peer, app: TcpServer) -> None:
+    await websocket(peer, app, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert (await first_bytes(await app.accept())).startswith(b"GET /chat HTTP/1.1\r\n")
+
+
+async def test_to_an_http_2_app_that_takes_it(peer: Http2Peer, app: TcpServer) -> None:
+    await websocket(peer, app, SETTINGS_WITH_CONNECT)
+    assert await first_bytes(await app.accept()) == PREFACE
+
+
+async def test_to_an_http_2_app_that_does_not(peer: Http2Peer, app: TcpServer) -> None:
+    """Most of those that speak HTTP/2 without TLS speak HTTP/1.1 as well: nginx, Go, Hypercorn."""
+    await websocket(peer, app, SETTINGS)
+    assert (await first_bytes(await app.accept())).startswith(b"GET /chat HTTP/1.1\r\n")
+
+
+async def test_another_protocol_to_one_that_does_not(peer: Http2Peer, app: TcpServer) -> None:
+    stream = await websocket(peer, app, SETTINGS, protocol=b"connect-udp")
+    assert await stream.status() == 501
+
+
+async def test_what_is_held_is_looked_at_while_there_is_something(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_budget, "CALM_S", 0.01)
+    stream = peer.request(b"GET", b"/", end=True)
+    (await app.accept()).end()
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    requests = krun.requests.app._requests
+    assert isinstance(requests, AppRequests)
+    assert requests._budget._sweep.running
+    await there.send(OK)
+    assert await stream.rest() == b"ok"
+    while requests._budget._sweep.running:  # the test's timeout ends it
+        await peer.answered()
+
+
+async def test_what_a_client_has_yet_to_read_counts(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:
+    stream = peer.request(b"GET", b"/", end=True)
+    stream.window_held = True
+    (await app.accept()).end()
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    size = 100_000
+    await there.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
+    proxy = krun.requests.app
+    while proxy.open_requests:
+        await peer.answered()
+    assert proxy.buffered_bytes == size - 65535, "but for h2's window"
+    stream.release_window()
+    assert await stream.rest() == bytes(size)
+    assert proxy.buffered_bytes == 0
