@@ -166,7 +166,7 @@ def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) ->
     file.write_text(json.dumps(configuration))
     command = [*world.environment.command("hgate"), "--config", str(file), "--log-format", "json"]
     command += ["--workers", str(workers)] if workers > 1 else []
-    with _running("hgate", command, {}, world, port, workers) as subject:
+    with running("hgate", command, {}, world, port, workers) as subject:
         yield subject
 
 
@@ -175,7 +175,7 @@ def krun(world: World, far: str) -> Iterator[Subject]:
     """krun before a TCP server in the place of the mTLS end."""
     port = free_port()
     told = krun_environment(f"127.0.0.1:{port}", far)
-    with _running("krun", world.environment.command("krun"), told, world, port, 1) as subject:
+    with running("krun", world.environment.command("krun"), told, world, port) as subject:
         yield subject
 
 
@@ -300,6 +300,37 @@ def envoy_agent(world: World, far: str) -> Iterator[Subject]:
         yield subject
 
 
+@contextmanager
+def envoy_plain(world: World, app: str) -> Iterator[Subject]:
+    """Envoy as a reverse proxy: HTTP/2 without TLS in, HTTP/1.1 to the app."""
+    manager = {
+        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "plain",
+        "codec_type": "HTTP2",
+        "stream_idle_timeout": "0s",
+        "route_config": {
+            "virtual_hosts": [
+                {
+                    "name": "all",
+                    "domains": ["*"],
+                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "app", "timeout": "0s"}}],
+                }
+            ]
+        },
+        "access_log": _ACCESS_LOG,
+        "http_filters": [
+            {
+                "name": "envoy.filters.http.router",
+                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
+            }
+        ],
+    }
+    name = "envoy.filters.network.http_connection_manager"
+    listener = {"filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}]}
+    with _envoy(world, listener, [_cluster(app, "app")]) as subject:
+        yield subject
+
+
 def find_envoy() -> Path:
     """The Envoy that is the peer. Raises BenchError if there is none."""
     try:
@@ -338,7 +369,7 @@ def _envoy(world: World, listener: Json, clusters: list[Json], workers: int = 1)
     file.write_text(json.dumps(configuration))
     command = [str(binary), "-c", str(file), "--disable-hot-restart", "-l", "warn"]
     command += ["--concurrency", str(workers)]
-    with _running("envoy", command, {}, world, port, 1) as subject:
+    with running("envoy", command, {}, world, port) as subject:
         yield subject
 
 
@@ -398,7 +429,7 @@ def haproxy(world: World, configuration: str, **more: str) -> Iterator[Subject]:
     pem, file = world.folder / "haproxy.pem", world.folder / f"haproxy-{port}.cfg"
     pem.write_bytes(world.certificate.read_bytes() + world.key.read_bytes())
     file.write_text(configuration.format(port=port, pem=pem, **more))
-    with _running("haproxy", [program, "-db", "-f", str(file)], {}, world, port, 1) as subject:
+    with running("haproxy", [program, "-db", "-f", str(file)], {}, world, port) as subject:
         yield subject
 
 
@@ -431,9 +462,11 @@ def envoy_path(world: World, far: str) -> Iterator[Subject]:
 
 
 @contextmanager
-def _running(
-    name: str, command: Sequence[str], environ: Mapping[str, str], world: World, port: int, workers: int
+def running(
+    name: str, command: Sequence[str], environ: Mapping[str, str], world: World, port: int, workers: int = 1
 ) -> Iterator[Subject]:
+    """`command` as a subject, from when `port` answers until the block ends. Raises BenchError if it does not
+    come up, or ends by itself."""
     log = world.folder / f"{name}-{port}.log"
     began = time.monotonic()
     with log.open("w") as errors:
