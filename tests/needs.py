@@ -86,6 +86,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
                 ("sshd", "openssh-server"),
                 ("nghttp", "nghttp2-client"),
                 ("nghttpx", "nghttp2-proxy"),
+                ("nghttpd", "nghttp2-server"),
                 ("haproxy", "haproxy"),
             )
         ),
