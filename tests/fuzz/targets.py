@@ -10,8 +10,8 @@ changed and replayed is `test_fuzz.py`'s (with pytest) and `run.py`'s (guided by
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import contextlib
 import fnmatch
 import json
 import re
@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -34,7 +33,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.utils import CryptographyDeprecationWarning
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
-from agent.app_proxy import _Exchange, checked_by_cloud_run, request_of
+from agent.proxy.fields import checked_by_cloud_run, request_head, request_trailers
+from agent.proxy.http1_messages import (
+    Chunks,
+    Http1Error,
+    chunk,
+    end_of_head,
+    last_chunk,
+    read_head,
+    request_bytes,
+)
 from gateway import config
 from gateway.host_globs import compile_glob
 from gateway.routes import Route, RouteTable, Target, TokenRule
@@ -49,7 +57,6 @@ from shared.identity.jwt_check import TokenChecker, TokenRejected, algorithm
 from shared.identity.peer_patterns import TrustDomain, split_patterns
 from shared.identity.peer_policy import PeerPolicy
 from shared.net.address import Address
-from shared.net.stream import Stream
 from shared.wire import client_hello, events, frames, grpc_message, istio_sni, tunnel_request
 from shared.wire.flood_guard import FloodLimits
 from shared.wire.peer_settings import FIRST_WINDOW
@@ -841,26 +848,24 @@ _NAME_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_
 
 
 def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes], secret: str) -> None:
-    stream = cast(Stream, SimpleNamespace(headers=event.headers, bodiless=event.ended))
+    head = request_head(event.headers, bodiless=event.ended)
+    chunked = not (head.has_length or event.ended)
     try:
-        request = request_of(stream)
-        app = h11.Connection(our_role=h11.CLIENT)
-        sent = app.send(request) or b""
-    except h11.LocalProtocolError:
-        refusal = _refusal(event)
-        fit = refusal.isprintable() and len(refusal) <= MAX_TEXT_CHARS
-        assert fit and not (secret and secret in refusal), f"krun answers: {refusal[:200]!a}"
+        sent = request_bytes(head, chunked=chunked)
+    except Http1Error as error:
+        told(error, secret)
         return
-    fields = dict(request.headers)
     body = b""
-    if not event.ended:
-        length = int(fields.get(b"content-length", b"11"))
-        body = b"GET / HTTP/"[:length].ljust(min(length, 1 << 16), b".")
-        if len(body) == length:
-            sent += (app.send(h11.Data(data=body)) or b"") + (app.send(h11.EndOfMessage()) or b"")
-    elif int(fields.get(b"content-length", b"0")) == 0:
-        sent += app.send(h11.EndOfMessage()) or b""
-    if app.our_state is not h11.MUST_CLOSE:
+    lengths = [int(value) for name, value in head.fields if name == b"content-length"]
+    if chunked:
+        body = b"GET / HTTP/"
+        sent += chunk(body) + last_chunk(request_trailers(event.headers))
+    elif lengths and lengths[0] > 1 << 16:
+        return
+    elif lengths and not event.ended:
+        body = b"GET / HTTP/"[: lengths[0]].ljust(lengths[0], b".")
+        sent += body
+    elif lengths and lengths[0]:
         return  # it promises a body that does not come: the session's matter
     server = h11.Connection(our_role=h11.SERVER)
     server.receive_data(sent)
@@ -868,7 +873,8 @@ def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes]
     assert isinstance(got, h11.Request)
     assert got.method == pseudo[b":method"] and got.target == pseudo[b":path"]
     names = [name for name, _ in got.headers]
-    assert not {b"x-forwarded-client-cert", b"x-serverless-authorization"} & set(names)
+    ours = {b"x-forwarded-client-cert", b"x-serverless-authorization"}
+    assert not ours & {name.replace(b"_", b"-") for name in names}
     assert names.count(b"host") == 1
     assert names.count(b"content-length") + names.count(b"transfer-encoding") < 2
     if not any(name == b"x-serverless-authorization" for name, _ in event.headers):
@@ -878,22 +884,62 @@ def _check_app_request(event: events.RequestReceived, pseudo: dict[bytes, bytes]
     while isinstance(part := server.next_event(), h11.Data):
         received += part.data
     assert isinstance(part, h11.EndOfMessage) and received == body and server.trailing_data == (b"", False)
+    assert not ours & {name.replace(b"_", b"-") for name, _ in part.headers}
 
 
-def _refusal(event: events.RequestReceived) -> str:
-    """What krun answers to a request that cannot be sent to the app; empty for HEAD."""
-    said: list[bytes] = []
-    stream = SimpleNamespace(
-        headers=event.headers,
-        bodiless=event.ended,
-        respond=lambda headers: None,
-        write=said.append,
-        close=lambda: None,
+# Answers of krun's app.
+
+
+def fuzz_answer(data: bytes) -> None:
+    """The head of an app's answer, and a chunked body, are read as h11 reads them, or refused with
+    Http1Error; in pieces as well as whole.
+
+    The first byte: 1 says that the request was HEAD, 2 that what follows are a body's chunks."""
+    method = b"HEAD" if data[:1] and data[0] & 1 else b"GET"
+    if data[:1] and data[0] & 2:
+        _check_chunks(data[1:])
+        return
+    theirs = h11.Connection(h11.CLIENT)
+    theirs.send(h11.Request(method=method, target=b"/", headers=[(b"host", b"x")]))
+    theirs.send(h11.EndOfMessage())
+    theirs.receive_data(data[1:])
+    try:
+        end = end_of_head(data[1:])
+        if not end:
+            return
+        head = read_head(data[1:][:end], method=method)
+    except Http1Error as error:
+        told(error)
+        return
+    try:
+        event = theirs.next_event()
+    except h11.RemoteProtocolError:
+        raise AssertionError("h11 refuses it") from None
+    assert isinstance(event, (h11.Response, h11.InformationalResponse)), event
+    assert event.status_code == head.status
+    framing = (b"content-length", b"transfer-encoding")
+    left = [(name, value.split()) for name, value in event.headers if name not in framing]
+    kept = [(name, value.split()) for name, value in head.fields if name not in framing]
+    assert kept == left  # but for the blanks where a line was folded
+
+
+def _check_chunks(data: bytes) -> None:
+    whole, pieces = Chunks(), Chunks()
+    try:
+        views, rest = whole.take(memoryview(data))
+    except Http1Error as error:
+        told(error)
+        with contextlib.suppress(Http1Error):
+            for at in range(len(data)):
+                pieces.take(memoryview(data[at : at + 1]))
+            raise AssertionError("in pieces it is taken") from None
+        return
+    body = b"".join(views)
+    again = b"".join(
+        bytes(view) for at in range(len(data)) for view in pieces.take(memoryview(data[at : at + 1]))[0]
     )
-    transport = SimpleNamespace(is_closing=lambda: False, write=lambda data: None, close=lambda: None)
-    exchange = _Exchange(cast(Stream, stream))
-    exchange.connection_made(cast(asyncio.BaseTransport, transport))
-    return b"".join(said).decode().removesuffix("\n")
+    assert (again, pieces.ended, pieces.trailers) == (body, whole.ended, whole.trailers)
+    assert not rest or whole.ended
 
 
 # The gateway's file and its routes.
@@ -1271,6 +1317,17 @@ TARGETS = {
         FuzzTarget(fuzz_session, 8192, {"no-preface": bytes(4) + b"GET / HTTP/1.1\r\n\r\n"}),
         FuzzTarget(fuzz_session_script, 1024, {"settings-only": bytes(2)}),
         FuzzTarget(fuzz_request, 6000, {"tunnel": b"2", "no-pseudo-headers": b"1a: b"}),
+        FuzzTarget(
+            fuzz_answer,
+            4096,
+            {
+                "lengths": b"\0HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\nX: y\r\n z\r\n\r\n",
+                "chunked": b"\0HTTP/1.0 200\nTransfer-Encoding: chunked\nConnection: close\n\n",
+                "head": b"\1HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\n",
+                "interim": b"\0HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n",
+                "chunks": b"\2005;a=b\r\nhello\r\nA\r\n0123456789\r\n0\r\nX-Sum: 1\r\n\r\nrest",
+            },
+        ),
         FuzzTarget(fuzz_config, 5000, {"smallest": b"routes: []\0a", "anchor": b"routes: &a [*a]"}),
         FuzzTarget(fuzz_routes, 1024, {"no-path": b"a\nhttps://a\n\n\na"}),
         FuzzTarget(
