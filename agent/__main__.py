@@ -10,6 +10,9 @@ import sys
 def main() -> None:
     """The `krun` command."""
     gc.disable()  # until the event loop runs (shared/loop.py)
+    from shared import core_dumps
+
+    core_dumps.forbid(os.environ)
     from agent.cli import run
 
     sys.exit(run(sys.argv[1:], os.environ))

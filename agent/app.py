@@ -61,7 +61,7 @@ class Agent:
     def __init__(
         self, settings: Settings, command: Sequence[str], environ: Mapping[str, str], access_log: AccessLog
     ) -> None:
-        """`command` is the app's, empty for a sidecar; `environ` is what the app inherits."""
+        """`command` is the app's, empty for a sidecar; `environ` is our own, of which the app gets a part."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -75,6 +75,7 @@ class Agent:
         self._requests: Requests | None = None
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
+        self._ignored_signals: frozenset[signal.Signals] = frozenset()  # from the start on, by who started us
         self._idle = asyncio.Event()
         self._draining = False
 
@@ -85,8 +86,11 @@ class Agent:
             UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
             HboneError: what `WorkloadIdentity.start` and `MtlsEnd.start` raise.
         """
+        from agent.launcher import ignored_signals
+
         loop = asyncio.get_running_loop()
-        for number in START_EXITS:  # until the app is there to get them too
+        self._ignored_signals = ignored_signals()
+        for number in START_EXITS.keys() - self._ignored_signals:  # until the app is there to get them too
             loop.add_signal_handler(number, self._signalled, number)
         try:
             for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
@@ -118,10 +122,16 @@ class Agent:
 
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
+        from agent.app_environment import app_environment
         from agent.launcher import App
 
         settings = self._settings
-        self._app = await App.start(self._command, self._environ, settings.app.port)
+        self._app = await App.start(
+            self._command,
+            app_environment(self._environ, settings),
+            settings.app.port,
+            ignored=self._ignored_signals,
+        )
         self._app.forward_signals(self._signalled)
         if self._stop.is_set():  # it came while the app was being started, so nobody has passed it on
             self._app.send(signal.SIGTERM)

@@ -36,10 +36,12 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from shared.ops import log
         from shared.ops.access_log import AccessLog
 
-        if arguments and os.getpid() == 1:
-            from agent.launcher import become_init
+        if os.getpid() == 1:
+            from agent.launcher import become_init, reset_signals
 
-            become_init(os.getpid())
+            reset_signals(os.getpid())
+            if arguments:
+                become_init(os.getpid())
         log.setup(settings.log_format, settings.log_level, component="krun")
 
         async def serve() -> int:

@@ -8,6 +8,11 @@ Signals go to the app's own process and to no group, as under `docker --init` an
 SIGTERM to the container's first process only, and an app that has workers knows best what to tell them. What
 is typed at a terminal reaches the whole foreground group from the kernel, so it is not passed on once more.
 
+A signal that krun was started to ignore (by nohup, or by a script's `&`) is ignored by the app as well,
+unless it asks for it, and is passed on without ending krun: all as if the app had been started without krun.
+In a container's first process nobody has asked for that: there all signals have their defaults
+(`reset_signals`).
+
 As the container's first process krun leaves a parent of itself in that place (`become_init`), which collects
 the orphans that end up there. The event loop collects only its own children, reserves SIGCHLD, and would lose
 their exit codes to a collector of everything beside it; two processes cannot get into each other's way.
@@ -20,9 +25,10 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 
+from shared import core_dumps
 from shared.errors import DialError, UnavailableError
 from shared.net.address import Address
 from shared.net.dial import dial_socket
@@ -45,6 +51,10 @@ FORWARDED = (
     signal.SIGWINCH,
 )
 """What people and platforms send to a service, and the terminal's change of size."""
+
+_NOT_INHERITED = frozenset({signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD})
+"""The first two are ignored by Python itself, so what they were before cannot be told; without the third the
+app would lose its children's exit codes."""
 
 TYPED = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 """Those of them that a terminal sends by itself to all processes in its foreground."""
@@ -91,28 +101,40 @@ class Child:
 class App(Child):
     """The app: the command that krun was given."""
 
+    _ignored: frozenset[signal.Signals]
+
     @classmethod
-    async def start(cls, command: Sequence[str], environ: Mapping[str, str], port: int) -> App:
-        """Starts `command` with our standard streams and with `environ`, in which PORT becomes `port`.
+    async def start(
+        cls,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        port: int,
+        *,
+        ignored: Collection[signal.Signals] = (),
+    ) -> App:
+        """Starts `command` with our standard streams and with `environ`, in which PORT becomes `port`. It
+        ignores the signals `ignored`; all others have their defaults. Its limit on core files is the one that
+        we were started with.
 
         Raises UnavailableError with the exit code 127 or 126 when it cannot be started.
         """
         environ = {**environ, "PORT": str(port)}
         try:
-            process = await asyncio.create_subprocess_exec(*command, env=environ)
+            with core_dumps.limit_as_started():
+                process = await asyncio.create_subprocess_exec(*_ignoring(ignored), *command, env=environ)
         except OSError as error:
             raise _not_started(command[0], error, environ.get("PATH")) from error
-        return cls("app", process)
+        app = cls("app", process)
+        app._ignored = frozenset(ignored)
+        return app
 
     def forward_signals(self, notice: Callable[[int], None] | None = None) -> None:
-        """Passes the FORWARDED signals on to the app from now on; `notice` hears of each first.
-
-        A signal that we were started to ignore, as under nohup, stays ignored.
-        """
+        """Passes the FORWARDED signals on to the app from now on; `notice` hears of each first, but for those
+        that the app was started to ignore."""
         loop = asyncio.get_running_loop()
         for signum in FORWARDED:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                loop.add_signal_handler(signum, self._forward, signum, notice)
+            told = None if signum in self._ignored else notice
+            loop.add_signal_handler(signum, self._forward, signum, told)
 
     def _forward(self, signum: int, notice: Callable[[int], None] | None) -> None:
         if notice is not None:
@@ -137,6 +159,25 @@ class App(Child):
                 )
             await asyncio.wait({self.exited}, timeout=POLL_S)
         return False
+
+
+def ignored_signals() -> frozenset[signal.Signals]:
+    """The signals that this process was started to ignore, and the app is to ignore as well; to be asked
+    before there are handlers of our own."""
+    return frozenset(
+        signum
+        for signum in set(signal.Signals) - _NOT_INHERITED
+        if signum < signal.SIGRTMIN and signal.getsignal(signum) is signal.SIG_IGN
+    )
+
+
+def reset_signals(own_pid: int) -> None:
+    """Gives all signals their defaults and lets all come, in a container's first process, which `own_pid`
+    says that we are; does nothing in any other."""
+    if own_pid == _INIT_PID:
+        for signum in {*ignored_signals(), signal.SIGCHLD}:
+            signal.signal(signum, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def become_init(own_pid: int) -> None:
@@ -165,8 +206,7 @@ def _collect_until(child: int) -> None:
                 os.kill(child, signum)
 
     for signum in FORWARDED:
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, forward)
+        signal.signal(signum, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     while True:
         pid, status = os.wait()
@@ -181,6 +221,15 @@ def exit_code(returncode: int) -> int:
 
 async def _exit_code_of(process: asyncio.subprocess.Process) -> int:
     return exit_code(await process.wait())
+
+
+def _ignoring(signals: Collection[signal.Signals]) -> list[str]:
+    """A command that ignores `signals` and becomes the command behind it. The event loop gives a child's
+    signals their defaults, after anything that we could do in it."""
+    if not signals:
+        return []
+    numbers = " ".join(str(int(signum)) for signum in sorted(signals))
+    return ["/bin/sh", "-c", f'trap "" {numbers}; exec "$@"', "krun"]
 
 
 def _not_started(program: str, cause: OSError, path: str | None) -> UnavailableError:

@@ -31,7 +31,7 @@ from agent.variables import (
     whole_in,
     words,
 )
-from shared import ports
+from shared import core_dumps, ports
 from shared.errors import UnavailableError, UsageError
 from shared.identity.certificates import certificate_folder
 from shared.identity.peer_patterns import MAX_ALIASES, TrustDomain, split_patterns
@@ -85,6 +85,9 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_DENY": "SPIFFE ID patterns that may not come in, whatever HBONE_ALLOW says (none)",
     "TRUST_DOMAIN_ALIASES": "further names of the trust domain, separated by commas (none)",
     "HBONE_CRL": "file with certificate revocation lists of the peers, which is followed (none)",
+    "HBONE_HIDE_FROM_APP": "variables that the app does not get, with commas, * any characters (none)",
+    "HBONE_PASS_TO_APP": "of those that it would not get, the ones that it gets all the same (none)",
+    core_dumps.VARIABLE: core_dumps.MEANING,
     **certificate_settings.ENVIRONMENT,
     **kubernetes_settings.ENVIRONMENT,
     **sts_settings.ENVIRONMENT,
@@ -98,6 +101,9 @@ LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 MAX_COUNT = 9_999_999
 """Of connections or tunnels: more than a machine has descriptors for."""
+
+MAX_PATTERNS = 100
+"""Of variables."""
 
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
@@ -201,6 +207,17 @@ class Settings:
 
     crl: Path | None = None
     """PEM or DER file with the certificate revocation lists of the peers; None: nobody is revoked."""
+
+    hidden_from_app: tuple[str, ...] = ()
+    """Names of environment variables that the app does not get, beside krun's own (`app_environment.py`); `*`
+    is any characters."""
+
+    passed_to_app: tuple[str, ...] = ()
+    """Names of those that it gets, whatever else says that it does not."""
+
+    debuggable: bool = False
+    """Whether krun itself may leave a core and be looked into; `shared/core_dumps.py` has seen to it by
+    then."""
 
     authority: CertificateSettings | None = None
     """Who signs the certificate, whose files in `certificates` krun then keeps current; None: they come from
@@ -311,6 +328,9 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         deny=read("HBONE_DENY", split_patterns, ()),
         trust_domain_aliases=read("TRUST_DOMAIN_ALIASES", _aliases, ()),
         crl=read("HBONE_CRL", Path, None),
+        hidden_from_app=read("HBONE_HIDE_FROM_APP", _patterns, ()),
+        debuggable=read(core_dumps.VARIABLE, one_of(("0", "1")), "0") == "1",
+        passed_to_app=read("HBONE_PASS_TO_APP", _patterns, ()),
         authority=authority,
         kubernetes=kubernetes,
         sts=sts_settings.read(read),
@@ -340,6 +360,10 @@ def _targets(environ: Mapping[str, str], read: Variables) -> dict[str, Address]:
 
 def _trust_domain(text: str) -> str:
     return SpiffeId(text, "").trust_domain
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(words(text, MAX_PATTERNS))
 
 
 def _aliases(text: str) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from bench.accounting import cpu_seconds, descendants, resident_bytes
 from bench.image import OWN, Environment
 from bench.needs import PATH
 from bench.tools import BenchError
+from shared import core_dumps
 from shared.errors import UnavailableError
 from shared.identity.certificates.authority import Authority
 from shared.identity.spiffe import SpiffeId
@@ -472,7 +473,7 @@ def running(
     with log.open("w") as errors:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **environ},
+            env={**os.environ, core_dumps.VARIABLE: "1", **environ},  # else only root sees its memory
             stdin=subprocess.DEVNULL,
             # hgate's access log goes to standard output, krun's to standard error: for krun it is a file.
             stdout=subprocess.DEVNULL,

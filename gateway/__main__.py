@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 
 def main() -> None:
     """The `hgate` command."""
     gc.disable()  # until the event loop runs (shared/loop.py)
+    from shared import core_dumps
+
+    core_dumps.forbid(os.environ)
     from gateway.cli import run
 
     sys.exit(run(sys.argv[1:]))

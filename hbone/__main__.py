@@ -10,6 +10,9 @@ import sys
 def main() -> None:
     """The `hbone` command."""
     gc.disable()  # until the event loop runs (shared/loop.py)
+    from shared import core_dumps
+
+    core_dumps.forbid(os.environ)
     from hbone.cli import run
 
     sys.exit(run(sys.argv[1:], os.environ))

@@ -7,10 +7,11 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -104,8 +105,10 @@ class Krun:
 
 
 @asynccontextmanager
-async def krun(*command: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[Krun]:
-    """krun with `command`, on a free port."""
+async def krun(
+    *command: str, environ: Mapping[str, str] | None = None, before: Sequence[str] = ()
+) -> AsyncIterator[Krun]:
+    """krun with `command`, on a free port; itself started by the command `before`, if there is one."""
     port = closed_port()
     settings = {
         "HBONE_LISTEN": f"127.0.0.1:{port}",
@@ -114,7 +117,8 @@ async def krun(*command: str, environ: Mapping[str, str] | None = None) -> Async
         "HBONE_APP_PROTOCOL": "http1",  # the apps here answer the first bytes that come
         "HBONE_LOG_FORMAT": "json",
     }
-    async with started("agent", *command, environ={**settings, **(environ or {})}) as process:
+    environ = {**settings, **(environ or {})}
+    async with started("agent", *command, environ=environ, before=before) as process:
         yield Krun(process, port)
 
 
@@ -304,6 +308,23 @@ async def test_other_signals_go_to_the_app_and_change_nothing() -> None:
         await (await TcpPeer.connect(it.port)).close()
         await it.tell("die")
         assert (await it.process.ended())[0] == 137
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace takes root")
+async def test_as_a_container_s_first_process_it_ignores_nothing() -> None:
+    """Whoever starts containers may itself have been started by nohup or a script."""
+    first = ["sh", "-c", 'trap "" TERM INT HUP; exec unshare --pid --fork --kill-child "$@"', "sh"]
+    app = "trap 'exit 7' TERM; kill -TERM 1; while :; do sleep 0.01; done"
+    async with krun("sh", "-c", app, before=first) as it:
+        assert (await it.process.ended())[0] == 7
+
+
+async def test_the_app_has_the_limits_that_krun_was_started_with() -> None:
+    limits = ["sh", "-c", 'ulimit -S -c 0; ulimit -S -n 123; ulimit -S -c 7 2>/dev/null; exec "$@"', "sh"]
+    async with krun("sh", "-c", "ulimit -S -c; ulimit -S -n", before=limits) as it:
+        code, out, _ = await it.process.ended()
+    core = "7" if resource.getrlimit(resource.RLIMIT_CORE)[1] else "0"
+    assert (code, out.split()) == (0, [core, "123"])
 
 
 # The end of an app.

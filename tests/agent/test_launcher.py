@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -213,14 +213,16 @@ LAUNCHER = [
     "-c",
     """
 import fcntl, os, signal, sys, termios
-from agent.launcher import App
+from agent.launcher import App, ignored_signals, reset_signals
 from shared import loop
 
 if os.isatty(0):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+if os.environ.get("AS_FIRST_PROCESS"):
+    reset_signals(1)
 
 async def main():
-    app = await App.start(sys.argv[1:], os.environ, 8080)
+    app = await App.start(sys.argv[1:], os.environ, 8080, ignored=ignored_signals())
     app.forward_signals(lambda signum: print("notice", signal.Signals(signum).name, flush=True))
     print("launcher ready", flush=True)
     return await app.wait()
@@ -280,13 +282,27 @@ class Launched:
 
 
 @contextmanager
-def launched(*command: str, terminal: bool = False) -> Iterator[Launched]:
-    """Runs a launcher in a session of its own, its output on a pipe or all its streams on a terminal."""
+def launched(
+    *command: str, terminal: bool = False, ignoring: Collection[signal.Signals] = (), **variables: str
+) -> Iterator[Launched]:
+    """Runs a launcher in a session of its own, its output on a pipe or all its streams on a terminal. It is
+    started to ignore the signals `ignoring` and no others, whatever the tests were started to ignore."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     if terminal:
         do_not_echo(theirs)
-    stdin = theirs if terminal else subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=stdin, stdout=theirs, start_new_session=True)
+
+    def set_signals() -> None:
+        for signum in {*FORWARDED, *ignoring}:
+            signal.signal(signum, signal.SIG_IGN if signum in ignoring else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        command,
+        stdin=theirs if terminal else subprocess.DEVNULL,
+        stdout=theirs,
+        start_new_session=True,
+        preexec_fn=set_signals,
+        env={**os.environ, **variables},
+    )
     os.close(theirs)
     try:
         yield Launched(process, ours)
@@ -312,14 +328,54 @@ def test_every_signal_reaches_the_app_after_its_notice() -> None:
         assert launcher.exit_code() == 9
 
 
-def test_a_signal_ignored_from_the_start_stays_ignored() -> None:
-    ignoring_hangup = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
-    with launched(*ignoring_hangup, *LAUNCHER, *REPORTER) as launcher:
+IGNORED_FROM_THE_START = [
+    pytest.param({signal.SIGHUP}, id="nohup"),
+    pytest.param({signal.SIGINT, signal.SIGQUIT}, id="a script's background"),
+    pytest.param({signal.SIGTERM, signal.SIGUSR1, signal.SIGTTOU}, id="others"),
+]
+
+DISPOSITIONS = [
+    sys.executable,
+    "-c",
+    """
+from pathlib import Path
+[line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigIgn:")]
+mask = int(line.split()[1], 16) & ~(1 << 12 | 1 << 24)  # Python itself ignores SIGPIPE and SIGXFSZ
+print("app ignores", *[number + 1 for number in range(31) if mask >> number & 1], flush=True)
+""",
+]
+"""An app that prints which signals it was started to ignore."""
+
+
+@pytest.mark.parametrize("ignored", IGNORED_FROM_THE_START)
+def test_the_app_ignores_what_krun_was_started_to_ignore(ignored: set[signal.Signals]) -> None:
+    with launched(*LAUNCHER, *DISPOSITIONS, ignoring=ignored) as launcher:
+        lines = {launcher.line(), launcher.line()}
+        assert " ".join(["app ignores", *(str(int(signum)) for signum in sorted(ignored))]) in lines
+        assert launcher.exit_code() == 0
+
+
+@pytest.mark.parametrize("ignored", IGNORED_FROM_THE_START)
+def test_in_a_first_process_the_app_ignores_nothing(ignored: set[signal.Signals]) -> None:
+    with launched(*LAUNCHER, *DISPOSITIONS, ignoring=ignored, AS_FIRST_PROCESS="1") as launcher:
+        assert "app ignores" in {launcher.line(), launcher.line()}
+        assert launcher.exit_code() == 0
+
+
+def test_a_signal_ignored_from_the_start_does_not_end_the_launcher() -> None:
+    """The app gets it, for it has asked for it."""
+    with launched(*LAUNCHER, *REPORTER, ignoring={signal.SIGINT}) as launcher:
         assert sorted([launcher.line(), launcher.line()]) == ["app ready", "launcher ready"]
-        launcher.process.send_signal(signal.SIGHUP)
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.line() == "app SIGINT", "there is no notice of it"
         launcher.process.send_signal(signal.SIGTERM)
         assert [launcher.line(), launcher.line()] == ["notice SIGTERM", "app SIGTERM"]
         assert launcher.exit_code() == 9
+
+
+def test_a_command_that_cannot_be_started_while_a_signal_is_ignored() -> None:
+    with launched(*LAUNCHER, "/nonexistent/command", ignoring={signal.SIGHUP}) as launcher:
+        assert launcher.exit_code() == 127
 
 
 def test_what_is_typed_at_a_terminal_reaches_the_app_once() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from shared import core_dumps
 from shared.errors import EXIT_CONFIG, EXIT_OK, EXIT_SIGTERM, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.address import Address
 from shared.net.listen import bound_address, listen
@@ -416,8 +417,9 @@ async def test_successors_take_over_under_load(file: Path) -> None:
 # What it costs.
 
 
-async def test_workers_share_what_they_have_in_common(file: Path) -> None:
+async def test_workers_share_what_they_have_in_common(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forked after the imports, each has a third of its memory for itself."""
+    monkeypatch.setenv(core_dumps.VARIABLE, "1")  # else only root may look
     async with crew(file, 2) as running:
         for number in (1, 2):
             pid = await pid_of(running, f"worker {number}")

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared import core_dumps
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
 from tests.stress import figures
 
@@ -41,7 +42,11 @@ class Program:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
-                env={**os.environ, **(environ or {})},
+                env={
+                    **os.environ,
+                    core_dumps.VARIABLE: "1",
+                    **(environ or {}),
+                },  # else only root counts its files
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
