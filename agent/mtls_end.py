@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.settings import Settings
+from shared.identity.spiffe import SCHEME
 from shared.net.address import Address
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class MtlsEnd:
         elif kind == "builtin":
             await self._start_builtin()
         log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self.address)
+        if kind != "none" and not settings.allow:
+            from agent.policy_warning import policy_warning
+
+            text = policy_warning(settings, self.address)
+            if text is not None:
+                log.warning("%s", text)
 
     @property
     def exited(self) -> asyncio.Future[int] | None:
@@ -170,7 +177,10 @@ class MtlsEnd:
         from shared.identity.peer_policy import PeerPolicy
 
         settings = self._settings
-        patterns = settings.allow or own_trust_domain(settings.certificates)
+        patterns = settings.allow
+        if not patterns and settings.trust_domain:
+            patterns = (f"{SCHEME}{settings.trust_domain}/**",)
+        patterns = patterns or own_trust_domain(settings.certificates)
         policy = PeerPolicy(patterns, settings.deny, settings.trust(patterns + settings.deny))
         log.info("allowed identities: %s", policy)
         return policy

