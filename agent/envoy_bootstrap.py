@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,6 @@ from shared.net.address import Address
 from shared.wire.frames import CANCEL
 
 Json = dict[str, Any]
-
-ALPN = ("istio", "istio-http/1.1", "istio-http/1.0", "http/1.1", "http/1.0")
-"""What a client may be told it speaks, the first that it offers; the same as at the built-in end. Istio's
-client offers `istio` beside each of its other names. Missing on purpose: `istio-peer-exchange`, for whoever
-agrees to it is sent a binary header before the data (Istio's metadata_exchange filter), and `h2` and
-`istio-h2`, which an app that speaks HTTP/1.1 has not promised. Nothing in common: no ALPN (Envoy)."""
 
 BUFFER_BYTES = 128 * 1024
 """Of each connection on each side. Envoy's default of 1 MiB could take 2 GiB at Cloud Run's 1000 tunnels."""
@@ -59,19 +54,21 @@ def bootstrap(
     policy: PeerPolicy,
     secrets_folder: Path,
     connect_timeout_s: float,
+    alpn: Sequence[str],
 ) -> Json:
     """Envoy's configuration: mTLS on `listen`, its bytes to `app`, the admin interface on ADMIN_SOCKET in
     `secrets_folder`.
 
-    `listen` has an IP address. `connect_timeout_s` is what the app may take to accept, in
-    seconds. The files of `secrets` have to be in `secrets_folder`. Raises ValueError for an empty allow list,
-    which Envoy would take for "everybody".
+    `listen` has an IP address. `alpn` is what a client may be told it speaks, the first that it offers;
+    without any in common Envoy goes on without ALPN. `connect_timeout_s` is what the app may take to accept,
+    in seconds. The files of `secrets` have to be in `secrets_folder`. Raises ValueError for an empty allow
+    list, which Envoy would take for "everybody".
     """
     return {
         "node": {"id": "krun", "cluster": "krun"},  # secret discovery asks for it, nobody is told
         "admin": {"address": {"pipe": {"path": str(secrets_folder / ADMIN_SOCKET), "mode": 0o600}}},
         "static_resources": {
-            "listeners": [_listener(listen, _downstream_tls(policy, secrets_folder))],
+            "listeners": [_listener(listen, _downstream_tls(policy, secrets_folder, alpn))],
             "clusters": [_cluster(app, connect_timeout_s)],
         },
         "overload_manager": {
@@ -142,7 +139,7 @@ def _listener(listen: Address, tls: Json) -> Json:
     }
 
 
-def _downstream_tls(policy: PeerPolicy, secrets_folder: Path) -> Json:
+def _downstream_tls(policy: PeerPolicy, secrets_folder: Path, alpn: Sequence[str]) -> Json:
     def secret(name: str) -> Json:
         path = str(secrets_folder / f"{name}.json")
         source = {"resource_api_version": "V3", "path_config_source": {"path": path}}
@@ -159,7 +156,7 @@ def _downstream_tls(policy: PeerPolicy, secrets_folder: Path) -> Json:
                 "tls_minimum_protocol_version": "TLSv1_2",
                 "tls_maximum_protocol_version": "TLSv1_3",
             },
-            "alpn_protocols": list(ALPN),
+            "alpn_protocols": list(alpn),
             "tls_certificate_sds_secret_configs": [secret(OWN_SECRET)],
             "combined_validation_context": {
                 "default_validation_context": {"match_typed_subject_alt_names": name_matchers(policy)},

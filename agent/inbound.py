@@ -67,6 +67,9 @@ class InboundSettings:
     bundles: Path | None = None
     """JSON file: which of them are whose, if it is there (`certificates/trust_bundles.py`)."""
 
+    alpn: tuple[str, ...] = ()
+    """What a client may be told it speaks to the app, the preferred name first (`app_alpn.py`)."""
+
     max_connections: int = 1000
     """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""
 
@@ -104,7 +107,7 @@ class Inbound:
         bundles = () if settings.bundles is None else (settings.bundles,)
         self._files = CertificateFiles(
             (*names[:2], *bundles, settings.roots),
-            lambda: server_context(*names, self._checks(settings.bundles)),
+            lambda: server_context(*names, self._checks(settings.bundles), settings.alpn),
             log=log,
             purpose="inbound",
             look_every_s=settings.look_every_s,

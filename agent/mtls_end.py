@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.app_alpn import alpn_offer
 from agent.settings import Settings
 from shared.identity.spiffe import SCHEME
 from shared.net.address import Address
@@ -123,6 +124,7 @@ class MtlsEnd:
             policy=self._peer_policy(),
             secrets_folder=self._folder,
             connect_timeout_s=settings.dial_timeout_s,
+            alpn=alpn_offer(settings.app_protocol),
         )
         if len(domains := domains_of_roots(settings.certificates)) > 1:
             log.warning(
@@ -161,6 +163,7 @@ class MtlsEnd:
             private_key=files.private_key,
             roots=files.roots,
             bundles=files.bundles,
+            alpn=alpn_offer(settings.app_protocol),
             dial_timeout_s=settings.dial_timeout_s,
             handshake_timeout_s=settings.handshake_timeout_s,
             max_connections=settings.max_tunnels,

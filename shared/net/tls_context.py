@@ -10,7 +10,7 @@ certificate with an alert. No session is resumed, so every connection proves its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -41,12 +41,6 @@ CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 CIPHERS_13 = ":".join(SUITES).encode("ascii")
 """TLS 1.3: all that `sealed_alert` can speak."""
 
-ALPN = (b"istio", b"istio-http/1.1", b"istio-http/1.0", b"http/1.1", b"http/1.0")
-"""The first that the client offers is taken, in the order of the Envoy end, so that no client sees a
-difference. All promise an app that takes bytes or HTTP/1. Never istio-peer-exchange, after which Envoy puts
-a preamble before the data, nor h2 and istio-h2, which could talk a client into HTTP/2. None in common: no
-ALPN."""
-
 CONTROL_BYTES = 4 << 10
 """Room for what OpenSSL sends by itself: the handshake's flights, alerts and key updates of some 30 bytes."""
 
@@ -63,10 +57,15 @@ _HANDSHAKE_RECORD = 22  # RFC 8446 section 5.1, ContentType
 
 
 def server_context(
-    certificates: Path, private_key: Path, roots: Path, verify: Callable[[list[bytes]], None]
+    certificates: Path,
+    private_key: Path,
+    roots: Path,
+    verify: Callable[[list[bytes]], None],
+    alpn: Sequence[str] = (),
 ) -> SSL.Context:
     """The TLS context of a mesh server, from PEM files: chain with the leaf first, its key, and the roots
-    that client certificates must lead to.
+    that client certificates must lead to. By ALPN the first of `alpn` that a client offers is agreed; with
+    none in common the client goes on without ALPN.
 
     `verify` gets the client's chain in DER, the leaf first and its root last, once it and the possession of
     the leaf's key are proven and before anything is passed on; it raises DeniedError to refuse it.
@@ -91,8 +90,9 @@ def server_context(
     _load(private_key, "private key of the certificate", lambda _: context.use_privatekey(_key(private_key)))
     _load_roots(context, roots)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _chain_checked)
+    names = [name.encode("ascii") for name in alpn]
     context.set_alpn_select_callback(
-        lambda _, offered: next((name for name in ALPN if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
+        lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
     )
     context.set_keylog_callback(_key_made)
     context.set_app_data(verify)

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL import SSL
 
+from agent.app_alpn import alpn_offer
 from agent.envoy import EnvoyProcess, find_binary
 from agent.envoy_bootstrap import Json, bootstrap, secrets
 from agent.inbound_record import InboundRecord
@@ -61,6 +62,7 @@ def configuration(folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = A
         policy=policy,
         secrets_folder=folder,
         connect_timeout_s=PATIENCE_S,
+        alpn=alpn_offer("auto"),
     )
 
 
@@ -312,7 +314,8 @@ async def test_tls_versions(inbound: Inbound, caller: KeyPair, version: int) -> 
         (["istio-h2", "istio", "h2"], "istio"),
         (["istio-http/1.0"], "istio-http/1.0"),
         (["h2", "http/1.1"], "http/1.1"),
-        (["h2"], ""),
+        (["h2"], "h2"),
+        (["h2", "istio-h2"], "istio-h2"),
         (["istio-peer-exchange"], ""),
         ([], ""),
     ],

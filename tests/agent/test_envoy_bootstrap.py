@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from OpenSSL import SSL
 
 from agent.envoy import BOOTSTRAP_FILE, EnvoyProcess, find_binary
-from agent.envoy_bootstrap import ACCESS_LOG_KEY, ALPN, Json, access_record, bootstrap, secrets
+from agent.envoy_bootstrap import ACCESS_LOG_KEY, Json, access_record, bootstrap, secrets
 from agent.inbound_record import InboundRecord
 from shared.errors import DeniedError, RefusedError, TlsFailureError
 from shared.identity.certificates.authority import Authority, KeyPair
 from shared.identity.peer_policy import PeerPolicy
 from shared.identity.spiffe import SpiffeId
-from shared.net import tls_context
 from shared.net.address import Address
 from tests.support.tls_client import PATIENCE_S, TlsClient, client_context
 
@@ -60,7 +59,14 @@ LINE: Json = {
 
 
 def configuration(folder: Path, app: Address, policy: PeerPolicy = ALLOWED) -> Json:
-    return bootstrap(listen=ANY_PORT, app=app, policy=policy, secrets_folder=folder, connect_timeout_s=1)
+    return bootstrap(
+        listen=ANY_PORT,
+        app=app,
+        policy=policy,
+        secrets_folder=folder,
+        connect_timeout_s=1,
+        alpn=["istio"],
+    )
 
 
 def line(**changes: object) -> str:
@@ -78,10 +84,6 @@ def binary() -> Path:
 def test_an_empty_allow_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty allow list"):
         configuration(tmp_path, ANY_PORT, PeerPolicy([]))
-
-
-def test_alpn_is_that_of_the_built_in_end() -> None:
-    assert [name.encode() for name in ALPN] == list(tls_context.ALPN)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,11 @@ def nobody(certificate_der: bytes) -> None:
 
 
 def context_of(files: Path, verify: Callable[[bytes], None] = anybody) -> SSL.Context:
-    return server_context(files / CERTIFICATES_FILE, files / PRIVATE_KEY_FILE, files / ROOTS_FILE, verify)
+    return server_context(
+        *(files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)),
+        verify,
+        alpn=("istio", "istio-http/1.1", "http/1.1", "h2"),
+    )
 
 
 @pytest.fixture
@@ -330,8 +334,8 @@ def test_a_client_that_has_heard_something_is_not_told_in_plain(
         ((b"istio-h2", b"istio", b"h2"), b"istio"),
         ((b"istio-http/1.1", b"http/1.1"), b"istio-http/1.1"),
         ((b"h2", b"http/1.1"), b"http/1.1"),
-        ((b"http/1.0",), b"http/1.0"),
-        ((b"h2", b"istio-h2", b"istio-peer-exchange"), b""),
+        ((b"h2",), b"h2"),
+        ((b"istio-h2", b"istio-peer-exchange", b"http/1.0"), b""),
         ((), b""),
     ],
 )

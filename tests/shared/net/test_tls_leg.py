@@ -221,7 +221,8 @@ def nobody(certificate_der: bytes) -> None:
 
 
 def context_of(files: Path, verify: Callable[[bytes], None] = anybody) -> SSL.Context:
-    return server_context(files / CERTIFICATES_FILE, files / PRIVATE_KEY_FILE, files / ROOTS_FILE, verify)
+    names = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
+    return server_context(*names, verify, alpn=("istio",))
 
 
 @pytest.fixture
