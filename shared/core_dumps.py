@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+
+from shared import resource_limits
 
 VARIABLE = "HBONE_CORE_DUMPS"
 """1 leaves the process as it is, for those who debug it."""
@@ -20,20 +22,14 @@ MEANING = "1: core dumps of our own process, and debuggers on it, are allowed (0
 
 _PR_SET_DUMPABLE = 4
 
-_soft_before: int | None = None
-"""Limit of a core file, bytes, that the process was started with; None: `forbid` has not changed it."""
-
 
 def forbid(environ: Mapping[str, str]) -> None:
     """Makes this process one that leaves no core and that only root can trace, unless VARIABLE says 1. What
     the kernel refuses, as some sandboxes do, stays as it was."""
-    global _soft_before
     if environ.get(VARIABLE, "").strip() == "1":
         return
     with contextlib.suppress(OSError, ValueError):
-        soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-        _soft_before = soft
+        resource_limits.set_soft(resource.RLIMIT_CORE, 0)
     # Not `ctypes`, whose import is 2 ms of the 57 that `hbone` takes to its first byte.
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import _ctypes
@@ -41,18 +37,3 @@ def forbid(environ: Mapping[str, str]) -> None:
         library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # as in dlopen(3)
         prctl = _ctypes.dlsym(library, "prctl")
         _ctypes.call_function(prctl, (_PR_SET_DUMPABLE, 0, 0, 0, 0))
-
-
-@contextlib.contextmanager
-def limit_as_started() -> Iterator[None]:
-    """A process that is started within the block has the limit on core files that this one was started
-    with."""
-    if _soft_before is None:
-        yield
-        return
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (_soft_before, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, hard))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import resource
 
+from shared import resource_limits
+
 
 def allow_many() -> int:
     """Raises the soft limit of open files to the hard one and returns it: the usual 1024 is a tenth of what
     is asked of us, and is there only for the sake of select(2), which nothing here calls.
 
-    A child process inherits it. One that may call select(2) has to be started before.
+    A child process inherits it. One that may call select(2) has to be started with the limits that we had
+    (`resource_limits.as_started`).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    resource_limits.set_soft(resource.RLIMIT_NOFILE, hard)
     return hard

@@ -105,6 +105,21 @@ class Stream:
         return self._ended
 
     @property
+    def closed(self) -> bool:
+        """We have let go of it in order: what its peer still sends is dropped."""
+        return self._closed
+
+    @property
+    def answered(self) -> bool:
+        """Server: response headers have been sent."""
+        return self._state.answered
+
+    @property
+    def held_bytes(self) -> int:
+        """What has come and has not been credited, whoever keeps it, and what waits to be sent."""
+        return self._state.held + len(self.waiting)
+
+    @property
     def connection(self) -> Connection:
         """The connection that carries it."""
         return self._connection
@@ -159,6 +174,15 @@ class Stream:
         """Ends the sending side with trailers, after all that was written."""
         self._trailers_pending = trailers
         self.write_eof()
+
+    def give_up(self, error: StreamResetError) -> None:
+        """Tells whoever has the stream that it broke, as though its peer had reset it. The stream itself is
+        the caller's, to be answered or aborted."""
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.failed(self, error)
+        elif self.on_gone is not None:
+            self.on_gone(error)
 
     # Leg.
 

@@ -11,6 +11,7 @@ from typing import cast
 from shared.errors import StreamResetError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import BULK_READ_BUFFER, BULK_READ_BYTES, READ_BUFFER, READ_BYTES
+from shared.net.small_writes import MARK_BYTES, SMALL_BYTES, UNSENT_BYTES, SmallWrites
 from shared.net.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
 from shared.net.tcp_end import LastBytes, close_if_taken, last_words, set_end, unread, unsent_bytes
 from shared.net.tcp_end import reset as reset
@@ -41,6 +42,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         "_gone",
         "_paused",
         "_relay",
+        "_small",
         "_sock",
         "_transport",
     )
@@ -59,6 +61,7 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._paused = False  # by the relay
         self._bulk_reads = 0  # the last ones, full and large, and one more; 0: the next read is a small one
         self._closing: LastBytes | None = None
+        self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
 
     def release(self) -> asyncio.Transport:
         """Gives the transport away, to be ended by somebody else; the leg is gone."""
@@ -119,7 +122,7 @@ class TcpLeg(asyncio.BufferedProtocol):
 
     @property
     def buffered_bytes(self) -> int:
-        return self.early_bytes + self._transport.get_write_buffer_size()
+        return self.early_bytes + self._unsent_bytes
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
@@ -137,13 +140,23 @@ class TcpLeg(asyncio.BufferedProtocol):
             relay.failed(self, self._error)
 
     def write(self, data: Buffer) -> None:
-        if not self._gone:
+        if self._gone:
+            return
+        if self._small is not None:
+            self._small.add(data)
+            if not self._full and self._unsent_bytes > MARK_BYTES:
+                self._become_full()
+        elif len(data) < SMALL_BYTES and self._transport.get_write_buffer_size() > UNSENT_BYTES:
+            self._small = SmallWrites(self._transport, data)
+            self._small.begin()
+        else:
             self._transport.write(data if type(data) is bytes else bytes(data))
 
     # A transport that broke closes before it says so in connection_lost; uvloop's then raise here.
 
     def write_eof(self) -> None:
         if not self._gone and not self._transport.is_closing():
+            self._send_small()
             self._transport.write_eof()
 
     def pause_reading(self) -> None:
@@ -162,6 +175,8 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._gone = True
         self._relay = None  # which names us, and is over
         transport = self._transport
+        if self._small is not None and not transport.is_closing():
+            self._send_small()
         if self._ended and not transport.is_closing() and close_if_taken(transport, self._sock):
             return  # as most are
         self._closing = LastBytes(transport, peer_ended=self._ended)
@@ -171,6 +186,7 @@ class TcpLeg(asyncio.BufferedProtocol):
             return
         self._gone = True
         self._relay = None
+        self._small = None
         reset(self._transport)
 
     # asyncio.BufferedProtocol.
@@ -230,6 +246,7 @@ class TcpLeg(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closing is not None:
             self._closing.cancel()
+        self._small = None
         if self._gone:
             return
         words = None if self._ended else last_words(self._transport, exc)
@@ -248,16 +265,35 @@ class TcpLeg(asyncio.BufferedProtocol):
             self._relay = None
 
     def pause_writing(self) -> None:
-        self._full = True
-        if self._relay is not None:
-            self._relay.full(self)
+        if self._small is None or self._unsent_bytes > MARK_BYTES:
+            self._become_full()
 
     def resume_writing(self) -> None:
         self._full = False
+        self._send_small()
+        if self._full:
+            return  # of what was small
         if self._closing is not None:
             self._closing.flushed()
         elif self._relay is not None:
             self._relay.drained(self)
+
+    # What waits to be sent.
+
+    @property
+    def _unsent_bytes(self) -> int:
+        kept = 0 if self._small is None else len(self._small)
+        return kept + self._transport.get_write_buffer_size()
+
+    def _become_full(self) -> None:
+        self._full = True
+        if self._relay is not None:
+            self._relay.full(self)
+
+    def _send_small(self) -> None:
+        small, self._small = self._small, None
+        if small is not None:
+            small.send()
 
 
 class CloseWatch:

@@ -31,6 +31,7 @@ from OpenSSL import SSL
 from shared.errors import HboneError, StreamResetError, TlsFailureError
 from shared.net.legs import Buffer, RelayEnd
 from shared.net.read_buffer import READ_BUFFER
+from shared.net.small_writes import MARK_BYTES, SMALL_BYTES, UNSENT_BYTES, SmallWrites
 from shared.net.tcp import peer_of
 from shared.net.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE, LastBytes, reset, set_end, unread
 from shared.net.tls_context import ServerHandshake, outgoing, reason
@@ -94,6 +95,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         "_paused",
         "_pushing",
         "_relay",
+        "_small",
         "_state",
         "_timer",
         "_tls",
@@ -122,6 +124,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._eof_sent = False  # close_notify was sent
         self._full = False
         self._closing: LastBytes | None = None
+        self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
         self._control_bytes = 0
         self.certificate = b""
         """The client's leaf certificate in DER, verified; empty before `established`."""
@@ -135,7 +138,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
     @property
     def buffered_bytes(self) -> int:
         # What is in OpenSSL's hands is one read at most.
-        return self._transport.get_write_buffer_size()
+        kept = 0 if self._small is None else len(self._small)
+        return kept + self._transport.get_write_buffer_size()
 
     def join(self, relay: RelayEnd) -> None:
         if self._state is not _State.HELD:
@@ -158,7 +162,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             self._broke(error)
             return
         sealed_bytes = size + (size // RECORD_BYTES + 1) * RECORD_OVERHEAD_BYTES
-        self._transport.write(outgoing(self._tls, sealed_bytes))
+        self._send(outgoing(self._tls, sealed_bytes))
 
     def write_eof(self) -> None:
         if self._state is not _State.JOINED or self._eof_sent:
@@ -169,7 +173,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         except SSL.Error as error:
             self._broke(error)
             return
-        self._transport.write(outgoing(self._tls))
+        self._send(outgoing(self._tls))
 
     def pause_reading(self) -> None:
         self._paused = True
@@ -193,10 +197,13 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if self._state is _State.JOINED:
             self._state = _State.CLOSING
             self._relay = None
+            if not self._transport.is_closing():
+                self._send_small()
             self._closing = LastBytes(self._transport, peer_ended=self._ended or self._fin, fin=False)
 
     def abort(self) -> None:
         state, self._state = self._state, _State.GONE
+        self._small = None
         if state not in (_State.ACCEPTED, _State.GONE):
             reset(self._transport)
 
@@ -249,6 +256,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if self._state is _State.JOINED and not self._ended:
             self._take_last_words()
         state, self._state = self._state, _State.GONE
+        self._small = None
         relay, self._relay = self._relay, None
         self._handshake.forget_secret()
         # 40 KiB, which would wait for the garbage collector to find the relay's cycle.
@@ -261,17 +269,42 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._owner.closed(self)
 
     def pause_writing(self) -> None:
-        self._full = True
-        if self._relay is not None:
-            self._relay.full(self)
+        if self._small is None or self.buffered_bytes > MARK_BYTES:
+            self._become_full()
 
     def resume_writing(self) -> None:
         self._full = False
         self._control_bytes = 0
+        self._send_small()
+        if self._full:
+            return  # of what was small
         if self._closing is not None:
             self._closing.flushed()
         elif self._relay is not None:
             self._relay.drained(self)
+
+    # What waits to be sent, which is sealed already.
+
+    def _send(self, data: bytes) -> None:
+        if self._small is not None:
+            self._small.add(data)
+            if not self._full and self.buffered_bytes > MARK_BYTES:
+                self._become_full()
+        elif len(data) < SMALL_BYTES and self._transport.get_write_buffer_size() > UNSENT_BYTES:
+            self._small = SmallWrites(self._transport, data)
+            self._small.begin()
+        else:
+            self._transport.write(data)
+
+    def _become_full(self) -> None:
+        self._full = True
+        if self._relay is not None:
+            self._relay.full(self)
+
+    def _send_small(self) -> None:
+        small, self._small = self._small, None
+        if small is not None:
+            small.send()
 
     # Handshake.
 
@@ -309,6 +342,8 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._state = _State.TURNED_AWAY
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
         set_end(self._transport, FIN_ON_CLOSE)  # the alert says that it is no orderly end
+        if not self._transport.is_closing():
+            self._send_small()
         self._transport.write(last)
         self._transport.write_eof()
         self._transport.resume_reading()
@@ -365,7 +400,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         output = outgoing(self._tls)
         if not output:
             return
-        self._transport.write(output)
+        self._send(output)
         if self._full:
             self._control_bytes += len(output)
             if self._control_bytes > CONTROL_LIMIT_BYTES:

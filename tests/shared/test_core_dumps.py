@@ -130,24 +130,6 @@ def test_a_crash_leaves_no_core(command: list[str], kept: str, tmp_path: Path) -
         assert os.WCOREDUMP(status) == (kept == "1")
 
 
-def test_a_program_that_it_starts_has_the_limit_that_it_was_started_with() -> None:
-    script = """
-import os, resource, subprocess
-from shared import core_dumps
-_, hard = resource.getrlimit(resource.RLIMIT_CORE)
-resource.setrlimit(resource.RLIMIT_CORE, (min(4096, hard) if hard >= 0 else 4096, hard))
-core_dumps.forbid({})
-with core_dumps.limit_as_started():
-    subprocess.run(["sh", "-c", "ulimit -c"])
-subprocess.run(["sh", "-c", "ulimit -c"])
-print(resource.getrlimit(resource.RLIMIT_CORE)[0])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    before = 4096 if hard < 0 else min(4096, hard)
-    assert (done.stdout.split(), done.stderr) == ([str(before // 512), "0", "0"], "")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
 def test_what_we_need_of_our_own_proc_stays_open() -> None:
     """A client certificate is loaded, and standard error opened anew, by way of /proc/self/fd."""

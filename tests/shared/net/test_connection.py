@@ -19,6 +19,7 @@ from shared.net.connection import (
 )
 from shared.net.legs import Buffer, Leg
 from shared.net.read_buffer import BULK_READ_BYTES, LARGE_READ_BYTES, READ_BYTES
+from shared.net.small_writes import UNSENT_BYTES
 from shared.net.stream import Stream
 from shared.net.tcp import CLOSE_TIMEOUT_S
 from shared.tasks import spawn
@@ -830,17 +831,52 @@ async def test_a_peer_that_asks_and_does_not_read() -> None:
     seen = joined(line.request(1))
     line.connection.pause_writing()
     limit = CONGESTED_BYTES + BULK_READ_BYTES + READ_BYTES
-    line.wire.unsent = limit
+    answer_bytes = len(ping(b"12345678"))
+    line.wire.unsent = limit - answer_bytes
     line.get(ping(b"12345678"))
     assert not line.wire.aborted
-    await line.sent()
-    line.wire.unsent = limit + 1
+    assert await line.sent() == [], "a small answer waits in the session, in one piece with others"
     line.get(data(1, b"no answer to this"))
     assert not line.wire.aborted
     line.get(ping(b"12345678"))
     assert line.wire.aborted
-    assert seen.story[-1] == f"failed: {PEER_NAME} does not read: {limit + 1} bytes unsent"
+    assert seen.story[-1] == f"failed: {PEER_NAME} does not read: {limit + answer_bytes} bytes unsent"
     line.lose()
+
+
+async def test_what_is_small_waits_in_one_piece_until_the_transport_has_sent_what_it_has() -> None:
+    line = Line(client=False)
+    line.wire.unsent = UNSENT_BYTES + 1
+    for number in range(100):
+        line.get(ping(number.to_bytes(8, "big")))
+        assert await line.sent() == []
+    assert line.wire.marks == (0, None)
+    line.connection.pause_writing()  # as a transport says when its mark is lowered
+    assert not line.connection.congested
+    line.wire.unsent = 0
+    line.connection.resume_writing()
+    assert len(line.wire.writes) == 1
+    assert line.wire.marks == (CONGESTED_BYTES, None)
+    assert len(await line.sent()) == 100
+    line.get(ping(b"12345678"))
+    assert len(await line.sent()) == 1, "from then on as ever"
+
+
+async def test_what_waits_in_the_session_counts_towards_congestion() -> None:
+    line = Line(client=False)
+    stream = line.request(1)
+    line.wire.unsent = CONGESTED_BYTES - 100
+    for _ in range(10):
+        stream.write(b"0123456789")
+        await line.sent()
+    assert line.connection.congested
+    assert line.connection.buffered_bytes > CONGESTED_BYTES
+    line.wire.unsent = 0
+    line.connection.resume_writing()
+    assert not line.connection.congested
+    sent = await line.sent()
+    assert sum(frame.count("0123456789") for frame in sent) == 10
+    assert {frame[:6] for frame in sent} == {"DATA 1"}
 
 
 # Deadlines, and turns between connections.

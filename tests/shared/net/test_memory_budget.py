@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import HboneError, OverloadError
-from shared.net.memory_budget import CALM_S, TENSE_S, MemoryBudget, default_most_bytes
+from shared.net.memory_budget import CALM_S, TENSE_S, URGENT_S, Holder, MemoryBudget, Part, default_most_bytes
 from tests.shared.net.hasty_loop import hasty
 
 MIB = 1 << 20
@@ -29,10 +29,10 @@ class Holding:
 class Held:
     """A budget over some of them."""
 
-    def __init__(self, *sizes: int, most: int, others: int = 0) -> None:
+    def __init__(self, *sizes: int, most: int, others: int = 0, part: Part | None = None) -> None:
         self.holders = [Holding(size) for size in sizes]
         self.others = others
-        self.budget = MemoryBudget(most, lambda: self.holders, lambda: self.others)
+        self.budget = MemoryBudget(most, lambda: self.holders, lambda: self.others, part=part)
         self.budget.start()
 
     @property
@@ -133,3 +133,78 @@ def test_the_default_is_half_of_what_there_is(tmp_path: Path, files: dict[str, s
 
 def test_this_machine_has_some() -> None:
     assert default_most_bytes() > 16 * MIB
+
+
+@hasty
+async def test_it_says_why_nothing_new_is_taken() -> None:
+    held = Held(60, 49, most=100)
+    assert held.budget.refusal() is None
+    await asyncio.sleep(CALM_S + 0.1)
+    refusal = held.budget.refusal()
+    assert str(refusal) == "109 bytes are held for all peers, which are more than the 100 of max_buffered"
+    assert refusal is not None and (refusal.limit, refusal.flag) == ("max_buffered", "LIMIT")
+    held.holders.pop()
+    await asyncio.sleep(CALM_S)
+    assert held.budget.refusal() is None
+    held.budget.close()
+
+
+@hasty
+async def test_it_looks_often_while_more_may_come_than_there_is_room_for() -> None:
+    looks = 0
+
+    def nobody() -> list[Holding]:
+        nonlocal looks
+        looks += 1
+        return []
+
+    may_come, held = 100, 0
+    budget = MemoryBudget(100, nobody, lambda: held, may_come=lambda: may_come)
+    budget.start()
+    await asyncio.sleep(CALM_S + TENSE_S / 2)
+    assert looks == 1
+    may_come = 101
+    await asyncio.sleep(CALM_S)
+    before = looks
+    await asyncio.sleep(5 * TENSE_S)
+    assert before + 4 <= looks <= before + 6
+    held = 60
+    await asyncio.sleep(2 * TENSE_S)
+    before = looks
+    await asyncio.sleep(5 * URGENT_S)
+    assert before + 4 <= looks <= before + 6
+    budget.close()
+
+
+def large(holder: Holder) -> bool:
+    return holder.buffered_bytes >= 30
+
+
+@hasty
+async def test_a_part_leaves_the_rest_to_others() -> None:
+    part = Part(large, 0.5, "uploads")
+    held = Held(30, 32, 20, 15, most=100, part=part)
+    await asyncio.sleep(CALM_S + 0.1)
+    assert held.reset == [1], "the part's largest, until the part is below its share"
+    assert (part.held_bytes, held.budget.held_bytes) == (30, 65)
+    assert held.budget.part_refusal() is None
+    error = held.holders[1].error
+    assert str(error) == "it holds 32 of 62 bytes, which are more than the 50 of 50% of max_buffered"
+    held.budget.close()
+
+
+@hasty
+async def test_a_part_that_is_full_keeps_only_itself_out() -> None:
+    held = Held(51, 20, most=100, part=Part(large, 0.5, "uploads"))
+    await asyncio.sleep(CALM_S + 0.1)
+    assert held.reset == []
+    assert held.budget.refusal() is None
+    refusal = held.budget.part_refusal()
+    assert str(refusal) == (
+        "51 bytes are held for uploads, which are more than the 50 of 50% of max_buffered"
+    )
+    held.others = 35
+    await asyncio.sleep(CALM_S)
+    assert held.budget.refusal() is not None
+    assert str(held.budget.part_refusal()) == str(held.budget.refusal())
+    held.budget.close()

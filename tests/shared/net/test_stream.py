@@ -21,6 +21,7 @@ from tests.shared.wire.dialogue import (
     WINDOW,
     data,
     goaway,
+    goaway_seen,
     headers,
     reset,
     settings,
@@ -159,6 +160,7 @@ async def test_a_response_that_is_all_ends_the_stream() -> None:
     stream = line.request(1)
     line.get(data(1, end=True))
     line.connection.drain()
+    line.get(goaway_seen())
     stream.respond(OK, end_stream=True)
     assert (await line.sent())[-1] == "HEADERS 1 :status=200 END"
     assert line.wire.ended, "nothing keeps the connection"
