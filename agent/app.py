@@ -16,7 +16,6 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent.mtls_end import MtlsEnd
-from agent.requests import Requests
 from agent.settings import Settings
 from agent.workload_identity import WorkloadIdentity
 from shared import open_files
@@ -28,28 +27,27 @@ from shared.errors import (
     LimitError,
     UnavailableError,
 )
-from shared.net.connection import Connection
-from shared.net.listen import bound_address, listen
-from shared.net.tcp import Surplus
 from shared.net.tcp_end import last_bytes_left
-from shared.net.tunnel_server import GONE, OK, TunnelRecord
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
-from shared.wire.flood_guard import FloodLimits
-from shared.wire.session import SessionLimits
 
 if TYPE_CHECKING:
     from agent.inbound_record import InboundRecord
     from agent.launcher import App
+    from agent.memory import Memory
+    from agent.requests import Requests
     from agent.reverse import ReverseTunnels
+    from agent.tunnel_port import TunnelPort
+    from shared.net.connection import Connection
+    from shared.net.tunnel_server import TunnelRecord
 
 log = logging.getLogger("hbone.agent")
 
 FLUSH_S = 1.0
 """For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
 
-LIMITS = SessionLimits(floods=FloodLimits(front_end=True), extended_connect=True)
-"""Cloud Run's front end carries the requests of many clients on one connection, WebSockets among them."""
+EXIT_SIGKILL = 137
+"""The app's, where the kernel has killed it, as it does when a container's memory is used up."""
 
 START_EXITS = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
 """What a signal that comes before the app was started comes to."""
@@ -67,17 +65,21 @@ class Agent:
         self._environ = environ
         self._access_log = access_log
         self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._port: TunnelPort | None = None
         self._reverse: ReverseTunnels | None = None
         self._identity = WorkloadIdentity(settings)
-        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._inbound_over)
+        self._memory: Memory | None = None
+        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._inbound_over, self._refusal)
         self._app: App | None = None
+        self._app_listens = False  # its port has been open
+        self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
+        self._in_order: tuple[int, ...] = ()  # statuses of tunnels that are no refusals
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
+        self._files = 0  # that may be open
         self._ignored_signals: frozenset[signal.Signals] = frozenset()  # from the start on, by who started us
         self._idle = asyncio.Event()
-        self._draining = False
 
     async def run(self) -> int:
         """Serves until the app or a signal ends it; returns the exit code.
@@ -89,6 +91,7 @@ class Agent:
         from agent.launcher import ignored_signals
 
         loop = asyncio.get_running_loop()
+        self._files = open_files.allow_many()
         self._ignored_signals = ignored_signals()
         for number in START_EXITS.keys() - self._ignored_signals:  # until the app is there to get them too
             loop.add_signal_handler(number, self._signalled, number)
@@ -123,26 +126,60 @@ class Agent:
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.app_environment import app_environment
-        from agent.launcher import App
+        from agent.launcher import App, accepts
 
         settings = self._settings
+        if await accepts(settings.app):
+            log.warning(
+                "another process listens on %s before the app has started, and krun would take it for the "
+                "app: end it, or set HBONE_APP to another port",
+                settings.app,
+            )
         self._app = await App.start(
             self._command,
             app_environment(self._environ, settings),
             settings.app.port,
             ignored=self._ignored_signals,
         )
+        self._app.exited.add_done_callback(self._app_ended)
         self._app.forward_signals(self._signalled)
         if self._stop.is_set():  # it came while the app was being started, so nobody has passed it on
             self._app.send(signal.SIGTERM)
-        return await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
+        self._app_listens = await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
+        return self._app_listens
 
     async def _open(self) -> None:
-        open_files.allow_many()  # only now: the app has been started
-        self._requests = Requests(self._settings, self._tunnel_over)
+        # Only now: an app that ends before it listens has no use for them, and its end waits for none of
+        # them.
+        from agent.descriptors import shares_of
+        from agent.memory import Memory
+        from agent.requests import Requests
+        from agent.tunnel_port import TunnelPort
+        from shared.net.tunnel_server import GONE, OK
+
+        self._in_order = (OK, GONE)
+        self._memory = Memory(self._settings, self._connections, self._mtls_end)
+        shares = shares_of(self._settings, self._files, self._mtls_end.files_per_tunnel)
+        self._mtls_end.limit(shares.tunnels)
+        self._requests = self._memory.requests = Requests(
+            self._settings,
+            self._tunnel_over,
+            shares=shares,
+            refusal=self._memory.refusal,
+            app_refusal=self._memory.request_refusal,
+        )
+        self._memory.start()
         if self._settings.listen is not None:
-            self._listener = await listen(self._settings.listen, self._accept, purpose="tunnels")
-            log.info("tunnels on %s", bound_address(self._listener))
+            self._port = TunnelPort(
+                most_connections=shares.connections,
+                idle_timeout_s=self._settings.connection_idle_timeout_s or None,
+                request=self._requests.take,
+                opened=self._connections.add,
+                lost=self._lost,
+                turned_away=self._turned_away,
+                refusal=self._memory.refusal,
+            )
+            log.info("tunnels on %s", await self._port.open(self._settings.listen))
         if self._settings.reverse is not None:
             from agent.reverse import ReverseTunnels
 
@@ -176,25 +213,11 @@ class Agent:
         await self._drain()
         return await self._app_exit() if self._app is not None else EXIT_OK
 
-    def _accept(self) -> asyncio.BaseProtocol:
-        assert self._requests is not None
-        if len(self._connections) >= self._settings.max_connections:
-            return Surplus(self._turned_away)
-        connection = Connection(
-            client=False,
-            limits=LIMITS,
-            on_request=self._requests.take,
-            on_lost=self._lost,
-            idle_timeout_s=self._settings.connection_idle_timeout_s or None,
-        )
-        self._connections.add(connection)
-        if self._draining:  # it waited in the kernel's queue: what it asks for at once is served
-            connection.drain()
-        return connection
+    def _refusal(self) -> LimitError | None:
+        """Why nothing new is taken now, if so."""
+        return None if self._memory is None else self._memory.refusal()
 
-    def _turned_away(self, peer: str) -> None:
-        text = f"{self._settings.max_connections} connections are open, which is HBONE_MAX_CONNECTIONS"
-        error = LimitError(text, "HBONE_MAX_CONNECTIONS")
+    def _turned_away(self, peer: str, error: LimitError) -> None:
         self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
 
     def _lost(self, connection: Connection) -> None:
@@ -205,8 +228,24 @@ class Agent:
     def _signalled(self, number: int) -> None:
         for known in START_EXITS:
             if number == known:
+                who = "krun ends" if self._app is None else f"the app (pid {self._app.pid}) gets it, too"
+                log.info("%s: %s", known.name, who)
                 self._stop_signal = known
                 self._stop.set()
+
+    def _app_ended(self, exited: asyncio.Future[int]) -> None:
+        assert self._app is not None
+        if exited.cancelled():
+            return
+        when = "" if self._app_listens else f" before it listened on {self._settings.app}"
+        text = f"the app has ended{when}: {self._app.end}"
+        if self._stop_signal is not None:
+            log.info("%s, after %s", text, self._stop_signal.name)
+        elif self._stopping_app or exited.result() == EXIT_OK:
+            log.info("%s", text)
+        else:
+            memory = ", perhaps for want of memory" if exited.result() == EXIT_SIGKILL else ""
+            log.warning("%s%s; krun ends with %d", text, memory, exited.result())
 
     async def _drain(self) -> None:
         """No new streams, once the peers know; those that are open have until the drain timeout, or the app's
@@ -214,11 +253,8 @@ class Agent:
 
         A connection is over when all that was written to it has left, which is after its last stream's end.
         """
-        from shared.net.listen_close import close_listening
-
-        self._draining = True
-        if self._listener is not None:
-            await close_listening([self._listener], self._accept)
+        if self._port is not None:
+            await self._port.drain()
         if self._reverse is not None:
             self._reverse.stop()
         for connection in list(self._connections):
@@ -230,7 +266,12 @@ class Agent:
         else:
             self._idle.set()
         timeout_s = self._settings.drain_timeout_s
-        log.info("draining: %d streams have up to %g s", self._open_streams(), timeout_s)
+        log.info(
+            "draining: %d streams have up to %g s; open are %s",
+            self._open_streams(),
+            timeout_s,
+            self._unfinished(),
+        )
         idle = spawn(self._finished(), name="wait for the last stream")
         waits: set[asyncio.Future[Any]] = {idle}
         if self._app is not None:
@@ -253,22 +294,35 @@ class Agent:
         for connection in list(self._connections):
             connection.abort("krun stops")
 
+    def _unfinished(self) -> str:
+        """What a drain waits for, in words."""
+        assert self._requests is not None
+        return (
+            f"{self._requests.open_tunnels} tunnels, {self._requests.app.open_requests} requests to the app, "
+            f"{self._mtls_end.connections} connections of the mTLS end"
+        )
+
     def _open_streams(self) -> int:
         return sum(connection.open_streams for connection in self._connections)
 
     async def _app_exit(self) -> int:
         """The app's exit code, once it has ended by itself."""
+        if self._app is not None and not self._app.exited.done():
+            log.info("waiting for the app (pid %d) to end", self._app.pid)
         return await self._app.wait() if self._app is not None else EXIT_INTERNAL
 
     async def _close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._port is not None:
+            self._port.close()
         if self._reverse is not None:
             self._reverse.close()
         self._drop_connections()
+        if self._memory is not None:
+            self._memory.close()
         if self._requests is not None:
             self._requests.close()
         if self._app is not None and not self._app.exited.done():
+            self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
         await self._mtls_end.close()
         await self._identity.close()
@@ -277,7 +331,7 @@ class Agent:
     # Records.
 
     def _tunnel_over(self, record: TunnelRecord) -> None:
-        line = self._access_log.tunnel if record.status in (OK, GONE) else self._access_log.refused
+        line = self._access_log.tunnel if record.status in self._in_order else self._access_log.refused
         line(
             src_addr=record.peer,
             tunnel_target=record.name,

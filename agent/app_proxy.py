@@ -3,7 +3,7 @@
 Cloud Run sends everything to the one port of the container, so what is no tunnel is the app's.
 
     app_proxy               what the rest of krun sees of it
-    proxy/app_requests      the requests that are under way: their bounds, which protocol carries each
+    proxy/app_requests      the requests that are under way, and which protocol carries each
     proxy/fields            what passes of headers and trailers
     proxy/exchange          a request and its answer, seen from the client
     proxy/app_protocol      what the app speaks
@@ -13,21 +13,17 @@ Cloud Run sends everything to the one port of the container, so what is no tunne
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from shared.net.address import Address
+from shared.net.memory_budget import Holder
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.stream import Stream
 from shared.net.tunnel_clock import TunnelClock
 
 if TYPE_CHECKING:
     from agent.proxy.app_requests import AppRequests
-
-MAX_REQUESTS = 1000
-"""Cloud Run's largest concurrency; with an HTTP/1.1 app each is a file descriptor here."""
-
-MAX_BUFFERED_BYTES = 32 << 20
-"""What requests and answers may hold together where a side does not read: each holds a window at most."""
 
 
 class AppProxy:
@@ -41,17 +37,17 @@ class AppProxy:
         *,
         clock: TunnelClock | None = None,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
-        max_requests: int = MAX_REQUESTS,
-        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        failed: Callable[[int, str], None] = lambda status, text: None,
     ) -> None:
-        """`clock` watches WebSockets, which are tunnels once they stand; so does `half_closed_timeout_s`."""
+        """`clock` watches WebSockets, which are tunnels once they stand; so does `half_closed_timeout_s`.
+        `failed(status, text)` is called for each request that is answered with `status` and `text` in place
+        of the app, or whose answer is cut off."""
         self._app = app
         self._dial_timeout_s = dial_timeout_s
         self._protocol = protocol
         self._clock = clock
         self._half_closed_timeout_s = half_closed_timeout_s
-        self._max_requests = max_requests
-        self._max_buffered_bytes = max_buffered_bytes
+        self._failed = failed
         self._requests: AppRequests | None = None
 
     @property
@@ -62,34 +58,16 @@ class AppProxy:
     @property
     def buffered_bytes(self) -> int:
         """What is held for them, both ways; looks at each of them."""
-        return 0 if self._requests is None else self._requests.buffered_bytes
+        return sum(holder.buffered_bytes for holder in self.holders()) + self.shared_bytes
 
     @property
-    def refused_total(self) -> int:
-        """Requests that were answered 503, for `max_requests` were open."""
-        return 0 if self._requests is None else self._requests.refused_total
+    def shared_bytes(self) -> int:
+        """What is held for none of them in particular: on the connections to an HTTP/2 app."""
+        return 0 if self._requests is None else self._requests.shared_bytes
 
-    @property
-    def max_requests(self) -> int:
-        """How many requests may be open at once; one more is answered 503."""
-        return self._max_requests
-
-    @max_requests.setter
-    def max_requests(self, most: int) -> None:
-        self._max_requests = most
-        if self._requests is not None:
-            self._requests.max_requests = most
-
-    @property
-    def max_buffered_bytes(self) -> int:
-        """What they may hold together; above it those that hold most are ended. 0: any."""
-        return self._max_buffered_bytes
-
-    @max_buffered_bytes.setter
-    def max_buffered_bytes(self, most: int) -> None:
-        self._max_buffered_bytes = most
-        if self._requests is not None:
-            self._requests.max_buffered_bytes = most
+    def holders(self) -> Iterable[Holder]:
+        """Whatever holds bytes for a request, open or not."""
+        return () if self._requests is None else self._requests.holders()
 
     def take(self, stream: Stream) -> None:
         """Answers a stream with the app's answer, or with a status that says why there is none."""
@@ -107,9 +85,8 @@ class AppProxy:
             self._app,
             self._dial_timeout_s,
             None if self._protocol == "auto" else self._protocol,
-            max_requests=self._max_requests,
-            max_buffered_bytes=self._max_buffered_bytes,
             clock=self._clock,
             half_closed_timeout_s=self._half_closed_timeout_s,
+            failed=self._failed,
         )
         return self._requests

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +95,17 @@ class Inbound:
     """The mTLS listener and its connections. `finished` gets each connection's record once."""
 
     def __init__(
-        self, settings: InboundSettings, policy: PeerPolicy, finished: Callable[[InboundRecord], None]
+        self,
+        settings: InboundSettings,
+        policy: PeerPolicy,
+        finished: Callable[[InboundRecord], None],
+        refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
+        """`refusal()` says why no connection is taken now, if so."""
         self._settings = settings
+        self._refusal = refusal
+        self.most_connections = settings.max_connections
+        """At once; may be changed at any time."""
         self._policy = policy
         self._finished = finished
         self._visits: dict[TlsServerLeg, _Visit] = {}
@@ -130,6 +138,10 @@ class Inbound:
     def connections(self) -> int:
         """TCP connections that are open now, refused ones that have yet to close included."""
         return len(self._visits)
+
+    def holders(self) -> Iterator[Relay]:
+        """All that holds bytes for its peers."""
+        return (visit.relay for visit in self._visits.values() if visit.relay and not visit.relay.over)
 
     async def start(self) -> None:
         """Reads the files and listens.
@@ -193,8 +205,9 @@ class Inbound:
 
     def _accept(self) -> asyncio.BaseProtocol:
         now = asyncio.get_running_loop().time()
-        if len(self._visits) >= self._settings.max_connections:
-            return Surplus(self._turned_away)
+        refusal = self._refusal() or self._one_too_many()
+        if refusal is not None:
+            return Surplus(lambda client: self._turned_away(client, refusal))
         timeout_s = self._settings.handshake_timeout_s
         leg = TlsServerLeg(self._files.current(now), self, handshake_timeout_s=timeout_s)
         self._visits[leg] = _Visit(leg, now)
@@ -239,9 +252,13 @@ class Inbound:
         visit.leg.abort()
         self._report(visit, error)
 
-    def _turned_away(self, client: str) -> None:
-        limit = self._settings.max_connections
-        error = LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
+    def _one_too_many(self) -> LimitError | None:
+        limit = self.most_connections
+        if len(self._visits) < limit:
+            return None
+        return LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
+
+    def _turned_away(self, client: str, error: LimitError) -> None:
         self._finished(InboundRecord(client, str(self._settings.app), "", 0, 0, 0.0, error))
 
     def _report(self, visit: _Visit, error: HboneError | None) -> None:

@@ -28,7 +28,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 
-from shared import core_dumps
+from shared import resource_limits
 from shared.errors import DialError, UnavailableError
 from shared.net.address import Address
 from shared.net.dial import dial_socket
@@ -78,6 +78,14 @@ class Child:
         """Its exit code, once it has ended. Look at it or give it to `asyncio.wait`; `wait` awaits it."""
         self._process = process
 
+    @property
+    def end(self) -> str:
+        """How it has ended, in words; empty while it runs."""
+        code = self._process.returncode
+        if code is None:
+            return ""
+        return f"exit code {code}" if code >= 0 else f"killed by {_name(-code)}"
+
     async def wait(self) -> int:
         """Waits for the end and returns the exit code; any number of callers may."""
         return await asyncio.shield(self.exited)
@@ -113,14 +121,14 @@ class App(Child):
         ignored: Collection[signal.Signals] = (),
     ) -> App:
         """Starts `command` with our standard streams and with `environ`, in which PORT becomes `port`. It
-        ignores the signals `ignored`; all others have their defaults. Its limit on core files is the one that
-        we were started with.
+        ignores the signals `ignored`; all others have their defaults. Its limits are those that we were
+        started with.
 
         Raises UnavailableError with the exit code 127 or 126 when it cannot be started.
         """
         environ = {**environ, "PORT": str(port)}
         try:
-            with core_dumps.limit_as_started():
+            with resource_limits.as_started():
                 process = await asyncio.create_subprocess_exec(*_ignoring(ignored), *command, env=environ)
         except OSError as error:
             raise _not_started(command[0], error, environ.get("PATH")) from error
@@ -150,7 +158,7 @@ class App(Child):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while not self.exited.done():
-            if await _accepts(address):
+            if await accepts(address):
                 return True
             if loop.time() >= deadline:
                 raise UnavailableError(
@@ -247,6 +255,13 @@ def _not_started(program: str, cause: OSError, path: str | None) -> UnavailableE
     return error
 
 
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        return f"signal {signum}"
+
+
 def _sent_by_terminal(signum: int) -> bool:
     """Whether the terminal has sent this signal to the app as well: we are in its foreground."""
     if signum not in TYPED:
@@ -263,7 +278,8 @@ def _sent_by_terminal(signum: int) -> bool:
         os.close(terminal)
 
 
-async def _accepts(address: Address) -> bool:
+async def accepts(address: Address) -> bool:
+    """Whether somebody listens on `address`."""
     try:
         sock = await dial_socket(address, PROBE_TIMEOUT_S)
     except DialError:  # refused, unreachable, no such name yet, or timed out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from agent.envoy_admin import EnvoyAdmin
     from agent.inbound import Inbound
     from agent.inbound_record import InboundRecord
+    from shared.errors import LimitError
     from shared.identity.peer_policy import PeerPolicy
+    from shared.net.memory_budget import Holder
     from shared.net.revocation_watch import RevocationWatch
 
 log = logging.getLogger("hbone.agent")
 
 ENVOY_START_TIMEOUT_S = 20.0
 """Envoy is ready within a second on an idle machine; a throttled container takes many times that."""
+
+FILES_OF_BUILTIN = 2
+"""Of each connection of the built-in end: the one that it has accepted, and the one to the app."""
 
 ENVOY_STOP_S = 2.0
 """For Envoy to end once all tunnels are over."""
@@ -38,14 +43,20 @@ class MtlsEnd:
     """Made by the agent; nothing is open before `start`."""
 
     def __init__(
-        self, settings: Settings, search_path: str | None, finished: Callable[[InboundRecord], None]
+        self,
+        settings: Settings,
+        search_path: str | None,
+        finished: Callable[[InboundRecord], None],
+        refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
-        """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record."""
+        """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record.
+        `refusal()` says why the built-in end takes no connection now, if so."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
         self._settings = settings
         self._search_path = search_path
         self._finished = finished
+        self._refusal = refusal
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._envoy_lists: RevocationWatch | None = None
@@ -88,6 +99,20 @@ class MtlsEnd:
     def connections(self) -> int:
         """Open ones of the built-in end; Envoy's come and go with their tunnels."""
         return 0 if self._inbound is None else self._inbound.connections
+
+    @property
+    def files_per_tunnel(self) -> int:
+        """How many open files a tunnel to it takes here, that of its other end included."""
+        return 1 if self._inbound is None else FILES_OF_BUILTIN + 1
+
+    def limit(self, most_connections: int) -> None:
+        """Lets the built-in end take so many connections at once."""
+        if self._inbound is not None:
+            self._inbound.most_connections = most_connections
+
+    def holders(self) -> Iterator[Holder]:
+        """All that holds bytes for the peers of the built-in end."""
+        return iter(()) if self._inbound is None else self._inbound.holders()
 
     async def emptied(self) -> None:
         """Returns when the built-in end has no connection open."""
@@ -170,7 +195,7 @@ class MtlsEnd:
             half_closed_timeout_s=settings.half_closed_timeout_s,
             crl=settings.crl,
         )
-        self._inbound = Inbound(inbound_settings, self._peer_policy(), self._finished)
+        self._inbound = Inbound(inbound_settings, self._peer_policy(), self._finished, self._refusal)
         await self._inbound.start()
         self.address = self._inbound.address
 

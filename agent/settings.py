@@ -27,6 +27,7 @@ from agent.variables import (
     one_of,
     positive_seconds,
     seconds,
+    size_in,
     target,
     whole_in,
     words,
@@ -79,6 +80,8 @@ ENVIRONMENT: dict[str, str] = {
     "HBONE_IDLE_TIMEOUT": "seconds without a byte after which a tunnel is reset; 0: never (3600)",
     "HBONE_MAX_CONNECTIONS": "HTTP/2 connections at once (1000)",
     "HBONE_MAX_TUNNELS": "tunnels at once (1000)",
+    "HBONE_MAX_REQUESTS": "requests to the app at once; more get 503 (1000)",
+    "HBONE_MAX_BUFFERED": "bytes held for all peers together; 0: no bound (half of the container's memory)",
     **reverse_settings.ENVIRONMENT,
     "HBONE_HALF_CLOSED_TIMEOUT": "seconds a tunnel that has ended one way may be silent the other way (3600)",
     "HBONE_LOG_LEVEL": "debug, info, warning or error (info)",
@@ -102,6 +105,11 @@ LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 MAX_COUNT = 9_999_999
 """Of connections or tunnels: more than a machine has descriptors for."""
+
+LEAST_BUFFERED_BYTES = 1 << 20
+"""A window of one stream."""
+
+MOST_BUFFERED_BYTES = 1 << 50
 
 MAX_PATTERNS = 100
 """Of variables."""
@@ -191,6 +199,15 @@ class Settings:
     max_tunnels: int = 1000
     """Tunnels at once, those that are being connected included; more get 503. Cloud Run's largest
     concurrency; each is a file descriptor here, and a connection to the mTLS end, whose bound is the same."""
+    max_requests: int = 1000
+    """Requests to the app at once, those that are being connected included; more get 503. Cloud Run's largest
+    concurrency; each is a file descriptor."""
+
+    max_buffered_bytes: int | None = None
+    """Held for all peers together: tunnels, requests to the app, the built-in mTLS end. Above it nothing new
+    is taken, 10 % above it those that hold most are reset. 0: no bound. None: half of the memory that the
+    container, or else the machine, has."""
+
     reverse: ReverseSettings | None = None
     """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
     half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
@@ -324,6 +341,10 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         idle_timeout_s=read("HBONE_IDLE_TIMEOUT", seconds, default.idle_timeout_s),
         max_connections=read("HBONE_MAX_CONNECTIONS", whole_in(1, MAX_COUNT), default.max_connections),
         max_tunnels=read("HBONE_MAX_TUNNELS", whole_in(1, MAX_COUNT), default.max_tunnels),
+        max_requests=read("HBONE_MAX_REQUESTS", whole_in(1, MAX_COUNT), default.max_requests),
+        max_buffered_bytes=read(
+            "HBONE_MAX_BUFFERED", size_in(LEAST_BUFFERED_BYTES, MOST_BUFFERED_BYTES), None
+        ),
         reverse=reverse,
         half_closed_timeout_s=read(
             "HBONE_HALF_CLOSED_TIMEOUT", positive_seconds, default.half_closed_timeout_s

@@ -30,6 +30,9 @@ HIDDEN = token_settings.HIDDEN | {"HBONE_CAS_URL", "HBONE_CA_TOKEN_FILE", "KUBEC
 MAX_ID = 2**31
 """User and group ids are below it; for chown(2) the largest one means "leave it as it is"."""
 
+_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
+_UNIT_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
 _ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -149,6 +152,21 @@ def whole_in(least: int, most: int, unit: str = "") -> Callable[[str], int]:
             of_what = f" of {unit}" if unit else ""
             raise ValueError(f"has to be a whole number{of_what} in {least}..{most}")
         return int(text)
+
+    return parse
+
+
+def size_in(least: int, most: int) -> Callable[[str], int]:
+    """Bytes in `least`..`most`, both included, written as 64KiB, 256MiB, 1GiB or a plain number; or 0."""
+
+    def parse(text: str) -> int:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise ValueError("has to be a size such as 64KiB, 256MiB or 1GiB")
+        size = int(match[1]) * _UNIT_BYTES[match[2] or ""]
+        if size and not least <= size <= most:
+            raise ValueError(f"has to be in {least}..{most} bytes, or 0")
+        return size
 
     return parse
 

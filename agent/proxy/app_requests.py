@@ -2,18 +2,14 @@
 
 The rules:
 
-1. A request beyond `max_requests` is answered 503 at once, and counted.
-2. What all hold together is looked at now and then; above `max_buffered_bytes` those that hold most are ended
-   (`shared.net.memory_budget`). What the client of a finished answer has yet to read counts, too.
-3. What the app speaks is found out when the first request comes, which waits for that, as do those that come
+1. What the app speaks is found out when the first request comes, which waits for that, as do those that come
    meanwhile.
-4. A WebSocket goes to the app as extended CONNECT where the app takes that, else by Upgrade; once it stands
+2. A WebSocket goes to the app as extended CONNECT where the app takes that, else by Upgrade; once it stands
    it is a tunnel like any other, with the tunnels' timeouts.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from agent.proxy.app_protocol import AppProtocol, Spoken
@@ -24,9 +20,8 @@ from agent.proxy.http1_pool import Http1Pool
 from agent.proxy.http2_pool import Http2Pool
 from shared.errors import DialError, HboneError
 from shared.net.address import Address
-from shared.net.answers import answer
 from shared.net.legs import Leg
-from shared.net.memory_budget import Holder, MemoryBudget
+from shared.net.memory_budget import Holder
 from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.stream import Stream
 from shared.net.tcp import TcpLeg
@@ -43,25 +38,17 @@ class AppRequests:
         dial_timeout_s: float,
         told: Spoken | None,
         *,
-        max_requests: int,
-        max_buffered_bytes: int,
         clock: TunnelClock | None = None,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        failed: Callable[[int, str], None] = lambda status, text: None,
     ) -> None:
-        self.max_requests = max_requests
-        self.refused_total = 0
-        """Requests that came when there were `max_requests`."""
         self._app = app
         self._told = told
         self._clock = clock
         self._half_closed_timeout_s = half_closed_timeout_s
         self._open: dict[Exchange, None] = {}
         self._unread: dict[Exchange, None] = {}  # finished, but for what the client has yet to read
-        self._budget = MemoryBudget(
-            max_buffered_bytes,
-            self._holders,
-            others=lambda: self._http2.buffered_bytes,
-        )
+        self._failed = failed
         self._protocol = AppProtocol(app, told, dial_timeout_s)
         self._http1 = Http1Pool(
             app, dial_timeout_s, upgraded=self._upgraded_connection, http2=self._protocol.forget
@@ -69,7 +56,6 @@ class AppRequests:
         self._http2 = Http2Pool(
             app, dial_timeout_s, upgraded=self._upgraded_stream, http1=self._protocol.forget
         )
-        self._loop = asyncio.get_running_loop()
 
     @property
     def open_requests(self) -> int:
@@ -77,29 +63,15 @@ class AppRequests:
         return len(self._open)
 
     @property
-    def buffered_bytes(self) -> int:
-        """What is held for them, both ways."""
-        return sum(holder.buffered_bytes for holder in self._holders()) + self._http2.buffered_bytes
-
-    @property
-    def max_buffered_bytes(self) -> int:
-        """The most that they should hold together; 0: any."""
-        return self._budget.most_bytes
-
-    @max_buffered_bytes.setter
-    def max_buffered_bytes(self, most: int) -> None:
-        self._budget.most_bytes = most
+    def shared_bytes(self) -> int:
+        """What waits on connections to an HTTP/2 app, for none of them in particular."""
+        return self._http2.buffered_bytes
 
     def take(self, stream: Stream) -> None:
         """Answers a stream with the app's answer, or with why there is none."""
-        if len(self._open) >= self.max_requests:
-            self.refused_total += 1
-            answer(stream, UNAVAILABLE, f"{self.max_requests} requests to the app are open already")
-            return
         head = request_head(stream.headers, bodiless=stream.bodiless)
-        exchange = Exchange(stream, head, self._over, self._carry_again)
+        exchange = Exchange(stream, head, self._over, self._carry_again, self._failed)
         self._open[exchange] = None
-        self._budget.start()
         self.carry(exchange)
 
     def close(self) -> None:
@@ -107,7 +79,6 @@ class AppRequests:
         self._protocol.close()
         self._http1.close()
         self._http2.close()
-        self._budget.close()
 
     # Which way.
 
@@ -171,20 +142,15 @@ class AppRequests:
         if exchange.stream.waiting:
             self._unread[exchange] = None
 
-    def _holders(self) -> list[Holder]:
+    def holders(self) -> list[Holder]:
+        """Whatever holds bytes for a request, what the client of a finished answer has yet to read
+        included."""
         self._unread = {
             exchange: None
             for exchange in self._unread
             if exchange.stream.waiting and not exchange.stream.over
         }
-        holders: list[Holder] = [*self._open, *self._unread, *self._http1.leaving]
-        if not holders:
-            self._loop.call_soon(self._rest)
-        return holders
-
-    def _rest(self) -> None:
-        if not (self._open or self._unread or self._http1.leaving):
-            self._budget.close()
+        return [*self._open, *self._unread, *self._http1.leaving]
 
 
 class _FindingOut:

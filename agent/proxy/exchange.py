@@ -3,7 +3,7 @@
 
 The rules:
 
-1. An exchange ends once, by `finish`, `fail` or `end`, and its owner is told.
+1. An exchange ends once, by `finish`, `fail`, `abort` or `end`, and its owner is told.
 2. What is cut off never looks whole: before the answer has begun the client gets a status and why, after it
    RST_STREAM.
 3. It may be sent to the app again, once, if the app cannot have dealt with it, or may do so twice; if nothing
@@ -12,7 +12,6 @@ The rules:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,8 +21,6 @@ from shared.net.answers import answer
 from shared.net.legs import Buffer
 from shared.net.stream import Stream
 from shared.wire import frames
-
-log = logging.getLogger("hbone.app")
 
 SWITCHING_PROTOCOLS = 101
 OK = 200
@@ -51,9 +48,21 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """A request; `over(self)` is called at its end, `repeat(self)` where it is to be sent once more."""
+    """A request; `over(self)` is called at its end, `repeat(self)` where it is to be sent once more, and
+    `failed(status, text)` where the client is told these in place of the app's answer, or of its rest."""
 
-    __slots__ = ("_body", "_interim", "_over", "_repeat", "answered", "carrier", "head", "is_over", "stream")
+    __slots__ = (
+        "_body",
+        "_failed",
+        "_interim",
+        "_over",
+        "_repeat",
+        "answered",
+        "carrier",
+        "head",
+        "is_over",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -61,6 +70,7 @@ class Exchange:
         head: RequestHead,
         over: Callable[[Exchange], None],
         repeat: Callable[[Exchange], None],
+        failed: Callable[[int, str], None] = lambda status, text: None,
     ) -> None:
         self.stream = stream
         self.head = head
@@ -72,6 +82,7 @@ class Exchange:
         self._body: bytearray | None = bytearray()  # passed on so far; None: more than may be kept
         self._interim = 0
         self._over = over
+        self._failed = failed
         self._repeat: Callable[[Exchange], None] | None = repeat
         self.wait()
 
@@ -132,10 +143,12 @@ class Exchange:
     def fail(self, status: int, text: str, code: int = frames.INTERNAL_ERROR) -> None:
         """There is no answer, or no more of it: the client is told `status` and `text`, or RST_STREAM with
         `code` if the answer has begun."""
-        if self.is_over:
-            return
+        if not self.is_over:
+            self._failed(status, f"the answer was cut off: {text}" if self.answered else text)
+            self._fail(status, text, code)
+
+    def _fail(self, status: int, text: str, code: int) -> None:
         if self.answered:
-            log.info("response cut off: %s", text)
             self.stream.reset(code)
         else:
             answer(self.stream, status, text)
@@ -152,14 +165,16 @@ class Exchange:
     def buffered_bytes(self) -> int:
         """What is held for it."""
         carried = 0 if self.carrier is None else self.carrier.buffered_bytes
-        return self.stream.buffered_bytes + carried + len(self._body or b"")
+        # What has come and is not credited is with the stream, or with the carrier, which counts it, too.
+        held = max(self.stream.held_bytes, self.stream.buffered_bytes + carried)
+        return held + len(self._body or b"")
 
     def abort(self, error: HboneError) -> None:
         """Ends it, for it holds too much; or drops the end of an answer that the client does not read."""
         if self.is_over:
             self.stream.reset(frames.ENHANCE_YOUR_CALM)
         else:
-            self.fail(UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
+            self._fail(UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
 
     def _end(self) -> None:
         self.is_over = True

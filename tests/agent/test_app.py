@@ -17,21 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.app import Agent
 from agent.envoy import find_binary
-from agent.requests import Requests
-from agent.settings import Settings
 from shared.errors import UpstreamError
 from shared.identity.certificates.certificate_folder import find
 from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
 from shared.net.tcp import CLOSE_TIMEOUT_S
-from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 from shared.wire.frames import ENHANCE_YOUR_CALM
 from tests.agent.test_sts_server import Sts, form
-from tests.shared.wire.dialogue import GET, LAST_OF_ALL, PREFACE, goaway, goaway_seen, headers, ping, read
+from tests.shared.wire.dialogue import PREFACE, goaway, ping
 from tests.shared.wire.dialogue import settings as settings_frame
 from tests.support.api_server import SERVICE_ACCOUNT, ApiServer, LocalApiServer, api_server, kubeconfig
 from tests.support.google import Google
@@ -410,7 +404,9 @@ async def test_a_sidecar_lets_tunnels_and_requests_finish(target: TcpServer) -> 
         app = await target.accept()
         await app.read_until(b"\r\n\r\n")
         it.process.send(signal.SIGTERM)
-        await it.process.said("^draining: 2 streams have up to 8 s$")
+        await it.process.said(
+            "^draining: 2 streams have up to 8 s; open are 1 tunnels, 1 requests to the app, 0 "
+        )
         await peer.until(lambda: peer.goaway)
         await peer.answered()  # so krun knows that it is known
         with pytest.raises(ConnectionRefusedError):
@@ -432,27 +428,6 @@ async def test_a_sidecar_lets_tunnels_and_requests_finish(target: TcpServer) -> 
     assert (line["bytes_sent"], line["bytes_recv"], line["status"]) == (4, 4, 200)
 
 
-async def test_who_waited_in_the_queue_when_the_drain_began_is_served(target: TcpServer) -> None:
-    settings = Settings(targets={"HERE": Address("127.0.0.1", target.port)})
-    with Path(os.devnull).open("w") as nowhere:  # noqa: ASYNC230 - it takes no time
-        agent = Agent(settings, (), {}, AccessLog(nowhere, "json", "krun"))
-    agent._requests = Requests(settings, agent._tunnel_over)
-    agent._draining = True
-    listener = await listen(Address("127.0.0.1", 0), agent._accept, purpose="test")
-    request = [(b":method", b"POST"), *GET[1:3], (b":path", b"/_hbone/HERE")]
-    try:
-        async with TcpPeer.connected(bound_address(listener).port) as client:
-            await client.send(PREFACE + settings_frame() + headers(1, request))
-            said = read(await client.read_until(b"\x01\x04\x00\x00\x00\x01\x88"))
-            assert said[-1] == "HEADERS 1 :status=200"
-            assert f"GOAWAY {LAST_OF_ALL} NO_ERROR" in said
-            await client.send(goaway_seen())
-            assert read(await client.read(17)) == ["GOAWAY 1 NO_ERROR"]
-    finally:
-        listener.close()
-        await agent._close()
-
-
 async def test_a_sidecars_end_loses_no_byte_of_a_finished_tunnel(target: TcpServer) -> None:
     async with sidecar(PORT_HERE=f"127.0.0.1:{target.port}") as (it, peer):
         tunnel = peer.request(b"POST", b"/_hbone/HERE")
@@ -465,7 +440,7 @@ async def test_a_sidecars_end_loses_no_byte_of_a_finished_tunnel(target: TcpServ
         await peer.until(lambda: len(tunnel.data) == 65535)
         await peer.answered()
         it.process.send(signal.SIGTERM)
-        await it.process.said("^draining: 1 streams have up to 8 s$")
+        await it.process.said("^draining: 1 streams have up to 8 s")
         tunnel.release_window()
         assert len(await tunnel.rest()) == 65535 + 60_000
         assert (await it.process.ended())[0] == 0
@@ -491,7 +466,8 @@ async def test_a_peer_that_never_answers_is_no_stream_that_is_reset() -> None:
     async with krun(environ={"HBONE_DRAIN_TIMEOUT": "0.2"}) as it:
         await it.listening()
         async with TcpPeer.connected(it.port) as silent:
-            await silent.read(1)  # of its SETTINGS: it is one of krun's connections
+            await silent.send(PREFACE + settings_frame())
+            await silent.read(1)  # of krun's SETTINGS: it is one of its connections
             it.process.send(signal.SIGTERM)
             code, _, err = await it.process.ended()
     assert code == 0
@@ -515,6 +491,109 @@ async def test_a_refusal_is_logged_without_the_token() -> None:
     told = [(line["tunnel.target"], line["status"], line["flags"]) for line in lines if "status" in line]
     assert told == [("nobody", 404, "NO_ROUTE"), ("22", 503, "CONNECT")]
     assert token.decode() not in err
+
+
+async def lines_of(it: Krun) -> list[str]:
+    """Each line of the log that is left, once krun has ended."""
+    _, _, err = await it.process.ended()
+    return [json.loads(line)["message"] for line in err.splitlines()]
+
+
+async def test_the_app_s_start_and_end_are_told() -> None:
+    async with krun_with_app() as it:
+        await it.tell("listen", "listen done")
+        await it.listening()
+        await it.tell("exit 3")
+        assert (await lines_of(it))[0] == "the app has ended: exit code 3; krun ends with 3"
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [
+        ("exit 0", "exit code 0"),
+        ("exit 5", "exit code 5; krun ends with 5"),
+        ("kill -9 $$", "killed by SIGKILL, perhaps for want of memory; krun ends with 137"),
+        ("kill -SEGV $$", "killed by SIGSEGV; krun ends with 139"),
+    ],
+)
+async def test_an_app_that_ends_before_it_listens(command: str, how: str) -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    async with krun("sh", "-c", command, environ={"HBONE_APP": address}) as it:
+        assert (await lines_of(it))[-1] == f"the app has ended before it listened on {address}: {how}"
+
+
+async def test_sigterm_and_what_it_waits_for_are_told(target: TcpServer) -> None:
+    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}") as it:
+        await it.tell("listen", "listen done")
+        await it.listening()
+        async with Http2Peer.connected(it.port) as peer:
+            assert await peer.request(b"POST", b"/_hbone/OTHER").status() == 200
+            it.process.send(signal.SIGTERM)
+            pid = (await it.process.said(r"^SIGTERM: the app \(pid (\d+)\) gets it, too$"))[1]
+            waits_for = "1 tunnels, 0 requests to the app, 0 connections of the mTLS end"
+            await it.process.said(f"^draining: 1 streams have up to 8 s; open are {waits_for}$")
+            assert await it.heard() == "SIGTERM"
+            there = await target.accept()
+            there.end()
+            await peer.until(lambda: peer.goaway)
+            await peer.close()
+        await it.process.said(rf"^waiting for the app \(pid {pid}\) to end$")
+        await it.tell("exit 7")
+        assert "the app has ended: exit code 7, after SIGTERM" in await lines_of(it)
+
+
+async def test_a_foreign_process_on_the_app_s_port(target: TcpServer) -> None:
+    address = f"127.0.0.1:{target.port}"
+    async with krun("sleep", "60", environ={"HBONE_APP": address}) as it:
+        await it.process.said(f"^another process listens on {address} before the app has started, and krun ")
+        await it.listening()
+        it.process.send(signal.SIGTERM)
+        assert (await it.process.ended())[0] == 143
+
+
+async def test_an_app_that_is_stopped_for_a_fault_of_krun_s_is_not_blamed(target: TcpServer) -> None:
+    async with krun_with_app(HBONE_LISTEN=f"127.0.0.1:{target.port}") as it:
+        await it.tell("listen", "listen done")
+        assert await it.heard() == "SIGTERM"
+        await it.tell("exit 0")
+        code, _, err = await it.process.ended()
+    assert code == 69
+    assert '"severity":"INFO","message":"the app has ended: exit code 0"' in err
+
+
+async def test_curl_without_http2_is_told_and_so_is_the_log() -> None:
+    async with sidecar() as (it, peer):
+        url = f"http://127.0.0.1:{it.port}/hello"
+        for flags in ([], ["--http2"], ["--head"]):
+            curl = await asyncio.create_subprocess_exec(
+                *("curl", "--silent", "--show-error", "--write-out", "%{http_code}", *flags, url),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            said, _ = await curl.communicate()
+            assert said.endswith(b"505")
+            assert (b"name its port h2c" in said) == (flags != ["--head"])
+        await it.process.said("^HTTP/1.1 from 127.0.0.1:.* on the tunnel port: .*name its port h2c")
+        await peer.answered()
+        it.process.send(signal.SIGTERM)
+        await it.process.said("^SIGTERM: krun ends$")
+        assert "of these since the last line)" in " ".join(await lines_of(it))
+
+
+async def test_an_app_that_is_away_is_told_of() -> None:
+    app = f"127.0.0.1:{closed_port()}"
+    async with sidecar(HBONE_APP=app) as (it, peer):
+        for _ in range(100):
+            assert await peer.request(b"GET", b"/", end=True).status() == 503
+        it.process.send(signal.SIGTERM)
+        lines = [line for line in await lines_of(it) if line.startswith("503: ")]
+    assert lines[0] == (
+        f"503: app at {app}: connection refused: is the app up, and does it listen on the PORT that it is "
+        "given, or on HBONE_APP?"
+    )
+    summary = re.compile(rf"{re.escape(lines[0])} \((\d+) of these since the last line\)")
+    counted = [summary.fullmatch(line) for line in lines[1:]]
+    assert len(lines) < 10
+    assert sum(int(match[1]) for match in counted if match) == 99
 
 
 # Limits.
@@ -572,6 +651,42 @@ async def test_a_flooder_s_place_is_soon_another_s() -> None:
             await peer.answered()
             assert not peer.lost
         await flooder.close()
+
+
+async def test_requests_leave_files_for_tunnels_and_the_token_exchange(target: TcpServer) -> None:
+    """Of 364 files that may be open each kind has its share."""
+    few = ["sh", "-c", 'ulimit -n 364; exec "$@"', "sh"]
+    told = {
+        "HBONE_STS_LISTEN": "127.0.0.1:0",
+        "PROJECT_ID": "proj",
+        "CLUSTER_NAME": "clu",
+        "CLUSTER_LOCATION": "loc",
+        "PORT_HERE": f"127.0.0.1:{target.port}",
+    }
+    async with TcpServer.listening() as app:
+        told["HBONE_APP"] = f"127.0.0.1:{app.port}"
+        async with krun(environ=told, before=few) as it:
+            sts = (await it.process.said("^token exchange on (.*)$"))[1]
+            shares = await it.process.said(
+                "^only 364 files may be open .*, (\\d+) of HBONE_MAX_REQUESTS=1000 "
+            )
+            most = int(shares[1])
+            assert 16 < most < 200
+            await it.listening()
+            async with Http2Peer.connected(it.port) as peer:
+                for _ in range(most):
+                    peer.request(b"GET", b"/", end=True)
+                    await app.accept()
+                one_too_many = peer.request(b"GET", b"/", end=True)
+                assert await one_too_many.status() == 503
+                tunnels = [peer.request(b"POST", b"/_hbone/HERE") for _ in range(50)]
+                assert {await tunnel.status() for tunnel in tunnels} == {200}
+                answer = await Sts(sts).post(form(subject_token="no token"))
+                assert answer.status == 400
+                idle = [await TcpPeer.connect(it.port) for _ in range(10)]
+                await peer.answered()
+                for one in idle:
+                    await one.close()
 
 
 # Who may come in: the same settings for either end.

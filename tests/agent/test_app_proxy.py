@@ -15,9 +15,7 @@ import pytest
 from agent.proxy import http1_connection, http1_pool
 from agent.proxy.fields import SIGNATURE_REMOVED, checked_by_cloud_run
 from agent.settings import Settings
-from shared.net import memory_budget
 from shared.net.address import Address
-from shared.tasks import spawn
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.metadata_server import closed_port, unsigned_token
@@ -783,50 +781,6 @@ async def test_uploads_that_an_app_does_not_read(app: TcpServer, length: Fields)
         peer.drop()
         await until(lambda: proxy.open_requests == 0)
         assert proxy.buffered_bytes == 0
-
-
-async def test_those_that_hold_most_are_ended(app: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_budget, "CALM_S", 0.02)
-    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
-        krun.requests.app.max_buffered_bytes = 3 * len(BIG)
-        small = peer.request(b"PUT", b"/")
-        there = await app.accept()
-        await head_of(there)
-        there.pause()
-        await small.send(bytes(1000))
-        large = [peer.request(b"PUT", b"/") for _ in range(5)]
-        for _ in large:
-            stalled = await app.accept()
-            await head_of(stalled)
-            stalled.pause()
-        fills = [spawn(stream.fill(), name="fill") for stream in large]
-        await peer.until(lambda: any(stream.ended for stream in large))
-        refused = next(stream for stream in large if stream.ended)
-        assert await refused.status() == 503
-        assert b"which are more than the" in bytes(refused.data)
-        await until(lambda: krun.requests.app.buffered_bytes <= 3.3 * len(BIG))
-        assert small.fields == [], "who holds little goes on"
-        for fill in fills:
-            fill.cancel()
-
-
-async def test_one_request_too_many(app: TcpServer) -> None:
-    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
-        proxy = krun.requests.app
-        proxy.max_requests = 2
-        _, there, _ = await asked(peer, app)
-        await asked(peer, app)
-        assert proxy.open_requests == 2
-        refused = peer.request(b"GET", b"/", end=True)
-        assert await refused.status() == 503
-        assert await refused.rest() == b"2 requests to the app are open already\n"
-        assert proxy.refused_total == 1
-        await there.send(OK_2)
-        await until(lambda: proxy.open_requests == 1)
-        stream = peer.request(b"GET", b"/", end=True)
-        await head_of(there)
-        await there.send(OK_2)
-        assert await stream.status() == 200
 
 
 async def test_an_app_that_answers_and_never_reads(app: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:

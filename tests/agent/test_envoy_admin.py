@@ -37,6 +37,7 @@ async def envoy(tmp_path: Path) -> AsyncIterator[EnvoyProcess]:
         policy=PeerPolicy(["spiffe://demo.local/**"]),
         secrets_folder=tmp_path / "envoy",
         connect_timeout_s=1,
+        alpn=["istio"],
     )
     envoy = await EnvoyProcess.start(binary, told, secrets(tmp_path / "certs"), tmp_path / "envoy")
     try:

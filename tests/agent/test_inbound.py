@@ -27,6 +27,8 @@ from shared.errors import (
     ConfigError,
     DeniedError,
     DialError,
+    LimitError,
+    OverloadError,
     StreamResetError,
     TlsFailureError,
     UnavailableError,
@@ -125,6 +127,7 @@ class House:
         self._records: asyncio.Queue[InboundRecord] = asyncio.Queue()
         self._clients: list[TlsClient] = []
         self.inbound: Inbound | None = None
+        self.refusal: LimitError | None = None
 
     async def start(self, **changes: object) -> Inbound:
         """Starts the mTLS end; `changes` to its settings."""
@@ -132,6 +135,7 @@ class House:
             replace(self.settings, **changes),  # type: ignore[arg-type]  # by name, as the tests give them
             self.policy,
             self._records.put_nowait,
+            lambda: self.refusal,
         )
         await self.inbound.start()
         return self.inbound
@@ -816,3 +820,31 @@ async def test_a_peer_of_an_alias_is_one_of_ours(house: House) -> None:
     client = await house.client(house.authority.issue(SpiffeId("old.local", FRIEND.path)))
     client.send(b"hello")
     assert await client.receive() == b"hello"
+
+
+# What it holds, and when it takes nobody.
+
+
+async def test_what_it_holds_can_be_ended(house: House) -> None:
+    inbound = await house.start()
+    client = await house.client()
+    client.send(b"hello")
+    assert await client.receive() == b"hello"
+    [relay] = inbound.holders()
+    assert relay.buffered_bytes == 0
+    relay.abort(OverloadError("it holds most"))
+    record = await house.record()
+    assert (str(record.error), record.identity) == ("it holds most", str(FRIEND))
+    assert list(inbound.holders()) == []
+    assert isinstance(await house.app.error(), ConnectionResetError)
+
+
+async def test_while_too_much_is_held_nobody_is_taken(house: House) -> None:
+    house.refusal = LimitError("too much is held", "HBONE_MAX_BUFFERED")
+    await house.start()
+    with pytest.raises(OSError):
+        await house.client()
+    record = await house.record()
+    assert (str(record.error), record.identity) == ("too much is held", "")
+    house.refusal = None
+    await house.client()

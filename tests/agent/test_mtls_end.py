@@ -26,7 +26,9 @@ async def test_none_leads_to_whoever_listens_there() -> None:
     it = end(HBONE_INBOUND="none", HBONE_INBOUND_LISTEN="127.0.0.1:15003")
     await it.start()
     assert str(it.address) == "127.0.0.1:15003"
-    assert (it.exited, it.connections) == (None, 0)
+    assert (it.exited, it.connections, it.files_per_tunnel) == (None, 0, 1)
+    it.limit(0)
+    assert list(it.holders()) == []
     await it.emptied()
     await it.close()
 
@@ -36,6 +38,12 @@ async def test_the_built_in_one(tmp_path: Path) -> None:
     await it.start()
     assert it.address.port != 0
     assert it.exited is None
+    assert it.files_per_tunnel == 3, "its own two, and the tunnel's"
+    it.limit(0)
+    reader, writer = await asyncio.open_connection(it.address.host, it.address.port)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
     await it.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(it.address.host, it.address.port)

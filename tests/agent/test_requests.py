@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.app import LIMITS
 from agent.settings import Settings
+from agent.tunnel_port import LIMITS
 from shared.net import tunnel_clock
 from shared.net.address import Address
 from shared.net.tunnel_server import GONE

@@ -21,6 +21,7 @@ from agent.variables import (
     owner,
     positive_seconds,
     seconds,
+    size_in,
     target,
     whole_in,
     words,
@@ -40,6 +41,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "positive_seconds": positive_seconds,
     "number_in": number_in(0.5, 2),
     "whole_in": whole_in(1, 16),
+    "size_in": size_in(1024, 1 << 30),
     "owner": owner,
 }
 
@@ -138,3 +140,25 @@ def test_any_text_is_taken_or_refused(parser: str, text: str) -> None:
         Variables({"A": text})("A", PARSERS[parser], None)
     except UsageError as error:
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("1024", 1024), ("1KiB", 1024), ("16MiB", 16 << 20), ("1GiB", 1 << 30)]
+)
+def test_a_size(text: str, size: int) -> None:
+    assert size_in(1024, 1 << 30)(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1023", "has to be in 1024..1073741824 bytes, or 0"),
+        ("2GiB", "has to be in 1024..1073741824 bytes, or 0"),
+        ("1MB", "has to be a size such as 64KiB, 256MiB or 1GiB"),
+        ("-1", "has to be a size such as"),
+        ("1.5GiB", "has to be a size such as"),
+    ],
+)
+def test_no_size(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        size_in(1024, 1 << 30)(text)

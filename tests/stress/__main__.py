@@ -30,6 +30,7 @@ from tests.stress import (
     restart,
     services,
     stall,
+    uploads,
 )
 from tests.stress.clients import BrokenError
 from tests.stress.run import Run
@@ -50,6 +51,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "million": (million.million, 150.0),
     "stall": (stall.stall, 150.0),
     "names": (names.random_names, 120.0),
+    "uploads": (uploads.uploads, 120.0),
 }
 """By name, with the seconds that each may take; together 15 minutes on two cores."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hyperframe.frame import Frame
 
-from tests.stress import attack, churn, idle, names, probes, services
+from tests.stress import attack, churn, idle, names, probes, services, uploads
 from tests.stress.figures import percentile
 from tests.stress.run import Run
 from tests.stress.table import Row, render
@@ -16,6 +16,7 @@ from tests.support import attacker, stalls
 from tests.support.attack_frames import PREFACE
 from tests.support.attacker import End
 from tests.support.floods import Flood, floods, one_byte_frames
+from tests.support.world import find_program
 
 FRAME_HEADER_BYTES = 9
 
@@ -73,6 +74,13 @@ async def test_random_services_cost_few_tokens(tmp_path: Path) -> None:
     await services.services(run, clients=200)
     found = verdicts(run)
     assert found["tokens asked for"] and found["their token"] and found["afterwards"]
+
+
+async def test_uploads_do_not_keep_tunnels_out(tmp_path: Path) -> None:
+    find_program("h2load")
+    run = Run("uploads", tmp_path, quiet=True)
+    await uploads.uploads(run, attack_s=1.0, idle=50, quiet_s=0.1)
+    assert [row for row in run.rows if "new tunnels" in row.scenario and row.passed]
 
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)

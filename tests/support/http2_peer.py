@@ -274,6 +274,10 @@ class Http2Peer(asyncio.Protocol):
         open_bytes = self._h2.local_flow_control_window(stream.number)
         return min(open_bytes, self._h2.max_outbound_frame_size)
 
+    def window_left(self, stream: PeerStream) -> int:
+        """How much may be sent before the other end gives more."""
+        return self._h2.local_flow_control_window(stream.number)
+
     def credit(self, stream: PeerStream, count: int) -> None:
         """Gives the window back."""
         if count and not (stream.ended or stream.reset_code is not None):

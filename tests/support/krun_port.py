@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent.app import LIMITS
 from agent.requests import Requests
 from agent.settings import Settings
+from agent.tunnel_port import LIMITS
+from shared.errors import LimitError
 from shared.net.address import Address
 from shared.net.connection import Connection
 from shared.net.listen import bound_address, listen
@@ -20,9 +21,9 @@ from tests.support.tcp_peer import PATIENCE_S
 class KrunPort:
     """Made by `serving`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, refusal: Callable[[], LimitError | None] = lambda: None) -> None:
         self.records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
-        self.requests = Requests(settings, self.records.put_nowait)
+        self.requests = Requests(settings, self.records.put_nowait, refusal=refusal, app_refusal=refusal)
         self.port = 0
         self._connections: set[Connection] = set()
 
@@ -48,9 +49,12 @@ class KrunPort:
 
     @classmethod
     @asynccontextmanager
-    async def serving(cls, settings: Settings) -> AsyncIterator[KrunPort]:
-        """A free loopback port that serves with `settings` until the block ends."""
-        self = cls(settings)
+    async def serving(
+        cls, settings: Settings, refusal: Callable[[], LimitError | None] = lambda: None
+    ) -> AsyncIterator[KrunPort]:
+        """A free loopback port that serves with `settings` until the block ends. `refusal()` says why nothing
+        new is taken, if so."""
+        self = cls(settings, refusal)
         listener = await listen(Address("127.0.0.1", 0), self._accept, purpose="test")
         self.port = bound_address(listener).port
         try:

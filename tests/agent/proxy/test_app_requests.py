@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.proxy.app_requests import AppRequests
 from agent.settings import Settings
-from shared.net import memory_budget
 from shared.net.address import Address
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
@@ -72,23 +70,6 @@ async def test_to_an_http_2_app_that_does_not(peer: Http2Peer, app: TcpServer) -
 async def test_another_protocol_to_one_that_does_not(peer: Http2Peer, app: TcpServer) -> None:
     stream = await websocket(peer, app, SETTINGS, protocol=b"connect-udp")
     assert await stream.status() == 501
-
-
-async def test_what_is_held_is_looked_at_while_there_is_something(
-    krun: KrunPort, peer: Http2Peer, app: TcpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_budget, "CALM_S", 0.01)
-    stream = peer.request(b"GET", b"/", end=True)
-    (await app.accept()).end()
-    there = await app.accept()
-    await there.read_until(b"\r\n\r\n")
-    requests = krun.requests.app._requests
-    assert isinstance(requests, AppRequests)
-    assert requests._budget._sweep.running
-    await there.send(OK)
-    assert await stream.rest() == b"ok"
-    while requests._budget._sweep.running:  # the test's timeout ends it
-        await peer.answered()
 
 
 async def test_what_a_client_has_yet_to_read_counts(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:

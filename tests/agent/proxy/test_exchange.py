@@ -22,6 +22,7 @@ class FakeStream:
     done: list[object] = field(default_factory=list)
     on_gone: object = None
     buffered_bytes: int = 0
+    held_bytes: int = 0
     headers: Headers = ((b":method", b"GET"),)
 
     def respond(self, headers: Headers, *, end_stream: bool = False) -> None:

@@ -39,7 +39,7 @@ async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
 
 
 def pool_of(krun: KrunPort) -> http1_pool.Http1Pool:
-    requests = krun.requests.app._requests
+    requests = krun.requests.app._proxy._requests
     assert isinstance(requests, AppRequests)
     return requests._http1
 

@@ -1,0 +1,95 @@
+"""What krun holds for all its peers together: for tunnels, for requests to the app, at the built-in mTLS end,
+and on HTTP/2 connections.
+
+There is one budget for all. Requests to the app may have `REQUESTS_SHARE` of it: whoever sends the app more
+than it reads must not keep tunnels out, nor have them ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+
+from agent.mtls_end import MtlsEnd
+from agent.request_bounds import HeldRequest
+from agent.requests import Requests
+from agent.settings import Settings
+from agent.tunnel_port import LIMITS
+from shared.errors import HboneError, LimitError
+from shared.net.connection import Connection
+from shared.net.memory_budget import Holder, MemoryBudget, Part, default_most_bytes
+
+log = logging.getLogger("hbone.agent")
+
+SETTING = "HBONE_MAX_BUFFERED"
+
+REQUESTS_SHARE = 0.75
+"""Of it."""
+
+
+class Memory:
+    """The budget of this krun."""
+
+    def __init__(self, settings: Settings, connections: Collection[Connection], mtls_end: MtlsEnd) -> None:
+        self.requests: Requests | None = None
+        """Of the streams on `connections`; to be set before the start."""
+        self._connections = connections
+        self._mtls_end = mtls_end
+        most = settings.max_buffered_bytes
+        self._budget = MemoryBudget(
+            default_most_bytes() if most is None else most,
+            self._holders,
+            others=self._others,
+            setting=SETTING,
+            may_come=self._may_come,
+            part=Part(lambda holder: isinstance(holder, HeldRequest), REQUESTS_SHARE, "requests to the app"),
+        )
+
+    def refusal(self) -> LimitError | None:
+        """Why nothing new is taken now; None while it is."""
+        return self._budget.refusal()
+
+    def request_refusal(self) -> LimitError | None:
+        """Why no request to the app is taken now; None while it is."""
+        return self._budget.part_refusal()
+
+    def start(self) -> None:
+        """From now on looks at what is held."""
+        self._budget.start()
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._budget.close()
+
+    def _holders(self) -> Iterator[Holder]:
+        yield from self._mtls_end.holders()
+        for connection in self._connections:
+            yield HeldConnection(connection)
+        if self.requests is not None:
+            yield from self.requests.tunnels
+            yield from self.requests.app.holders()
+
+    def _others(self) -> int:
+        return 0 if self.requests is None else self.requests.app.shared_bytes
+
+    def _may_come(self) -> int:
+        return len(self._connections) * LIMITS.connection_window_bytes
+
+
+class HeldConnection:
+    """What waits on an HTTP/2 connection to be sent, beside what its streams hold."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def buffered_bytes(self) -> int:
+        """For its peer."""
+        return self._connection.buffered_bytes
+
+    def abort(self, error: HboneError) -> None:
+        """Drops it, with its streams."""
+        log.warning("connection of %s dropped: %s", self._connection.peer_name, error)
+        self._connection.abort(str(error))
