@@ -37,6 +37,9 @@ class RevocationList:
     """One list, as its issuer has signed it."""
 
     crl: x509.CertificateRevocationList
+    issuer_name: x509.Name
+    """Read once: whoever reads a malformed one is warned each time, on standard error."""
+
     serials: frozenset[int]
     """Of the certificates that are revoked."""
 
@@ -46,7 +49,7 @@ class RevocationList:
     @property
     def issuer(self) -> str:
         """For people."""
-        return shown(self.crl.issuer.rfc4514_string())
+        return shown(self.issuer_name.rfc4514_string())
 
     @property
     def this_update(self) -> datetime:
@@ -162,8 +165,9 @@ def _list(der: bytes) -> RevocationList:
         for entry in entries:
             _check_entry(entry)
         # Parsed when they are asked for: done here, so that every later look is sure to succeed.
-        _ = crl.last_update_utc, crl.next_update_utc, crl.issuer.rfc4514_string()
-        return RevocationList(crl, frozenset(entry.serial_number for entry in entries))
+        issuer = crl.issuer
+        _ = crl.last_update_utc, crl.next_update_utc, issuer.rfc4514_string()
+        return RevocationList(crl, issuer, frozenset(entry.serial_number for entry in entries))
     except (
         x509.DuplicateExtension,
         x509.InvalidVersion,

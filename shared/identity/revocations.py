@@ -58,7 +58,7 @@ class Revocations:
         """
         found, roots = tuple(lists), tuple(roots)
         for one in found:
-            namesakes = [root for root in roots if root.subject == one.crl.issuer]
+            namesakes = [root for root in roots if root.subject == one.issuer_name]
             if namesakes and not any(one.signed_by(root) for root in namesakes):
                 raise ValueError(f"the list of {one.issuer} is not signed by the root of that name")
         self.lists, self._revoked = found, {}
@@ -161,7 +161,7 @@ class Revocations:
 
     def _learn(self, key: bytes, issuer: x509.Certificate) -> None:
         serials = [
-            one.serials for one in self.lists if one.crl.issuer == issuer.subject and one.signed_by(issuer)
+            one.serials for one in self.lists if one.issuer_name == issuer.subject and one.signed_by(issuer)
         ]
         if serials:
             self._revoked[key] = serials[0] if len(serials) == 1 else frozenset().union(*serials)

@@ -210,7 +210,7 @@ def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) ->
         trusted = root_certificates.parse(_content(roots))
         for issuer in (*trusted, *intermediates):
             for one in lists:
-                if one.crl.issuer == issuer.subject:
+                if one.issuer_name == issuer.subject:
                     one.signed_by(issuer)
         return lists, trusted
     except ValueError as error:

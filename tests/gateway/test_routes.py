@@ -110,7 +110,7 @@ def test_a_registered_name() -> None:
 def test_who_has_chosen_the_name_that_is_looked_up(
     url: str, connect: str | None, is_connect: bool, named_by_client: bool
 ) -> None:
-    route = Route(host="*", tunnel=TunnelUrl.parse(url), connect=Address.parse(connect) if connect else None)
+    route = Route(host="**", tunnel=TunnelUrl.parse(url), connect=Address.parse(connect) if connect else None)
     target = RouteTable([route]).match(HELLO)
     assert (target.is_connect, target.named_by_client) == (is_connect, named_by_client)
 

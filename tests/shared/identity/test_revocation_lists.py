@@ -140,6 +140,7 @@ def test_every_prefix_is_refused() -> None:
 
 
 @settings(max_examples=300)
+@example(at=31, piece=b"\x06")  # the issuer's common name becomes a country's, of which cryptography warns
 @given(st.integers(0, len(GOOD) - 1), st.binary(max_size=4))
 def test_garbage_is_refused_or_not_signed(at: int, piece: bytes) -> None:
     """Whatever has been changed: an error that is ours, or a list that the root has not signed."""
