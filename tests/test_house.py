@@ -100,7 +100,6 @@ OTHER_DIALS = {
     "shared/net/dial.py",  # gives the event loop addresses, and sockets
     "gateway/workers.py",  # where to listen, before there is an event loop
     "hbone/demo/client.py",  # of the demo's own gateway, on loopback
-    "agent/app_proxy.py",
 }
 
 
@@ -119,3 +118,9 @@ def test_every_dial_goes_by_one_resolver() -> None:
             found.add(name)
     found.discard("shared/net/dns_query.py")  # c-ares' own
     assert found <= OTHER_DIALS
+
+
+def test_the_tests_that_the_security_document_names_exist() -> None:
+    named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs" / "security.md").read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -14,7 +14,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
-from agent.launcher import _accepts
+from agent.launcher import accepts
 from shared.errors import DialError, HboneError, UpstreamError
 from shared.net import grpc_call, happy_eyeballs, http1_client
 from shared.net.address import Address
@@ -107,7 +107,7 @@ async def by_grpc(host: str, port: int) -> None:
 
 
 async def by_launcher(host: str, port: int) -> None:
-    if not await _accepts(Address(host, port)):
+    if not await accepts(Address(host, port)):
         raise DialError("name server")
 
 
