@@ -24,6 +24,9 @@ LINGER_S = 2.0
 """How long a client that has its answer may go on sending: closing over unread bytes sends RST, which can
 overtake the answer (RFC 9112 section 9.6)."""
 
+MAX_LINE_BYTES = 8192
+"""Of a request line (RFC 9112 section 3 wants 8000 at least): what is longer is not waited for."""
+
 _PREFACE_WORD = b"PRI"
 _ANSWER = (
     f"krun, the port of the tunnels: {H2C_ONLY}. "
@@ -35,6 +38,19 @@ _HEAD = (
     b"content-length: %d\r\n"
     b"connection: close\r\n\r\n" % len(_ANSWER)
 )
+
+
+def _is_http1(early: bytes) -> bool | None:
+    """Whether a connection that begins with `early` is one of HTTP/1; None: its first line is unfinished."""
+    word = early[: len(_PREFACE_WORD)]
+    if len(word) < len(_PREFACE_WORD):
+        return None
+    if word == _PREFACE_WORD or not (word.isalpha() and word.isupper()):
+        return False
+    line, end, _ = early[:MAX_LINE_BYTES].partition(b"\n")
+    if not end:
+        return None if len(early) < MAX_LINE_BYTES else False
+    return line.rstrip(b"\r").rpartition(b" ")[2].startswith(b"HTTP/1.")
 
 
 class FirstBytes(asyncio.BufferedProtocol):
@@ -96,14 +112,14 @@ class FirstBytes(asyncio.BufferedProtocol):
         if self._decided is None or transport is None:
             return  # it has been answered
         early = self._early = self._early + bytes(READ_BUFFER[:nbytes])
-        word = early[: len(_PREFACE_WORD)]
-        if len(word) < len(_PREFACE_WORD):
+        is_http1 = _is_http1(early)
+        if is_http1 is None:
             return
         self._cancel_timer()
-        if word == _PREFACE_WORD or not (word.isalpha() and word.isupper()):
-            self._hand_over(transport, early)
-        else:
+        if is_http1:
             self._answer(transport, early)
+        else:
+            self._hand_over(transport, early)
         self._end()
 
     def eof_received(self) -> bool:
@@ -114,7 +130,7 @@ class FirstBytes(asyncio.BufferedProtocol):
         self._end()
 
     def _hand_over(self, transport: asyncio.Transport, early: bytes) -> None:
-        """What is no HTTP at all is HTTP/2's to refuse."""
+        """What is no HTTP at all is refused by HTTP/2."""
         connection = self._connection()
         transport.set_protocol(connection)
         connection.connection_made(transport)

@@ -128,9 +128,25 @@ async def test_an_answer_to_head_has_no_body(port: Port) -> None:
         assert (await peer.rest()).endswith(b"connection: close\r\n\r\n")
 
 
-async def test_what_is_no_http_is_http2_s_to_refuse(port: Port) -> None:
+async def test_http1_that_comes_in_pieces(port: Port) -> None:
     async with TcpPeer.connected(port.port) as peer:
-        await peer.send(b"\x16\x03\x01\x02\x00\x01\x00")  # a ClientHello
+        for piece in (b"GET /hel", b"lo HTTP/1.1", b"\r\nhost: hello\r\n\r\n"):
+            await peer.send(piece)
+            await asyncio.sleep(0)
+        assert (await peer.rest()).startswith(b"HTTP/1.1 505 ")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",  # a ClientHello
+        b"INVALID CONNECTION PREFACE\r\n\r\n",  # as h2spec has it
+        b"A" * first_bytes.MAX_LINE_BYTES,
+    ],
+)
+async def test_what_is_no_http_is_refused_by_http2(port: Port, first: bytes) -> None:
+    async with TcpPeer.connected(port.port) as peer:
+        await peer.send(first)
         kinds = []
         answer = await peer.rest()
         while answer:
