@@ -28,9 +28,9 @@ check: lint types test
 
 # What depends on Python's ssl module; VENV=.venv313 PYTHON=python3.13 runs it under another Python.
 .PHONY: test-tls
-TLS_TESTS := $(wildcard tests/shared/net/test_*tls*.py) tests/shared/net/test_dial.py \
-	tests/shared/net/test_http1_client.py tests/shared/net/test_grpc_call.py \
-	tests/shared/net/test_revocation_watch.py tests/shared/identity/kubernetes
+TLS_TESTS := $(wildcard tests/shared/net/tls/test_*.py tests/shared/net/legs/test_tls.py) tests/shared/net/test_dial.py \
+	tests/shared/net/test_http1.py tests/shared/net/test_grpc.py \
+	tests/shared/credentials/kubernetes
 test-tls: needs-test-tls $(VENV)/.installed-dev
 	$(BIN)/pytest $(TLS_TESTS)
 

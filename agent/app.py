@@ -15,9 +15,9 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent.mtls_end import MtlsEnd
-from agent.settings import Settings
-from agent.workload_identity import WorkloadIdentity
+from agent.config.settings import Settings
+from agent.identity.workload_identity import WorkloadIdentity
+from agent.mtls.mtls_end import MtlsEnd
 from shared import open_files
 from shared.errors import (
     EXIT_INTERNAL,
@@ -27,19 +27,19 @@ from shared.errors import (
     LimitError,
     UnavailableError,
 )
-from shared.net.tcp_end import last_bytes_left
+from shared.net.legs.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
-    from agent.inbound_record import InboundRecord
-    from agent.launcher import App
+    from agent.launch.launcher import App
     from agent.memory import Memory
-    from agent.requests import Requests
-    from agent.reverse import ReverseTunnels
-    from agent.tunnel_port import TunnelPort
-    from shared.net.connection import Connection
-    from shared.net.tunnel_server import TunnelRecord
+    from agent.mtls.inbound_record import InboundRecord
+    from agent.tunnels.requests import Requests
+    from agent.tunnels.reverse import ReverseTunnels
+    from agent.tunnels.tunnel_port import TunnelPort
+    from shared.net.http2.connection import Connection
+    from shared.tunnel.tunnel_server import TunnelRecord
 
 log = logging.getLogger("hbone.agent")
 
@@ -88,7 +88,7 @@ class Agent:
             UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
             HboneError: what `WorkloadIdentity.start` and `MtlsEnd.start` raise.
         """
-        from agent.launcher import ignored_signals
+        from agent.launch.launcher import ignored_signals
 
         loop = asyncio.get_running_loop()
         self._files = open_files.allow_many()
@@ -125,8 +125,8 @@ class Agent:
 
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
-        from agent.app_environment import app_environment
-        from agent.launcher import App, accepts
+        from agent.launch.app_environment import app_environment
+        from agent.launch.launcher import App, accepts
 
         settings = self._settings
         if await accepts(settings.app):
@@ -151,11 +151,11 @@ class Agent:
     async def _open(self) -> None:
         # Only now: an app that ends before it listens has no use for them, and its end waits for none of
         # them.
-        from agent.descriptors import shares_of
         from agent.memory import Memory
-        from agent.requests import Requests
-        from agent.tunnel_port import TunnelPort
-        from shared.net.tunnel_server import GONE, OK
+        from agent.tunnels.descriptors import shares_of
+        from agent.tunnels.requests import Requests
+        from agent.tunnels.tunnel_port import TunnelPort
+        from shared.tunnel.tunnel_server import GONE, OK
 
         self._in_order = (OK, GONE)
         self._memory = Memory(self._settings, self._connections, self._mtls_end)
@@ -181,7 +181,7 @@ class Agent:
             )
             log.info("tunnels on %s", await self._port.open(self._settings.listen))
         if self._settings.reverse is not None:
-            from agent.reverse import ReverseTunnels
+            from agent.tunnels.reverse import ReverseTunnels
 
             self._reverse = ReverseTunnels(
                 self._settings.reverse,

@@ -23,7 +23,7 @@ certificate, 78 wrong file, 130 and 143 SIGINT and SIGTERM before COMMAND was st
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Does what krun is there for and returns the exit code."""
-    from agent.settings import from_env
+    from agent.config.settings import from_env
 
     try:
         flag, arguments = _own_flag(arguments)
@@ -37,7 +37,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         from shared.ops.access_log import AccessLog
 
         if os.getpid() == 1:
-            from agent.launcher import become_init, reset_signals
+            from agent.launch.launcher import become_init, reset_signals
 
             reset_signals(os.getpid())
             if arguments:
@@ -75,7 +75,7 @@ def _own_flag(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _help() -> str:
-    from agent.settings import ENVIRONMENT
+    from agent.config.settings import ENVIRONMENT
 
     width = max(map(len, ENVIRONMENT))
     return _HELP.format(

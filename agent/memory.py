@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator
 
-from agent.mtls_end import MtlsEnd
-from agent.request_bounds import HeldRequest
-from agent.requests import Requests
-from agent.settings import Settings
-from agent.tunnel_port import LIMITS
+from agent.config.settings import Settings
+from agent.mtls.mtls_end import MtlsEnd
+from agent.tunnels.request_bounds import HeldRequest
+from agent.tunnels.requests import Requests
+from agent.tunnels.tunnel_port import LIMITS
 from shared.errors import HboneError, LimitError
-from shared.net.connection import Connection
-from shared.net.memory_budget import Holder, MemoryBudget, Part, default_most_bytes
+from shared.net.http2.connection import Connection
+from shared.net.relay.memory_budget import (
+    Holder,
+    MemoryBudget,
+    Part,
+    default_most_bytes,
+)
 
 log = logging.getLogger("hbone.agent")
 

@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.envoy import find_binary
+from agent.mtls.envoy import find_binary
 from bench.accounting import cpu_seconds, descendants, resident_bytes
 from bench.image import OWN, Environment
 from bench.needs import PATH
 from bench.tools import BenchError
 from shared import core_dumps
+from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
-from shared.identity.certificates.authority import Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.mesh_tls import identity_files
+from shared.net.tls.mesh_tls import identity_files
+from shared.trust.spiffe import SpiffeId
 
 ORIGINS = 16
 """Services that the gateways know; most cases use the first only."""

@@ -9,7 +9,7 @@ again (`reload.py`). The end, on SIGTERM or SIGINT:
 3. Open tunnels have the drain timeout to finish.
 4. What is left is reset, with the flag STOPPED.
 
-A second signal leads to step 4 at once. One of several workers (`workers.py`) does the same, but for the
+A second signal leads to step 4 at once. One of several workers (`parent.py`) does the same, but for the
 ports and the file's changes, which are the front's (`front.py`), and for the second signal, which is SIGQUIT:
 a worker can get the first one twice, from its parent and from whoever signals the whole group.
 """
@@ -25,24 +25,31 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway import admin, certificates, metric_sums
-from gateway.admission import Admission
-from gateway.config import GatewayConfig
-from gateway.forward import Forward
-from gateway.hbone import HboneListener
-from gateway.hello import EmptyConnectionError, Hellos
-from gateway.listeners import Listeners
-from gateway.new_audiences import NewAudiences
-from gateway.ops_ports import OpsPorts
-from gateway.reload import ConfigFile, Reloads, keep_fixed, log_warnings
-from gateway.reverse import ReverseListener
-from gateway.reverse_rules import ReverseRules
-from gateway.routes import RouteTable
-from gateway.stopping import StopRequests
-from gateway.token_sources import TokenSources
-from gateway.tunnel import Tunnels
-from gateway.upstream import Upstreams
-from gateway.worker_link import Answerer, Crew, hold
+from gateway.config.config import GatewayConfig
+from gateway.config.reload import (
+    ConfigFile,
+    Reloads,
+    keep_fixed,
+    log_warnings,
+)
+from gateway.hbone.hbone_port import HboneListener
+from gateway.ops import admin, certificates_in_use
+from gateway.ops.ops_ports import OpsPorts
+from gateway.ports.admission import Admission
+from gateway.ports.hello import EmptyConnectionError, Hellos
+from gateway.ports.listeners import Listeners
+from gateway.reverse.reverse_port import ReverseListener
+from gateway.rules.reverse_rules import ReverseRules
+from gateway.rules.routes import RouteTable
+from gateway.sni.forward import Forward
+from gateway.sni.new_audiences import NewAudiences
+from gateway.sni.token_sources import TokenSources
+from gateway.sni.tunnel import Tunnels
+from gateway.sni.upstream import Upstreams
+from gateway.workers import metric_sums
+from gateway.workers.stopping import StopRequests
+from gateway.workers.worker_link import Answerer, Crew, hold
+from shared.credentials.token_sources.minters import minter_from_env
 from shared.errors import (
     DOWNSTREAM_RESET,
     EXIT_OK,
@@ -51,16 +58,15 @@ from shared.errors import (
     HboneError,
     LimitError,
 )
-from shared.identity.token_sources.minters import minter_from_env
-from shared.net import resolver, revocation_watch
 from shared.net.dial import Origin
-from shared.net.memory_budget import Holder, MemoryBudget, default_most_bytes
-from shared.net.pool import Pool
-from shared.net.retry import RetryRules
-from shared.net.revocation_watch import RevocationWatch
-from shared.net.tcp_end import last_bytes_left
-from shared.net.tls import read_again
-from shared.net.tunnel_clock import TunnelClock
+from shared.net.legs.tcp_end import last_bytes_left
+from shared.net.names import resolver
+from shared.net.pool.pool import Pool
+from shared.net.relay.memory_budget import Holder, MemoryBudget, default_most_bytes
+from shared.net.relay.tunnel_clock import TunnelClock
+from shared.net.tls import revocation_watch
+from shared.net.tls.contexts import read_again
+from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops import dns_metrics
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
@@ -68,6 +74,7 @@ from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.ops.token_metrics import TokenMetrics
 from shared.tasks import spawn
+from shared.tunnel.retry import RetryRules
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -479,8 +486,8 @@ class Gateway:
         self.metrics.add(lambda: admission.route_families(self._config.routes))
         self.metrics.add(self._log_families)
         self.metrics.add(lambda: revocation_watch.families(self._revocations()))
-        self.metrics.add(certificates.families)
-        self.metrics.add(lambda: dns_metrics.families(self._resolver))
+        self.metrics.add(certificates_in_use.families)
+        self.metrics.add(lambda: dns_metrics.families(self._resolver.numbers))
         tokens, cache = self._tokens, self._tokens.cache
         self.metrics.add(
             lambda: self._token_metrics.families(
@@ -576,7 +583,7 @@ def _name(origin: Origin) -> str:
 
 
 def _show_certificates(_: Request) -> Response:
-    return admin.as_json(certificates.rows())
+    return admin.as_json(certificates_in_use.rows())
 
 
 def _alive(_: Request) -> Response:

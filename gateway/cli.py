@@ -7,8 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, ConfigError, HboneError
+
+if TYPE_CHECKING:
+    from gateway.workers.worker_link import Crew
+    from shared.ops.access_log import AccessLog
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
 
@@ -55,20 +60,19 @@ def _serve(options: argparse.Namespace) -> int:
 
     log.setup(options.log_format, options.log_level, component="hgate")
     open_files.allow_many()
+
+    async def serve(access_log: AccessLog, crew: Crew | None = None) -> int:
+        return await Gateway(options.config, os.environ, access_log, crew).run()
+
     if options.workers > 1:
-        from gateway.workers import Workers
+        from gateway.workers.parent import Workers
 
-        return Workers(options.config, os.environ, options.workers, options.log_format).run()
-
-    async def serve() -> int:
-        access_log = AccessLog(sys.stdout, options.log_format, "hgate")
-        return await Gateway(options.config, os.environ, access_log).run()
-
-    return loop.run(serve())
+        return Workers(options.config, os.environ, options.workers, options.log_format, serve).run()
+    return loop.run(serve(AccessLog(sys.stdout, options.log_format, "hgate")))
 
 
 def _check(config: Path) -> int:
-    from gateway.config import load
+    from gateway.config.config import load
 
     checked = load(config)
     routes, warnings = len(checked.routes), len(checked.warnings)
@@ -80,10 +84,10 @@ def _check(config: Path) -> int:
 
 
 def _explain(config: Path, sni: str) -> int:
-    from gateway.config import load
-    from gateway.routes import RouteTable
+    from gateway.config.config import load
+    from gateway.rules.routes import RouteTable
     from shared.errors import NoRouteError
-    from shared.wire import istio_sni
+    from shared.tls import istio_sni
 
     table = RouteTable(load(config).routes)
     sni = sni.removesuffix(".")  # as the hello's reader does

@@ -6,16 +6,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hbone.cli import HELP_COLUMNS
+from shared.command_line import help_format
+from shared.credentials.certificates.certificate_report import describe_all, until
 from shared.errors import EXIT_CONFIG, EXIT_OK
-from shared.identity.certificates import certificate_check, certificate_folder
-from shared.identity.certificates.certificate_check import Findings
-from shared.identity.certificates.certificate_folder import CertificatePaths
-from shared.identity.certificates.certificate_report import describe_all, until
+from shared.net.tls import certificate_check, certificate_folder
+from shared.net.tls.certificate_check import Findings
+from shared.net.tls.certificate_folder import CertificatePaths
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hbone certs",
-        formatter_class=partial(argparse.HelpFormatter, width=HELP_COLUMNS),
+        formatter_class=help_format,
         description="Shows the certificates in FOLDER: whose, from whom, until when, and what is wrong.",
         epilog=f"Exit codes: {EXIT_OK} all is well, {EXIT_CONFIG} something is wrong, which it says.",
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from shared.command_line import help_format
 from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_USAGE, HboneError, UsageError
 
 _EXIT_CODES = (
@@ -20,7 +21,6 @@ _EXIT_CODES = (
 _ARGPARSE_USAGE = 2
 """argparse's own exit code for a usage error."""
 
-HELP_COLUMNS = 100
 """Of --help, whatever the terminal has."""
 
 
@@ -76,7 +76,7 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
     from hbone import proxy_command, stdio, target, token_choice
     from shared import loop
-    from shared.net.address import Address
+    from shared.address import Address
 
     if options.no_token and (options.token_file is not None or options.audience is not None):
         raise UsageError("--no-token is not allowed with --token-file or --audience")
@@ -102,8 +102,7 @@ def _tunnel(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hbone",
-        # Else it asks shutil for the terminal's width, which imports bz2 and lzma.
-        formatter_class=partial(argparse.HelpFormatter, width=HELP_COLUMNS),
+        formatter_class=help_format,
         usage="hbone [flags] URL|HOST:PORT\n       hbone token|certs|demo|cloudrun [--help]",
         description="Carries standard input and output through a tunnel, for ssh's ProxyCommand: "
         "ssh -o ProxyCommand='hbone https://HOST:443/_hbone/22' root@NAME",

@@ -16,6 +16,8 @@ from typing import cast
 
 from hbone.stdio import STDIN, StdioLeg
 from hbone.target import TunnelTarget
+from shared.address import Address
+from shared.credentials.tokens.tokens import TokenSource
 from shared.errors import (
     EXIT_OK,
     DialError,
@@ -24,15 +26,18 @@ from shared.errors import (
     StreamResetError,
     UpstreamError,
 )
-from shared.identity.tokens import TokenSource
-from shared.net.address import Address
-from shared.net.answers import AskedOf, refusal
 from shared.net.dial import Origin, dial_http2
-from shared.net.pinged_connection import PingedConnection
-from shared.net.relay import Relay
-from shared.net.retry import Retries, Retry, RetryRules, retry_after_s
-from shared.net.stream import Stream, header_value
-from shared.wire import tunnel_request
+from shared.net.http2.answers import AskedOf, refusal
+from shared.net.http2.pinged_connection import PingedConnection
+from shared.net.legs.stream import Stream, header_value
+from shared.net.relay.relay import Relay
+from shared.tunnel import tunnel_request
+from shared.tunnel.retry import (
+    Retries,
+    Retry,
+    RetryRules,
+    retry_after_s,
+)
 
 CONNECT_TIMEOUT_S = 10.0
 """For TCP and TLS."""
@@ -142,9 +147,9 @@ def _explained(
 
 
 class _Asking:
-    """The tunnel request, sent again by the rules of `shared/net/retry.py`, each time on a new connection, as
-    the old one may be on its way out. Standard input is not touched meanwhile. The token is as new as can be,
-    so a 401 is the answer."""
+    """The tunnel request, sent again by the rules of `shared/tunnel/retry.py`, each time on a new connection,
+    as the old one may be on its way out. Standard input is not touched meanwhile. The token is as new as can
+    be, so a 401 is the answer."""
 
     def __init__(self, target: TunnelTarget, token: str | None) -> None:
         self.pause_s = 0.0

@@ -1,4 +1,4 @@
-"""Standard input and output as one end of a tunnel (rules in `shared/net/legs.py`).
+"""Standard input and output as one end of a tunnel (rules in `shared/net/legs/contract.py`).
 
 ssh gives a ProxyCommand two pipes, or one socket; a shell gives files and terminals. What the event loop
 cannot watch (files) is always ready. Nothing but the tunnel's bytes ever goes to standard output.
@@ -18,9 +18,9 @@ import socket
 import stat
 
 from shared.errors import StreamResetError
-from shared.net.legs import Buffer, RelayEnd
-from shared.net.read_buffer import READ_BYTES
-from shared.wire.frames import CANCEL
+from shared.http2.frames import CANCEL
+from shared.net.legs.contract import Buffer, RelayEnd
+from shared.net.legs.read_buffer import READ_BYTES
 
 FULL_BYTES = 256 << 10
 """Unwritten bytes beyond which the tunnel is told to wait: the same as for an HTTP/2 connection."""

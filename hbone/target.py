@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.address import Address
 from shared.errors import UsageError
-from shared.net.address import Address
 from shared.ports import HTTPS
-from shared.wire.tunnel_request import TUNNEL_PREFIX
+from shared.tunnel.tunnel_request import TUNNEL_PREFIX
 
 _DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 

@@ -3,8 +3,8 @@
 Owned here: what flags and environment mean, and that no token goes to where it could be read or used by
 somebody else. A token goes only over https, or to this machine. A JWT in a file has to be for the URL's host,
 unless --audience says whom else it may be for. A command needs its token once, so none is kept: the gateway's
-cache (`shared/identity/token_cache.py`) is not even imported. What mints is imported when a token is to be
-minted, for ssh users wait.
+cache (`shared/credentials/tokens/token_cache.py`) is not even imported. What mints is imported when a token
+is to be minted, for ssh users wait.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hbone.target import TunnelTarget
+from shared.credentials.tokens.tokens import FileToken, NoToken, TokenSource, demand_fit
 from shared.errors import TokenError, UsageError
-from shared.identity.tokens import FileToken, NoToken, TokenSource, claims_of, demand_fit, shown_claim
+from shared.trust.token_claims import claims_of, shown_claim
 
 if TYPE_CHECKING:
-    from shared.identity.minting import Minter
-    from shared.net.address import Address
+    from shared.address import Address
+    from shared.credentials.tokens.minting import Minter
 
 GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
 """In what `gcloud auth print-identity-token` gives for a person's own account, whose audience cannot be
@@ -141,7 +142,7 @@ def _demand_secrecy(target: TunnelTarget, dialled: Address, flag: str) -> None:
     """Raises UsageError if others could read a token on its way."""
     if target.scheme == "https":
         return
-    from shared.identity.token_sources.token_settings import is_own_machine
+    from shared.credentials.token_sources.token_settings import is_own_machine
 
     if not is_own_machine(dialled.host):
         where = f"{target} leads" if dialled == target.address else f"{target} by way of {dialled} leads"
@@ -159,7 +160,7 @@ def of_file(path: Path, audience: str = "") -> FileToken:
 def checked_file(path: Path) -> Path:
     """`path`, if it may be one. Raises UsageError, which does not repeat it, for what must be the token
     itself."""
-    from shared.identity.token_sources.token_settings import file_path
+    from shared.credentials.token_sources.token_settings import file_path
 
     try:
         return file_path(str(path))
@@ -176,6 +177,6 @@ def checked_audience(audience: str) -> str:
 
 def minter(environ: Mapping[str, str]) -> Minter:
     """Who mints tokens, as the environment has it. Raises UsageError if a variable is wrong."""
-    from shared.identity.token_sources.minters import minter_from_env
+    from shared.credentials.token_sources.minters import minter_from_env
 
     return minter_from_env(environ)

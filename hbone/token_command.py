@@ -15,9 +15,9 @@ from typing import TextIO
 
 from hbone import token_choice
 from shared import loop
+from shared.credentials.token_sources.token_settings import SOURCES
 from shared.errors import EXIT_OK, UnavailableError, UsageError
-from shared.identity.token_sources.token_settings import SOURCES
-from shared.identity.tokens import at_utc, claims_of, expiry_of, shown_claim
+from shared.trust.token_claims import at_utc, claims_of, expiry_of, shown_claim
 
 DESCRIPTION = (
     "Says of the token that a tunnel would get whose it is, whom it is for and until when. Where it comes "

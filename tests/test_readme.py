@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shared.identity.certificates.authority import Authority
+from shared.credentials.certificates.authority import Authority
 
 ROOT = Path(__file__).parent.parent
 

@@ -19,8 +19,8 @@ NOBODY_NEEDS = frozenset(
 )
 
 NO_TUNNELS_NEED = NOBODY_NEEDS | {
-    *("h11", "yaml", "prometheus_client", "datetime", "shared.net.mesh_tls"),
-    *("shared.net.resolver", "pycares"),  # where no name is dialled
+    *("h11", "yaml", "prometheus_client", "datetime", "shared.net.tls.mesh_tls"),
+    *("shared.net.names.resolver", "pycares"),  # where no name is dialled
 }
 
 
@@ -42,13 +42,13 @@ def test_hbone_imports_what_a_tunnel_needs() -> None:
     names = imported("hbone", f"http://127.0.0.1:{closed_port()}/_hbone/22")
 
     assert "shared.net.dial" in names
-    assert not names & (NO_TUNNELS_NEED | {"shared.net.http1_client", "shared.identity.spiffe"})
+    assert not names & (NO_TUNNELS_NEED | {"shared.net.http1", "shared.trust.spiffe"})
 
 
 def test_localhost_needs_no_resolver() -> None:
     names = imported("hbone", f"http://localhost:{closed_port()}/_hbone/22")
 
-    assert "shared.net.resolver" in names
+    assert "shared.net.names.resolver" in names
     assert "pycares" not in names
 
 
@@ -61,8 +61,10 @@ def test_krun_imports_what_a_tunnel_needs() -> None:
     }
     names = imported("agent", "true", environ=told)
 
-    assert "agent.launcher" in names
-    assert not names & (NO_TUNNELS_NEED | {"agent.envoy", "agent.inbound", "agent.reverse", "tempfile"})
+    assert "agent.launch.launcher" in names
+    assert not names & (
+        NO_TUNNELS_NEED | {"agent.mtls.envoy", "agent.mtls.inbound", "agent.tunnels.reverse", "tempfile"}
+    )
 
 
 def test_hgate_checks_a_file_without_serving(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ def test_hgate_checks_a_file_without_serving(tmp_path: Path) -> None:
     file.write_text("listen: ['127.0.0.1:0']\nroutes: [{host: '*.example', forward: '127.0.0.1:1'}]\n")
     names = imported("gateway", "--config", str(file), "--check")
 
-    assert "gateway.config" in names
+    assert "gateway.config.config" in names
     assert not names & (NOBODY_NEEDS - {"bz2", "lzma"})
     assert not names & {"gateway.app", "h11", "prometheus_client", "uvloop"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.settings import ENVIRONMENT
+from agent.config.settings import ENVIRONMENT
 from tests.support.surroundings import SIGNALS, without_settings
 
 ROOT = Path(__file__).parent.parent

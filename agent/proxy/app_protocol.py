@@ -16,15 +16,15 @@ import asyncio
 import logging
 from typing import Literal
 
+from shared.address import Address
 from shared.errors import HboneError
-from shared.net.address import Address
+from shared.http2 import frames
+from shared.http2.frame_rules import SessionError
+from shared.http2.peer_settings import PeerSettings
+from shared.http2.session_limits import SessionLimits
 from shared.net.dial import dial
-from shared.net.legs import Buffer, Leg
+from shared.net.legs.contract import Buffer, Leg
 from shared.tasks import spawn
-from shared.wire import frames
-from shared.wire.frame_rules import SessionError
-from shared.wire.peer_settings import PeerSettings
-from shared.wire.session_limits import SessionLimits
 
 log = logging.getLogger("hbone.app")
 

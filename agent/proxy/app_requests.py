@@ -18,14 +18,14 @@ from agent.proxy.fields import request_head
 from agent.proxy.http1_connection import takes_upgrade
 from agent.proxy.http1_pool import Http1Pool
 from agent.proxy.http2_pool import Http2Pool
+from shared.address import Address
 from shared.errors import DialError, HboneError
-from shared.net.address import Address
-from shared.net.legs import Leg
-from shared.net.memory_budget import Holder
-from shared.net.relay import HALF_CLOSED_TIMEOUT_S, Relay
-from shared.net.stream import Stream
-from shared.net.tcp import TcpLeg
-from shared.net.tunnel_clock import TunnelClock
+from shared.net.legs.contract import Leg
+from shared.net.legs.stream import Stream
+from shared.net.legs.tcp import TcpLeg
+from shared.net.relay.memory_budget import Holder
+from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
+from shared.net.relay.tunnel_clock import TunnelClock
 from shared.tasks import spawn
 
 

@@ -17,10 +17,10 @@ from typing import Protocol
 
 from agent.proxy.fields import Field, RequestHead
 from shared.errors import HboneError
-from shared.net.answers import answer
-from shared.net.legs import Buffer
-from shared.net.stream import Stream
-from shared.wire import frames
+from shared.http2 import frames
+from shared.net.http2.answers import answer
+from shared.net.legs.contract import Buffer
+from shared.net.legs.stream import Stream
 
 SWITCHING_PROTOCOLS = 101
 OK = 200
@@ -159,7 +159,7 @@ class Exchange:
         if not self.is_over:
             self._end()
 
-    # A holder of `shared.net.memory_budget`.
+    # A holder of `shared.net.relay.memory_budget`.
 
     @property
     def buffered_bytes(self) -> int:

@@ -19,7 +19,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.wire.events import Headers
+from shared.http2.events import Headers
 
 Field = tuple[bytes, bytes]
 
@@ -187,7 +187,7 @@ def response_trailers(trailers: Headers | None) -> list[Field]:
 def checked_by_cloud_run(authorization: bytes) -> bool:
     """Whether the header holds a token that Cloud Run has checked: its signature was taken out, or it was
     minted for a Cloud Run URL."""
-    from shared.identity.tokens import claims_of  # what a container with tunnels only need not load
+    from shared.trust.token_claims import claims_of
 
     scheme, _, token = authorization.decode("latin-1").partition(" ")
     token = token.strip()

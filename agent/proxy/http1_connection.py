@@ -37,9 +37,9 @@ from agent.proxy.http1_messages import (
     request_bytes,
 )
 from shared.errors import HboneError
-from shared.net.legs import Buffer, Leg
-from shared.net.stream import Stream
-from shared.net.tcp import TcpLeg
+from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.stream import Stream
+from shared.net.legs.tcp import TcpLeg
 
 WEBSOCKET = b"websocket"
 """The one protocol that is upgraded to: others (h2c) would let a client past what we take out of requests."""
@@ -189,7 +189,7 @@ class Http1Connection:
         self._reset()
 
     def abort(self, error: HboneError) -> None:
-        """Ends it at once, for it holds too much (`shared.net.memory_budget`)."""
+        """Ends it at once, for it holds too much (`shared.net.relay.memory_budget`)."""
         if self.is_leaving:
             self._reset()
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from agent.proxy.exchange import BAD_GATEWAY, UNAVAILABLE, Exchange
 from agent.proxy.http1_connection import Http1Connection
+from shared.address import Address
 from shared.errors import DialError
-from shared.net.address import Address
 from shared.net.dial import dial
-from shared.net.tcp import TcpLeg
+from shared.net.legs.tcp import TcpLeg
 from shared.tasks import spawn
 
 KEEP_S = 1.0

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from agent.proxy.exchange import BAD_GATEWAY, SWITCHING_PROTOCOLS, Exchange
 from agent.proxy.fields import Field, RequestHead, request_trailers, response_fields, response_trailers
 from shared.errors import HboneError, StreamResetError
-from shared.net.legs import Buffer, Leg
-from shared.net.stream import Stream, status_of
-from shared.wire import frames
-from shared.wire.events import Headers
+from shared.http2 import frames
+from shared.http2.events import Headers
+from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.stream import Stream, status_of
 
 
 def request_headers(head: RequestHead) -> list[Field]:

@@ -1,7 +1,7 @@
 """The connections to an app that speaks HTTP/2: a stream of one for each exchange.
 
 Owned here: how many connections, and what the app may send ahead on them. Who dials, and who waits, is
-`shared.net.pool`'s.
+`shared.net.pool.pool`'s.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from agent.proxy.exchange import UNAVAILABLE, Exchange
 from agent.proxy.http2_exchange import Http2Exchange, request_headers
+from shared.address import Address
 from shared.errors import UpstreamError
-from shared.net.address import Address
+from shared.http2.session import SessionLimits
 from shared.net.dial import Origin
-from shared.net.pool import Pool
-from shared.net.pool_limits import PoolLimits
-from shared.net.stream import Stream
+from shared.net.legs.stream import Stream
+from shared.net.pool.pool import Pool
+from shared.net.pool.pool_limits import PoolLimits
 from shared.tasks import spawn
-from shared.wire.session import SessionLimits
 
 STREAM_WINDOW_BYTES = 256 << 10
 """What an app may send ahead of a client that does not read; on loopback more is of no use."""

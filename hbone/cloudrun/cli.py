@@ -16,12 +16,12 @@ from typing import TypeVar
 from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
 from shared import loop
+from shared.address import Address, check_host_name
+from shared.credentials.certificates.authority import Authority
+from shared.credentials.token_sources.jwks import KeySet
 from shared.errors import EXIT_OK, UnavailableError, UsageError
-from shared.identity.certificates.authority import Authority
-from shared.identity.jwks import KeySet
-from shared.identity.jwt_check import GOOGLE_ISSUER, Issuer, TokenChecker
-from shared.net.address import Address, check_host_name
 from shared.ops import log as logs
+from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer, TokenChecker
 
 T = TypeVar("T", int, float)
 

@@ -12,25 +12,25 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.address import Address
+from shared.credentials.token_sources.jwks import KeySet, key_id_of
 from shared.errors import HboneError, UnavailableError, UpstreamError
-from shared.identity.jwks import KeySet, key_id_of
-from shared.identity.jwt_check import TokenChecker, TokenRejected
-from shared.identity.tokens import shown_claim
-from shared.net.address import Address
-from shared.net.answers import answer
-from shared.net.connection import Connection
+from shared.http2.events import Headers
+from shared.http2.header_rules import list_bytes
+from shared.http2.session import SessionLimits
+from shared.listen import bound_address, listen
 from shared.net.dial import Origin
-from shared.net.legs import Leg
-from shared.net.listen import bound_address, listen
-from shared.net.pool import Pool
-from shared.net.pool_limits import PoolLimits
-from shared.net.relay import Relay
-from shared.net.stream import Stream, header_value, status_of
-from shared.net.tls import server_context
+from shared.net.http2.answers import answer
+from shared.net.http2.connection import Connection
+from shared.net.legs.contract import Leg
+from shared.net.legs.stream import Stream, header_value, status_of
+from shared.net.pool.pool import Pool
+from shared.net.pool.pool_limits import PoolLimits
+from shared.net.relay.relay import Relay
+from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
-from shared.wire.events import Headers
-from shared.wire.header_rules import list_bytes
-from shared.wire.session import SessionLimits
+from shared.trust.jwt_check import TokenChecker, TokenRejected
+from shared.trust.token_claims import shown_claim
 
 log = logging.getLogger("hbone.cloudrun")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 
-from shared.identity.jwt_check import Issuer
-from shared.net.address import Address
+from shared.address import Address
 from shared.ops.http_server import Handler, HttpServer, Request, Response
+from shared.trust.jwt_check import Issuer
 
 _ACCOUNT = "/computeMetadata/v1/instance/service-accounts/default"
 _FLAVOR = (("Metadata-Flavor", "Google"),)

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 from hbone.demo.mesh import CLIENT_FILES, Mesh
 from shared.errors import UpstreamError
-from shared.net.tls import load_own, mesh_context, read_file, trust
+from shared.net.tls.contexts import (
+    load_own,
+    mesh_context,
+    read_file,
+    trust,
+)
 
 TIMEOUT_S = 30.0
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hbone.demo.processes import Process, Record
-from shared.identity.certificates.authority import Authority
-from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
+from shared.trust.spiffe import SpiffeId
 
 TRUST_DOMAIN = "demo.local"
 HOST = "hello.demo.svc.cluster.local"

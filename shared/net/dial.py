@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from shared.address import Address
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
-from shared.net import happy_eyeballs, names
-from shared.net.address import Address
-from shared.net.connection import Connection
-from shared.net.names import Resolve
-from shared.net.tcp import TcpLeg
-from shared.net.tls import ALPN_H2, certificate_end, client_context
+from shared.net.http2.connection import Connection
+from shared.net.legs.tcp import TcpLeg
+from shared.net.names import happy_eyeballs, names
+from shared.net.names.endpoint import Resolve
+from shared.net.tls.contexts import ALPN_H2, certificate_end, client_context
 
 if TYPE_CHECKING:
-    from shared.net.mesh_tls import MeshIdentity
-    from shared.net.revocation_watch import RevocationWatch
+    from shared.net.tls.mesh_tls import MeshIdentity
+    from shared.net.tls.revocation_watch import RevocationWatch
 
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -170,7 +170,7 @@ async def dial_http2(
     identity = origin.identity
     name = origin.host if identity is None else identity.server_name  # "": no SNI
     if identity is not None:
-        from shared.net import mesh_tls  # where there is no mesh, 1 ms less to start
+        from shared.net.tls import mesh_tls  # where there is no mesh, 1 ms less to start
 
         try:
             context: ssl.SSLContext | None = mesh_tls.client_context(identity, loop.time())

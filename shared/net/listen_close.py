@@ -24,8 +24,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shared.net.address import Address
-from shared.net.listen import BACKLOG, bound_address
+from shared.address import Address
+from shared.listen import BACKLOG, bound_address
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.listen")

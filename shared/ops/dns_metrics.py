@@ -1,7 +1,6 @@
 """Metrics of look-ups: what came of them, how long they took, how many there are, and their bounds.
 
-What is counted is `shared/net/resolver.py`'s. It imports prometheus_client, so import it only where metrics
-are served.
+Imports prometheus_client: to be imported only where metrics are served.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from shared.net.resolver import MAX_KEPT, Resolver
+from shared.ops.lookup_counts import ResolverNumbers
 
 
-def families(resolver: Resolver) -> Iterator[Metric]:
+def families(resolver: ResolverNumbers) -> Iterator[Metric]:
     """All of it; the look-ups that clients cause are told apart from those of our own settings."""
     counts = resolver.counts
     ended = CounterMetricFamily("hbone_dns_lookups", "Look-ups, by what came of them.", labels=["result"])
@@ -33,10 +32,9 @@ def families(resolver: Resolver) -> Iterator[Metric]:
             ("lookups_waiting_limit", "Those that may."),
         )
     ]
-    for party, slots in (("clients", resolver.clients), ("settings", resolver.ours)):
-        numbers = (slots.taken, slots.limits.most, slots.waiting, slots.limits.most_waiting)
-        for gauge, number in zip(gauges, numbers, strict=True):
+    for party, slots in (("clients", resolver.clients), ("settings", resolver.settings)):
+        for gauge, number in zip(gauges, slots, strict=True):
             gauge.add_metric([party], number)
     yield from gauges
     yield GaugeMetricFamily("hbone_dns_answers", "Answers that are kept.", value=resolver.kept)
-    yield GaugeMetricFamily("hbone_dns_answers_limit", "Those that may be kept.", value=MAX_KEPT)
+    yield GaugeMetricFamily("hbone_dns_answers_limit", "Those that may be kept.", value=resolver.most_kept)

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from shared.net.address import client_network
+from shared.address import client_network
 
 SLOW_S = 0.25
 """A request has come, and its response been taken, within a round trip, which takes milliseconds where

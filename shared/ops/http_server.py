@@ -31,9 +31,9 @@ from urllib.parse import parse_qsl
 
 import h11
 
+from shared.address import Address
 from shared.errors import HboneError
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
+from shared.listen import bound_address, listen
 from shared.ops import local_requests
 from shared.ops.http_places import Activity, source_of, to_evict
 from shared.ops.log import one_line

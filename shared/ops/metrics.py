@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from shared.errors import HboneError
-from shared.net.pool_counts import OriginCounts
+from shared.ops.pool_counts import OriginCounts
 
 MAX_LABELS = 1000
 """Distinct routes, and distinct origins, that are counted apart; later ones are counted as OTHER."""
@@ -97,7 +97,7 @@ class RouteCounts:
         self.closed_by_flag[flag] = self.closed_by_flag.get(flag, 0) + 1
 
     def retried(self, reason: str) -> None:
-        """A tunnel request is sent once more; `reason` is one of `shared.net.retry.REASONS`."""
+        """A tunnel request is sent once more; `reason` is one of `shared.tunnel.retry.REASONS`."""
         self.retries_by_reason[reason] = self.retries_by_reason.get(reason, 0) + 1
 
 

@@ -1,7 +1,7 @@
 """Metrics of tokens: how old, until when, how often replaced, and why not.
 
 Owned here: their names and labels, and the bound on label values, for an audience may have a client's name
-filled in. What is counted is `shared/identity/token_counts.py`'s. It imports prometheus_client, so import it
+filled in. What is counted is `shared/ops/token_counts.py`'s. It imports prometheus_client, so import it
 only where metrics are served.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from shared.errors import TOKEN_REASONS
-from shared.identity.token_counts import TokenCounts, TokenStatus
 from shared.ops.metrics import MAX_LABELS, OTHER
+from shared.ops.token_counts import TokenCounts, TokenStatus
 
 _LABELS = ("identity", "audience")
 

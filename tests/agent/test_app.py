@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.envoy import find_binary
+from agent.mtls.envoy import find_binary
 from shared.errors import UpstreamError
-from shared.identity.certificates.certificate_folder import find
-from shared.identity.spiffe import SpiffeId
-from shared.net.tcp import CLOSE_TIMEOUT_S
+from shared.http2.frames import ENHANCE_YOUR_CALM
+from shared.net.legs.tcp import CLOSE_TIMEOUT_S
+from shared.net.tls.certificate_folder import find
 from shared.tasks import spawn
-from shared.wire.frames import ENHANCE_YOUR_CALM
-from tests.agent.test_sts_server import Sts, form
-from tests.shared.wire.dialogue import PREFACE, goaway, ping
-from tests.shared.wire.dialogue import settings as settings_frame
+from shared.trust.spiffe import SpiffeId
+from tests.agent.identity.test_sts_server import Sts, form
+from tests.shared.http2.dialogue import PREFACE, goaway, ping
+from tests.shared.http2.dialogue import settings as settings_frame
 from tests.support.api_server import SERVICE_ACCOUNT, ApiServer, LocalApiServer, api_server, kubeconfig
 from tests.support.google import Google
 from tests.support.google_services import DATA_PLANE, WORKLOAD

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import run
-from agent.settings import ENVIRONMENT
+from agent.config.settings import ENVIRONMENT
 from shared.errors import EXIT_OK, EXIT_USAGE
 from tests.support.process import started
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net.address import Address
+from shared.address import Address
 from tests.agent.test_app import Krun, krun
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S, TcpServer

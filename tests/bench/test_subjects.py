@@ -6,7 +6,7 @@ import pytest
 
 from bench.subjects import NAMES, TOKEN, World, krun, sni
 from bench.tools import BenchError
-from shared.wire import client_hello, istio_sni
+from shared.tls import client_hello, istio_sni
 
 
 def test_the_files_of_a_world(tmp_path: Path) -> None:

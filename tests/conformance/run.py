@@ -26,8 +26,8 @@ from socket import socket
 import h11
 
 from hbone.demo.processes import Process
+from shared.address import Address
 from shared.errors import EXIT_INTERNAL, EXIT_OK, HboneError, UnavailableError
-from shared.net.address import Address
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
 from tests.path.app import READ_BYTES, App, Behaviour, echo
 

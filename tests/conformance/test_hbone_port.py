@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net.address import Address
+from shared.address import Address
 from shared.tasks import spawn
 from tests.conformance.run import CASES, build, report, run_once
 from tests.support import hbone_port

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.settings import ENVIRONMENT, from_env
+from agent.config.settings import ENVIRONMENT, from_env
 from gateway.app import NOTICE_S
-from gateway.config import GatewayConfig, parse
-from gateway.limit_settings import Limits
-from gateway.routes import RouteTable
+from gateway.config.config import GatewayConfig, parse
+from gateway.config.limit_settings import Limits
+from gateway.rules.routes import RouteTable
 from shared import ports
-from shared.identity.certificates.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
-from shared.net.resolv_conf import search_list
-from shared.wire import istio_sni
+from shared.net.names.resolv_conf import search_list
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
+from shared.tls import istio_sni
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

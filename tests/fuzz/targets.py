@@ -43,26 +43,43 @@ from agent.proxy.http1_messages import (
     read_head,
     request_bytes,
 )
-from gateway import config
-from gateway.host_globs import compile_glob
-from gateway.routes import Route, RouteTable, Target, TokenRule
-from gateway.templates import DEFAULT_PORTS, Template, TunnelUrl, read_target
+from gateway.config import config
+from gateway.rules.host_globs import compile_glob
+from gateway.rules.routes import (
+    Route,
+    RouteTable,
+    Target,
+    TokenRule,
+)
+from gateway.rules.templates import (
+    DEFAULT_PORTS,
+    Template,
+    TunnelUrl,
+    read_target,
+)
 from hbone import target
+from shared.address import Address
+from shared.credentials.certificates.protobuf_fields import bytes_field, fields, integer_field
+from shared.credentials.token_sources.jwks import MAX_KEYS, read_keys
 from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
-from shared.identity import revocation_lists, revocations, spiffe, tokens
-from shared.identity.certificates.roots import bundle_map
-from shared.identity.certificates.trust_bundles import TrustBundles
-from shared.identity.jwks import MAX_KEYS, read_keys
-from shared.identity.jwt_check import TokenChecker, TokenRejected, algorithm
-from shared.identity.peer_patterns import TrustDomain, split_patterns
-from shared.identity.peer_policy import PeerPolicy
-from shared.net.address import Address
-from shared.wire import client_hello, events, frames, grpc_message, istio_sni, tunnel_request
-from shared.wire.flood_guard import FloodLimits
-from shared.wire.peer_settings import FIRST_WINDOW
-from shared.wire.protobuf_fields import bytes_field, fields, integer_field
-from shared.wire.session import Session, SessionError, SessionLimits, StreamState
-from shared.wire.stream_state import REMEMBERED_STREAMS
+from shared.http2 import events, frames, grpc_message
+from shared.http2.flood_guard import FloodLimits
+from shared.http2.peer_settings import FIRST_WINDOW
+from shared.http2.session import (
+    Session,
+    SessionError,
+    SessionLimits,
+    StreamState,
+)
+from shared.http2.stream_state import REMEMBERED_STREAMS
+from shared.tls import client_hello, istio_sni
+from shared.trust import revocation_lists, revocations, spiffe, token_claims
+from shared.trust.jwt_check import TokenChecker, TokenRejected, algorithm
+from shared.trust.peer_patterns import TrustDomain, split_patterns
+from shared.trust.peer_policy import PeerPolicy
+from shared.trust.roots import bundle_map
+from shared.trust.trust_bundles import TrustBundles
+from shared.tunnel import tunnel_request
 
 CORPUS = Path(__file__).with_name("corpus")
 ROOT = Path(__file__).parent.parent.parent
@@ -1281,11 +1298,11 @@ def fuzz_token(data: bytes) -> None:
     if len(secret) < 16 or value.count(secret) + (mode > 0 and secret.encode() in content) > 1:
         secret = ""  # it stands elsewhere too, where it may be told
     try:
-        claims = tokens.claims_of(token)
+        claims = token_claims.claims_of(token)
         assert isinstance(claims, dict)
     except ValueError as error:
         assert told(error, secret).startswith("no JWT")
-    for shown in (tokens.describe(token), tokens.describe(value)):
+    for shown in (token_claims.describe(token), token_claims.describe(value)):
         assert shown.isprintable() and shown.isascii() and len(shown) <= MAX_TEXT_CHARS
         assert not secret or secret not in shown
     try:

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app, reload
+from gateway import app
 from gateway.app import Gateway
+from gateway.config import reload
+from shared.address import Address
+from shared.credentials.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
 from shared.errors import ConfigError, UnavailableError, UsageError
-from shared.identity.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
-from shared.net.tls import server_context
+from shared.listen import bound_address, listen
+from shared.net.tls.contexts import server_context
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, Bad, bad_hellos, hello
 from tests.support.http2_peer import Service

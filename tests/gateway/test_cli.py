@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import MAX_TOLD, run, workers
+from shared.address import Address
 from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
+from shared.listen import bound_address, listen
 from shared.tasks import spawn
 from tests.support.gateway_world import tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello

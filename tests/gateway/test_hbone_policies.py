@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from gateway.hbone_rules import Rule, Rules
-from gateway.jwt_settings import JwtSettings
+from gateway.config.jwt_settings import JwtSettings
+from gateway.rules.hbone_rules import Rule, Rules
 from hbone.cloudrun.metadata import KEYS_PATH, MetadataServer
+from shared.address import Address
+from shared.credentials.token_sources import jwks
 from shared.errors import StreamResetError
-from shared.identity import jwks
-from shared.identity.jwt_check import GOOGLE_ISSUER, Issuer
-from shared.net.address import Address
+from shared.http2.frames import CANCEL
 from shared.tasks import running
-from shared.wire.frames import CANCEL
+from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer
 from tests.shared.net.loopback import until
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, TO_LOOPBACK, HbonePort

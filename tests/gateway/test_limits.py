@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.net import memory_budget, tunnel_clock
+from shared.net.relay import memory_budget, tunnel_clock
 from tests.support.gateway_load import EchoService, say
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from gateway.limit_settings import Limits
-from gateway.new_audiences import MINUTE_S
-from shared.identity.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.stream import Stream, header_value
-from shared.net.tls import server_context
+from gateway.config.limit_settings import Limits
+from gateway.sni.new_audiences import MINUTE_S
+from shared.credentials.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
+from shared.net.legs.stream import Stream, header_value
+from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
+from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_load import EchoService
 from tests.support.gateway_world import tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.identity.tokens import claims_of
-from shared.net.stream import Stream, header_value
+from shared.net.legs.stream import Stream, header_value
+from shared.trust.token_claims import claims_of
 from tests.support.gateway_load import EchoService, flowing, staying
 from tests.support.gateway_world import tunnel
 from tests.support.hellos import ACCESS_DENIED, hello

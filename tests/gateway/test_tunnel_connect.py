@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.hbone_rules import Rule
-from shared.identity.spiffe import SpiffeId
-from shared.net import mesh_tls
+from gateway.rules.hbone_rules import Rule
+from shared.net.tls import mesh_tls
+from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
 from tests.support.gateway_world import GLOB, World
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort

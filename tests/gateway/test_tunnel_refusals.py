@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shared.identity.certificates.authority import Authority
-from shared.net.tls import server_context
+from shared.credentials.certificates.authority import Authority
+from shared.net.tls.contexts import server_context
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, hello
 from tests.support.http2_peer import Service

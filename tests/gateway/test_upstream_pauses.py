@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net.retry import MIN_BUDGET
+from shared.tunnel.retry import MIN_BUDGET
 from tests.support.clocks import ROUNDING_S
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello

@@ -10,11 +10,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from hbone import cli
+from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_CONFIG, EXIT_OK, EXIT_USAGE
-from shared.identity.certificates import certificate_folder
-from shared.identity.certificates.authority import Authority
-from shared.identity.certificates.certificate_folder import NAMES
-from shared.identity.spiffe import SpiffeId
+from shared.net.tls import certificate_folder
+from shared.net.tls.certificate_folder import NAMES
+from shared.trust.spiffe import SpiffeId
 from tests.support.bundles import tell
 from tests.support.revocation import Hierarchy
 

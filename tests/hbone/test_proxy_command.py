@@ -21,6 +21,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, RequestReceived
 from h2.settings import SettingCodes, Settings
 
+from shared.credentials.certificates.authority import Authority
 from shared.errors import (
     EXIT_DENIED,
     EXIT_OK,
@@ -29,10 +30,9 @@ from shared.errors import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from shared.identity.certificates.authority import Authority
-from shared.net.tls import server_context
+from shared.http2 import frames
+from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
-from shared.wire import frames
 from tests.hbone.commands import Command, Ended, output_of, running
 from tests.hbone.descriptors import Descriptors, read
 from tests.support.google import Google
@@ -711,8 +711,8 @@ NEVER_NEEDED = {
         "gateway",
         "agent",
         "shared.ops",
-        "shared.net.pool",
-        "shared.net.tls_leg",
+        "shared.net.pool.pool",
+        "shared.net.legs.contract.tls",
         "hbone.demo",
         "hbone.cloudrun",
     ),
@@ -739,6 +739,6 @@ async def test_what_is_imported(tls: ssl.SSLContext, tmp_path: Path) -> None:
         ended = await command.ended()
     assert ended.code == EXIT_OK
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()}
-    assert {"hbone.proxy_command", "shared.wire.session", "uvloop", "h11"} <= imported, "the list is one"
+    assert {"hbone.proxy_command", "shared.http2.session", "uvloop", "h11"} <= imported, "the list is one"
     wrong = {name for name in imported for never in NEVER_NEEDED if f"{name}.".startswith(f"{never}.")}
     assert wrong == set()

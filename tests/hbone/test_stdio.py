@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from hbone.stdio import FULL_BYTES, StdioLeg
+from shared.address import Address
 from shared.errors import HboneError, StreamResetError
-from shared.net.address import Address
 from shared.net.dial import dial
-from shared.net.legs import Buffer, Leg
-from shared.net.read_buffer import READ_BYTES
-from shared.net.relay import Relay
+from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.read_buffer import READ_BYTES
+from shared.net.relay.relay import Relay
 from tests.hbone.descriptors import Descriptors, read, readable
 from tests.shared.net.loopback import until
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer

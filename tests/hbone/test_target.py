@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hbone import target
 from hbone.target import TunnelTarget
+from shared.address import Address
 from shared.errors import EXIT_USAGE, UsageError
-from shared.net.address import Address
 
 RIGHT = {
     # What is written: the URL that it means, and what is dialled.

@@ -10,10 +10,11 @@ import pytest
 
 from hbone import target
 from hbone.token_choice import MintedToken, for_tunnel
+from shared.address import Address
+from shared.credentials.token_sources.metadata import MetadataMinter
+from shared.credentials.tokens.tokens import FileToken, NoToken, TokenSource
 from shared.errors import TokenError, UsageError
-from shared.identity.token_sources.metadata import MetadataMinter
-from shared.identity.tokens import FileToken, NoToken, TokenSource, claims_of
-from shared.net.address import Address
+from shared.trust.token_claims import claims_of
 from tests.support.metadata_server import Answer, MetadataServer, unsigned_token
 from tests.support.wall_clock import Clock, Mint
 

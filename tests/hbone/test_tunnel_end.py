@@ -8,7 +8,7 @@ import pytest
 
 from hbone.tunnel_end import Connection, age, cause
 from shared.errors import HalfClosedError, StreamResetError, UpstreamError
-from shared.wire import frames
+from shared.http2 import frames
 
 OPEN = Connection("hello.a.run.app", behind_front_end=True, lost=False, unanswered_s=0, goaway_code=None)
 """The connection goes on, the stream alone is over."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from shared.credentials.certificates.authority import Authority
+from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.errors import HboneError
-from shared.identity.certificates.authority import Authority
-from shared.identity.kubernetes.kubernetes_api import KubernetesApi
 from tests.kube.build import built, unavailable
 from tests.support.api_server import (
     API_AUDIENCE,
@@ -39,8 +39,8 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / ".kube-apiserver"
 
 TESTS = (
-    "tests/shared/identity/kubernetes/test_kubernetes_tokens.py",
-    "tests/agent/test_token_files.py::test_what_settings_come_to",
+    "tests/shared/credentials/kubernetes/test_kubernetes_tokens.py",
+    "tests/agent/identity/test_token_files.py::test_what_settings_come_to",
     "tests/agent/test_app.py::test_kubernetes_tokens_are_there_before_the_app",
 )
 """Those that take `api_server`."""

@@ -20,8 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 
 PROCESSES = (
-    *("tests/agent/test_app.py", "tests/agent/test_launcher.py", "tests/agent/test_envoy.py"),
-    *("tests/gateway/test_app.py", "tests/gateway/test_workers.py", "tests/gateway/test_reload.py"),
+    *("tests/agent/test_app.py", "tests/agent/launch/test_launcher.py", "tests/agent/mtls/test_envoy.py"),
+    *(
+        "tests/gateway/test_app.py",
+        "tests/gateway/workers/test_parent.py",
+        "tests/gateway/config/test_reload.py",
+    ),
     *("tests/hbone/test_proxy_command.py", "tests/hbone/test_stdio.py", "tests/hbone/demo"),
     *("tests/path/test_ssh.py", "tests/path/test_demo.py", "tests/test_surroundings.py"),
     *("tests/test_start.py", "tests/shared/test_loop.py"),
@@ -30,18 +34,35 @@ PROCESSES = (
 
 TEXTS = (
     *("tests/test_house.py", "tests/deploy", "tests/bench", "tests/fuzz", "tests/shared/ops"),
-    *("tests/gateway/test_cli.py", "tests/gateway/test_config.py", "tests/gateway/test_yaml_nodes.py"),
+    *(
+        "tests/gateway/test_cli.py",
+        "tests/gateway/config/test_config.py",
+        "tests/gateway/config/test_yaml_nodes.py",
+    ),
     *("tests/hbone/test_cli.py", "tests/hbone/test_certs.py", "tests/hbone/test_target.py"),
     *("tests/hbone/test_token_choice.py", "tests/hbone/test_token_command.py", "tests/agent/test_cli.py"),
-    *("tests/agent/test_settings.py", "tests/agent/test_variables.py", "tests/test_secrets_search.py"),
-    *("tests/shared/identity", "tests/shared/wire/test_header_rules.py", "tests/hbone/cloudrun"),
+    *(
+        "tests/agent/config/test_settings.py",
+        "tests/agent/config/test_variables.py",
+        "tests/test_secrets_search.py",
+    ),
+    *(
+        "tests/shared/credentials",
+        "tests/shared/trust",
+        "tests/shared/http2/test_header_rules.py",
+        "tests/hbone/cloudrun",
+    ),
 )
 """Those that read and write files and texts, and show times."""
 
 FILES = (
-    *("tests/shared/identity/certificates", "tests/shared/identity/kubernetes", "tests/shared/ops"),
-    *("tests/shared/test_atomic_files.py", "tests/agent/test_token_files.py"),
-    *("tests/agent/test_certificates.py", "tests/agent/test_inbound.py", "tests/agent/test_app.py"),
+    *("tests/shared/credentials", "tests/shared/trust", "tests/shared/net/tls", "tests/shared/ops"),
+    *("tests/shared/test_atomic_files.py", "tests/agent/identity/test_token_files.py"),
+    *(
+        "tests/agent/identity/test_certificates.py",
+        "tests/agent/mtls/test_inbound.py",
+        "tests/agent/test_app.py",
+    ),
     *("tests/hbone/cloudrun", "tests/hbone/demo", "tests/hbone/test_certs.py", "tests/path/test_ssh.py"),
     *("tests/path/test_own_certificates.py", "tests/path/test_demo.py", "tests/test_secrets_search.py"),
 )
@@ -51,15 +72,30 @@ NETWORK = ("tests/shared/net", "tests/gateway", "tests/agent", "tests/shared/ops
 """Those that open sockets in their own process."""
 
 CLOCKS = (
-    *("tests/shared/net", "tests/gateway", "tests/agent/test_reverse.py", "tests/agent/test_token_files.py"),
-    *("tests/shared/identity", "tests/shared/ops", "tests/hbone/cloudrun", "tests/shared/wire"),
+    *(
+        "tests/shared/net",
+        "tests/gateway",
+        "tests/agent/tunnels/test_reverse.py",
+        "tests/agent/identity/test_token_files.py",
+    ),
+    *(
+        "tests/shared/credentials",
+        "tests/shared/trust",
+        "tests/shared/ops",
+        "tests/hbone/cloudrun",
+        "tests/shared/http2",
+    ),
 )
 """Those that compare times."""
 
 OTHERS_PROGRAMS = (
     *("tests/path/test_curl.py", "tests/path/test_app_proxy_clients.py", "tests/path/test_retries.py"),
     *("tests/path/test_token_policies.py", "tests/path/test_token_exchange.py"),
-    *("tests/hbone/cloudrun", "tests/agent/test_sts_server.py", "tests/shared/identity/kubernetes"),
+    *(
+        "tests/hbone/cloudrun",
+        "tests/agent/identity/test_sts_server.py",
+        "tests/shared/credentials/kubernetes",
+    ),
 )
 """Those in which programs that are not ours ask over HTTP."""
 
@@ -296,7 +332,11 @@ CONDITIONS = {
     ),
     "time-zone": Condition(
         "the time zone is that of the Chatham Islands, 12:45 from UTC and 13:45 in summer",
-        (*TEXTS, "tests/agent/test_certificates.py", "tests/gateway/test_certificates.py"),
+        (
+            *TEXTS,
+            "tests/agent/identity/test_certificates.py",
+            "tests/gateway/ops/test_certificates_in_use.py",
+        ),
         "import time; assert time.localtime(1_790_000_000).tm_gmtoff % 3600 == 2700",
         _environ(TZ="<+1245>-12:45<+1345>,M9.5.0/2:45,M4.1.0/3:45"),
     ),

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
-from shared.net.address import Address
+from shared.address import Address
 from tests.support.world import PATIENCE_S
 
 READ_BYTES = 256 << 10

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hbone.demo.processes import Process
-from shared.identity.certificates.authority import Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.mesh_tls import identity_files
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
+from shared.net.tls.mesh_tls import identity_files
+from shared.trust.spiffe import SpiffeId
 from tests.path.programs import envoy
 from tests.support.world import word_after
 

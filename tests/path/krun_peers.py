@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hbone.demo.processes import Process
+from shared.address import Address
 from shared.errors import EXIT_OK
-from shared.net.address import Address
-from shared.net.mesh_tls import identity_files
+from shared.net.tls.mesh_tls import identity_files
 from tests.path.programs import envoy, start
 from tests.support.world import PATIENCE_S, find_program, free_port, said, word_after
 

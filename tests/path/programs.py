@@ -14,7 +14,7 @@ from typing import Any
 
 from hbone.demo.mesh import SNI
 from hbone.demo.processes import Process
-from shared.net.address import Address
+from shared.address import Address
 from tests.support.world import PATIENCE_S, WORKLOAD, Identity, World, find_envoy, said
 
 MUCH_BYTES = 64 << 20

@@ -19,10 +19,10 @@ from typing import Any
 
 from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
 from hbone.demo.processes import Process
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_OK
-from shared.identity.certificates.authority import Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
+from shared.trust.spiffe import SpiffeId
 from tests.support.world import (
     CALLER,
     PATIENCE_S,

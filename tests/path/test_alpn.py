@@ -18,9 +18,9 @@ import pytest
 
 from hbone.demo.mesh import CLIENT_FILES, TRUST_DOMAIN
 from hbone.demo.processes import Process
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_SIGTERM
-from shared.identity.certificates.authority import Authority
-from shared.net.address import Address
 from tests.path.programs import envoy, run
 from tests.support.world import (
     CALLER,

@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.typing import Subprotocol
 
 from hbone.demo.processes import Process
-from shared.net.address import Address
+from shared.address import Address
 from tests.path.programs import random_file, run, start
 from tests.support.world import PATIENCE_S, find_program, said
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hbone.demo.processes import Process
+from shared.address import Address
 from shared.errors import EXIT_OK
-from shared.net.address import Address
 from shared.tasks import spawn
 from tests.shared.net.loopback import until
 from tests.support.close_model import FIN, RST, Carried, End

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hbone.demo.mesh import SNI
-from shared.identity.certificates.authority import Authority
-from shared.identity.spiffe import SpiffeId
+from shared.credentials.certificates.authority import Authority
+from shared.trust.spiffe import SpiffeId
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256
 from tests.support.world import INBOUNDS, PATIENCE_S, Identity, World, find_program, running
 

@@ -14,13 +14,14 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import pytest
 
-from agent.launcher import accepts
+from agent.launch.launcher import accepts
+from shared.address import Address
 from shared.errors import DialError, HboneError, UpstreamError
-from shared.net import grpc_call, happy_eyeballs, http1_client
-from shared.net.address import Address
-from shared.net.connection import Connection
+from shared.net import grpc, http1
 from shared.net.dial import Origin, dial, dial_http2, dial_socket
-from shared.net.dns_query import OTHER_FAMILY_S
+from shared.net.http2.connection import Connection
+from shared.net.names import happy_eyeballs
+from shared.net.names.dns_query import OTHER_FAMILY_S
 from shared.tasks import spawn
 from tests.support.http2_peer import Http2Peer
 from tests.support.name_server import NameServer, name_server, never, only
@@ -85,14 +86,14 @@ async def by_origin(host: str, port: int) -> None:
 async def by_http1(host: str, port: int) -> None:
     url = f"http://{host}:{port}/"
     with pytest.raises(UpstreamError) as caught:  # the app says nothing
-        await http1_client.get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=1)
+        await http1.get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=1)
     if isinstance(caught.value, DialError):
         raise caught.value
 
 
 async def by_grpc(host: str, port: int) -> None:
     with pytest.raises(HboneError) as caught:  # it speaks no TLS
-        await grpc_call.call(
+        await grpc.call(
             Address(host, port),
             "/a/b",
             b"",

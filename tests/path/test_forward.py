@@ -16,8 +16,8 @@ import pytest
 from OpenSSL import SSL
 
 from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
-from shared.identity.certificates.authority import Authority
-from shared.net.address import Address
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
 from tests.path.app import READ_BYTES, App, read
 from tests.path.hbone_peers import Hgate, hgate
 from tests.path.programs import MUCH_BYTES, client_envoy, random_file, run, sha256, start

@@ -16,9 +16,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.mesh_tls import identity_files
+from shared.address import Address
+from shared.net.tls.mesh_tls import identity_files
+from shared.trust.spiffe import SpiffeId
 from tests.path.app import READ_BYTES, App, Behaviour, answer_lines, echo, give_back, read
 from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, TRUST_DOMAIN, Hgate, Mesh, hgate
 from tests.path.programs import start

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from hbone.demo.processes import Process
+from shared.address import Address
 from shared.errors import EXIT_OK
-from shared.net.address import Address
-from shared.net.mesh_tls import identity_files
+from shared.net.tls.mesh_tls import identity_files
 from tests.path.app import (
     GREETING,
     LATE_S,

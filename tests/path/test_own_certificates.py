@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from hbone.demo.mesh import TRUST_DOMAIN
-from shared.identity.certificates.authority import Authority
+from shared.credentials.certificates.authority import Authority
 from tests.path.app import App, lasting
 from tests.path.tls_client import connected, read_to_the_end, says_back, serial_of
 from tests.support.api_server import SERVICE_ACCOUNT, kubeconfig, threaded_api_server

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
-from shared.wire.header_rules import Shape, examine
+from shared.http2.header_rules import Shape, examine
 from tests.path.programs import envoy, start
-from tests.shared.wire.dialogue import FRAME_HEADER_BYTES, PREFACE, headers, settings
+from tests.shared.http2.dialogue import (
+    FRAME_HEADER_BYTES,
+    PREFACE,
+    headers,
+    settings,
+)
 from tests.support.world import PATIENCE_S, find_program, free_port, said
 
 Fields = list[tuple[bytes, bytes]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.net.address import Address
+from shared.address import Address
 from tests.path.programs import envoy
 from tests.support import gateway_world
 from tests.support.gateway_world import GLOB, World, tunnel

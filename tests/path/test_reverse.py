@@ -14,8 +14,8 @@ import pytest
 from OpenSSL import SSL
 
 from hbone.demo.mesh import HOST, SNI
-from shared.identity.certificates.authority import KeyPair
-from shared.identity.certificates.certificate_writer import Contents, write
+from shared.credentials.certificates.authority import KeyPair
+from shared.credentials.certificates.certificate_writer import Contents, write
 from tests.path.app import App, give_back, lasting
 from tests.path.programs import MUCH_BYTES, random_file, sha256
 from tests.path.reverse_world import (

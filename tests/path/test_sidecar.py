@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shared.net.address import Address
+from shared.address import Address
 from tests.path.app import (
     GREETING,
     LATE_S,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net.resolver import MAX_LOOKUPS_PER_CLIENT, MAX_WAITING_PER_CLIENT
+from shared.net.names.resolver import MAX_LOOKUPS_PER_CLIENT, MAX_WAITING_PER_CLIENT
 from shared.tasks import spawn
 from tests.support.dns_world import (
     ATTACKER,

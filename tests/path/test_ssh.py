@@ -18,7 +18,7 @@ import pytest
 
 from hbone.demo.mesh import SERVICE_URL
 from hbone.demo.processes import Process
-from shared.net.address import Address
+from shared.address import Address
 from tests.path.app import GREETING, App, echo, greet_and_answer, read
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256, start
 from tests.support.cut_line import CutLine, line_to

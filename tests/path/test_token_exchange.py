@@ -11,14 +11,14 @@ import asyncio
 import json
 from pathlib import Path
 
-from agent.sts_server import JWT, StsServer
-from shared.identity.certificates.authority import Authority
-from shared.net.address import Address
-from shared.net.connection import Connection
-from shared.net.listen import bound_address, listen
-from shared.net.stream import Stream
-from shared.net.tls import server_context
-from tests.agent.test_sts_server import SUBJECT, Exchanges
+from agent.identity.sts_server import JWT, StsServer
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
+from shared.listen import bound_address, listen
+from shared.net.http2.connection import Connection
+from shared.net.legs.stream import Stream
+from shared.net.tls.contexts import server_context
+from tests.agent.identity.test_sts_server import SUBJECT, Exchanges
 from tests.support.world import PATIENCE_S, find_envoy
 
 

@@ -21,8 +21,8 @@ import pytest
 from hbone.cloudrun.cli import CALLER as EMAIL
 from hbone.cloudrun.metadata import KEYS_PATH
 from hbone.demo.processes import Process
-from shared.identity.jwt_check import GOOGLE_ISSUER
-from shared.net.address import Address
+from shared.address import Address
+from shared.trust.jwt_check import GOOGLE_ISSUER
 from tests.path.app import App, echo, read
 from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, Hgate, Json, Mesh, hgate
 from tests.support.hellos import ACCESS_DENIED, hello

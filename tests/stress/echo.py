@@ -11,9 +11,9 @@ import signal
 from typing import cast
 
 from shared import loop
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
-from shared.net.tcp import reset
+from shared.address import Address
+from shared.listen import bound_address, listen
+from shared.net.legs.tcp import reset
 
 ECHO = b"e"
 """Ends when the client has ended."""

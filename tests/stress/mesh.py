@@ -17,7 +17,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.errors import EXIT_OK
-from shared.net import http1_client
+from shared.net import http1
 from tests.stress import figures
 from tests.stress.gateway_file import GatewayFile, route, start_hgate
 from tests.stress.programs import Program
@@ -52,7 +52,7 @@ SERVICE_HOST = "cloudrun.a.run.app"
 TARGETS = {HELLO_NAME: "echo", DEAD_NAME: "dead", UNKNOWN_NAME: "unknown"}
 """Which target of krun's a name leads to."""
 
-HELLO = (Path(__file__).parent.parent / "shared/wire/hellos/envoy.bin").read_bytes()
+HELLO = (Path(__file__).parent.parent / "shared/tls/hellos/envoy.bin").read_bytes()
 """Envoy's, recorded; it asks for `HELLO_NAME`."""
 
 
@@ -107,7 +107,7 @@ class Mesh:
 
     async def _get(self, port: int, path: str) -> bytes:
         url = f"http://127.0.0.1:{port}{path}"
-        answer = await http1_client.get(url, headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=MAX_DUMP_BYTES)
+        answer = await http1.get(url, headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=MAX_DUMP_BYTES)
         assert answer.status == 200, f"{url}: {answer.status}"
         return answer.body
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from gateway.limit_settings import Limits
-from gateway.new_audiences import MINUTE_S
+from gateway.config.limit_settings import Limits
+from gateway.sni.new_audiences import MINUTE_S
 from tests.stress import attack
 from tests.stress.bystanders import beside
 from tests.stress.mesh import TOKEN_NAME, TOKEN_NAMES, hello_for, mesh

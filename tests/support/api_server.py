@@ -29,11 +29,11 @@ import h11
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.identity.certificates.authority import Authority, KeyPair
-from shared.identity.kubernetes.kubernetes_access import Access, Pem
-from shared.identity.kubernetes.kubernetes_config import GivenToken
-from shared.identity.spiffe import SpiffeId
-from shared.net.http1_client import get
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.kubernetes.kubernetes_access import Access, Pem
+from shared.credentials.kubernetes.kubernetes_config import GivenToken
+from shared.net.http1 import get
+from shared.trust.spiffe import SpiffeId
 from tests.support.metadata_server import PATIENCE_S, listening
 
 NAMESPACE = "demo"

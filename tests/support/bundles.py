@@ -9,8 +9,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from shared.atomic_files import PUBLIC_MODE, write_atomically
-from shared.identity.certificates.authority import Authority
-from shared.identity.certificates.certificate_folder import BUNDLES_FILE
+from shared.credentials.certificates.authority import Authority
+from shared.net.tls.certificate_folder import BUNDLES_FILE
 
 
 def bundles(domains: dict[str, list[Authority]]) -> bytes:

@@ -22,8 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 import h11
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
 
-from shared.identity.certificates.authority import Authority, KeyPair
-from shared.identity.spiffe import SpiffeId
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.trust.spiffe import SpiffeId
 from tests.support.metadata_server import PATIENCE_S, listening
 
 POOL = "projects/mesh-project/locations/us-central1/caPools/workloads"

@@ -22,7 +22,7 @@ import socket
 import sys
 import termios
 
-from shared.net.tcp import RESET_ON_CLOSE
+from shared.net.legs.tcp import RESET_ON_CLOSE
 from tests.support.http2_peer import PeerStream
 
 FIN = "FIN"
@@ -157,7 +157,7 @@ class End:
             self._ended(RST)
             return
         # Whoever has heard of RST by sending reads an end behind it. EPIPE, and ENOTCONN of shutdown, say
-        # that FIN came before (tests/shared/net/test_tcp.py has the proof).
+        # that FIN came before (tests/shared/net/legs/test_tcp.py has the proof).
         self._ended(RST if self._send_error == errno.ECONNRESET else FIN)
 
     def _ended(self, how: str) -> None:

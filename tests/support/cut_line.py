@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shared.net.address import Address
+from shared.address import Address
 
 CHUNK_BYTES = 64 << 10
 

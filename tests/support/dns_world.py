@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from shared.identity.spiffe import SpiffeId
+from shared.trust.spiffe import SpiffeId
 from tests.support import name_server
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.hellos import hello

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from shared.credentials.certificates.authority import Authority
+from shared.credentials.certificates.signing import Signed
 from shared.errors import SigningError
-from shared.identity.certificates.authority import Authority
-from shared.identity.signing import Signed
-from shared.identity.spiffe import SpiffeId
+from shared.trust.spiffe import SpiffeId
 
 YEARS_S = 20 * 365 * 86400.0
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self
 
+from shared.address import Address
 from shared.errors import HboneError
-from shared.net.address import Address
-from shared.net.connection import Connection
-from shared.net.legs import Buffer, Leg
-from shared.net.listen import bound_address, listen
-from shared.net.stream import Stream
+from shared.listen import bound_address, listen
+from shared.net.http2.connection import Connection
+from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.stream import Stream
 from shared.tasks import spawn
 from tests.support.hellos import hello
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer

@@ -1,7 +1,7 @@
 """Google's token services (`google_services`) on loopback sockets, for minters to be tested against.
 
 TLS by the tests' own authority, for all but the metadata server. Any of them can be told not to answer.
-Counterpart: the minters in `shared.identity`.
+Counterpart: the minters in `shared.credentials.token_sources`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 
-from shared.identity.certificates.authority import Authority
-from shared.identity.token_sources.token_settings import TokenSettings
+from shared.credentials.certificates.authority import Authority
+from shared.credentials.token_sources.token_settings import TokenSettings
 from tests.support.google_services import Asked, GoogleServices, service_of
 from tests.support.metadata_server import PATIENCE_S, listening
 

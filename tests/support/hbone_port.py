@@ -12,16 +12,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.hbone import HboneListener
-from gateway.hbone_rules import Rule
-from gateway.hbone_settings import HboneSettings
-from shared.identity.certificates.authority import Authority
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.mesh_tls import MeshIdentity, identity_files
-from shared.net.tcp_end import last_bytes_left
+from gateway.config.hbone_settings import HboneSettings
+from gateway.hbone.hbone_port import HboneListener
+from gateway.rules.hbone_rules import Rule
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
+from shared.net.legs.tcp_end import last_bytes_left
+from shared.net.tls.mesh_tls import MeshIdentity, identity_files
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
+from shared.trust.spiffe import SpiffeId
 from tests.support.http2_peer import Http2Peer
 from tests.support.revocation import put, revocation_list
 from tests.support.tcp_peer import PATIENCE_S

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.errors import DialError, UpstreamError
-from shared.net import http1_client
+from shared.net import http1
 from shared.tasks import spawn
 from tests.support.process import Process, started
 from tests.support.secrets_search import said
@@ -43,11 +43,11 @@ class Hgate:
                 return match
         return await self.process.said(pattern)
 
-    async def get(self, server: str, path: str) -> http1_client.Response:
+    async def get(self, server: str, path: str) -> http1.Response:
         """An answer of `health`, `metrics` or `admin`."""
         if server not in self._ports:
             self._ports[server] = int((await self.said(rf"^{server} on 127\.0\.0\.1:(\d+)$"))[1])
-        response = await http1_client.get(
+        response = await http1.get(
             f"http://127.0.0.1:{self._ports[server]}{path}",
             headers={},
             timeout_s=PATIENCE_S,

@@ -19,7 +19,7 @@ import h2.events
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from shared.net.tcp import address_text, reset
+from shared.net.legs.tcp import address_text, reset
 from tests.support.tcp_peer import PATIENCE_S
 
 Fields = Iterable[tuple[bytes, bytes]]

@@ -1,7 +1,7 @@
 """istiod's authority on loopback: a gRPC server by others (grpcio, TLS), with messages by others (protobuf).
 
 Checks what istiod checks, a bearer token or a client certificate, and signs with an `Authority`. Tests make
-it slow, refuse, or answer what they like. Counterpart: `shared.identity.certificates.istio_ca`.
+it slow, refuse, or answer what they like. Counterpart: `shared.credentials.certificates.istio_ca`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import grpc
 from cryptography.hazmat.primitives.serialization import Encoding
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
-from shared.identity.certificates.authority import Authority, KeyPair
-from shared.identity.certificates.istio_ca import METHOD, SERVER_NAME
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.certificates.istio_ca import METHOD, SERVER_NAME
+from shared.trust.spiffe import SpiffeId
 
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""

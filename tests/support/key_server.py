@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shared.identity.jwt_check import Issuer
+from shared.trust.jwt_check import Issuer
 from tests.support.metadata_server import listening
 
 

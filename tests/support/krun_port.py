@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from agent.requests import Requests
-from agent.settings import Settings
-from agent.tunnel_port import LIMITS
+from agent.config.settings import Settings
+from agent.tunnels.requests import Requests
+from agent.tunnels.tunnel_port import LIMITS
+from shared.address import Address
 from shared.errors import LimitError
-from shared.net.address import Address
-from shared.net.connection import Connection
-from shared.net.listen import bound_address, listen
-from shared.net.tcp_end import last_bytes_left
-from shared.net.tunnel_server import TunnelRecord
+from shared.listen import bound_address, listen
+from shared.net.http2.connection import Connection
+from shared.net.legs.tcp_end import last_bytes_left
+from shared.tunnel.tunnel_server import TunnelRecord
 from tests.support.tcp_peer import PATIENCE_S
 
 

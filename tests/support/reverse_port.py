@@ -12,17 +12,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway.reverse import ReverseListener
-from gateway.reverse_rules import ReverseRule
-from gateway.reverse_settings import ReverseSettings
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
-from shared.net.stream import Stream
+from gateway.config.reverse_settings import ReverseSettings
+from gateway.reverse.reverse_port import ReverseListener
+from gateway.rules.reverse_rules import ReverseRule
+from shared.address import Address
+from shared.net.legs.stream import Stream
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
-from shared.wire import registration, tunnel_request
-from shared.wire.registration import REGISTERED, Verdict
+from shared.trust.spiffe import SpiffeId
+from shared.tunnel import registration, tunnel_request
+from shared.tunnel.registration import REGISTERED, Verdict
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S

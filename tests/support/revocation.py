@@ -13,8 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from shared.atomic_files import PUBLIC_MODE, write_atomically
-from shared.identity.certificates.authority import CERTIFICATES_FILE, ROOTS_FILE, Authority, KeyPair
-from shared.identity.spiffe import SpiffeId
+from shared.credentials.certificates.authority import (
+    CERTIFICATES_FILE,
+    ROOTS_FILE,
+    Authority,
+    KeyPair,
+)
+from shared.trust.spiffe import SpiffeId
 
 HOUR_S = 3600.0
 

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import Gateway
 from shared.errors import HboneError
-from shared.net import http1_client
-from shared.net.tcp_end import last_bytes_left
+from shared.net import http1
+from shared.net.legs.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 from tests.support.secrets_search import said
@@ -105,9 +105,9 @@ class RunningGateway:
             line: Line = json.loads(await self._log.readline())
             return line
 
-    async def get(self, server: str, path: str) -> http1_client.Response:
+    async def get(self, server: str, path: str) -> http1.Response:
         """An answer of `health`, `metrics` or `admin`."""
-        response = await http1_client.get(
+        response = await http1.get(
             f"http://127.0.0.1:{self._ports[server]}{path}",
             headers={},
             timeout_s=PATIENCE_S,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.net import tls
+from shared.net.tls import contexts
 
 
 @contextmanager
@@ -17,8 +17,8 @@ def system_trusts(file: Path) -> Iterator[None]:
     kept for connections to come, are forgotten."""
     with pytest.MonkeyPatch.context() as changes:
         changes.setenv("SSL_CERT_FILE", str(file))
-        tls._followed.cache_clear()
+        contexts._followed.cache_clear()
         try:
             yield
         finally:
-            tls._followed.cache_clear()
+            contexts._followed.cache_clear()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
-from shared.net.tcp import address_text, reset
+from shared.net.legs.tcp import address_text, reset
 
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
-from shared.identity.certificates.authority import Authority, KeyPair
-from shared.net.read_buffer import READ_BYTES
-from shared.net.tcp import reset
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.net.legs.read_buffer import READ_BYTES
+from shared.net.legs.tcp import reset
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.errors import UnavailableError
-from shared.net import tls
+from shared.net.tls import contexts
 
 ACCEPTED = "accepted"
 
@@ -43,24 +43,24 @@ def handshake(client: ssl.SSLContext, server: ssl.SSLContext, name: str) -> ssl.
 
 
 def _verdict(chain: Path, client: Callable[[Path], ssl.SSLContext]) -> str:
-    server = tls.server_context(chain / "shown.pem", chain / "key.pem")
+    server = contexts.server_context(chain / "shown.pem", chain / "key.pem")
     try:
         end = handshake(client(chain / "trusted.pem"), server, (chain / "name").read_text())
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except UnavailableError as error:
         return str(error)
-    assert tls.proved_chain(end), "there is a chain to judge"
+    assert contexts.proved_chain(end), "there is a chain to judge"
     return ACCEPTED
 
 
 def _outer(trusted: Path) -> ssl.SSLContext:
-    return tls.client_context(trusted, 0.0)
+    return contexts.client_context(trusted, 0.0)
 
 
 def _mesh(trusted: Path) -> ssl.SSLContext:
-    context = tls.mesh_context(ssl.SSLContext, server=False)
-    tls.trust(context, tls.read_file(trusted))
+    context = contexts.mesh_context(ssl.SSLContext, server=False)
+    contexts.trust(context, contexts.read_file(trusted))
     return context
 
 

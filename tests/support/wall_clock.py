@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from shared.credentials.tokens.minting import Minted
 from shared.errors import TokenError
-from shared.identity.minting import Minted
 from tests.support.metadata_server import PATIENCE_S, Answer, Request, unsigned_token
 
 START = 1_790_000_000.0

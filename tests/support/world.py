@@ -23,14 +23,14 @@ from typing import Any, NoReturn
 
 import pytest
 
-from agent.envoy import find_binary
+from agent.mtls.envoy import find_binary
 from hbone.demo.mesh import CLIENT_FILES, HOST, SERVICE_URL, SNI, TRUST_DOMAIN
 from hbone.demo.processes import Process, Record
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.errors import EXIT_OK, EXIT_SIGTERM
-from shared.identity.certificates.authority import Authority, KeyPair
-from shared.identity.spiffe import SpiffeId
-from shared.net.address import Address
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
+from shared.trust.spiffe import SpiffeId
 from tests.support.network import free_port as free_port
 
 PATIENCE_S = 60

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.config.settings import Settings
 from agent.proxy import app_protocol
 from agent.proxy.app_protocol import AppProtocol
-from agent.settings import Settings
+from shared.address import Address
 from shared.errors import DialError
-from shared.net.address import Address
 from shared.tasks import spawn
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.krun_port import KrunPort

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.settings import Settings
-from shared.net.address import Address
+from agent.config.settings import Settings
+from shared.address import Address
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpPeer, TcpServer

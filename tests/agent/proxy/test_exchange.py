@@ -10,9 +10,9 @@ import pytest
 from agent.proxy.exchange import MAX_INTERIM, REPEATED_BYTES, Exchange
 from agent.proxy.fields import RequestHead
 from shared.errors import OverloadError, StreamResetError
-from shared.net.stream import Stream
-from shared.wire import frames
-from shared.wire.events import Headers
+from shared.http2 import frames
+from shared.http2.events import Headers
+from shared.net.legs.stream import Stream
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""What passes of headers and trailers; with whole requests `tests/agent/test_app_proxy.py` asks the same."""
+"""What passes of headers and trailers; with whole requests `tests/agent/tunnels/test_app_proxy.py` asks the
+same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """WebSockets to an app that speaks HTTP/1.1: opened by extended CONNECT; the app is a raw socket.
 
-Ordinary requests on such connections are `tests/agent/test_app_proxy.py`'s.
+Ordinary requests on such connections are `tests/agent/tunnels/test_app_proxy.py`'s.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.settings import Settings
-from shared.net import tunnel_clock
-from shared.net.address import Address
+from agent.config.settings import Settings
+from shared.address import Address
+from shared.net.relay import tunnel_clock
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpPeer, TcpServer

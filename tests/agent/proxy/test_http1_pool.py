@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.config.settings import Settings
 from agent.proxy import http1_pool
 from agent.proxy.app_requests import AppRequests
-from agent.settings import Settings
-from shared.net.address import Address
+from shared.address import Address
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.config.settings import Settings
 from agent.proxy.fields import RequestHead
 from agent.proxy.http2_exchange import request_headers
-from agent.settings import Settings
-from shared.net.address import Address
+from shared.address import Address
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream, Service
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import PATIENCE_S

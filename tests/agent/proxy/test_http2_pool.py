@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from agent.config.settings import Settings
 from agent.proxy import app_protocol
 from agent.proxy.http2_pool import LIMITS
-from agent.settings import Settings
-from shared.net.address import Address
+from shared.address import Address
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpServer

@@ -15,7 +15,7 @@ import pytest
 
 from hbone.cloudrun.metadata import KEYS_PATH
 from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
-from shared.net import http1_client
+from shared.net import http1
 from tests.hbone.commands import Command, Ended, output_of, running
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
@@ -178,7 +178,7 @@ async def test_keys_of_another_issuer(by: str, tmp_path: Path) -> None:
     async with Service.listening() as service, serving() as (_, theirs):
         source = f"http://{theirs['GCE_METADATA_HOST']}{KEYS_PATH}"
         if by == "file":
-            answer = await http1_client.get(source, headers={}, timeout_s=PATIENCE_S, max_bytes=10_000)
+            answer = await http1.get(source, headers={}, timeout_s=PATIENCE_S, max_bytes=10_000)
             (tmp_path / "keys.json").write_bytes(answer.body)
             source = str(tmp_path / "keys.json")
         async with serving("--container", f"127.0.0.1:{service.port}", "--keys", source) as (_, ours):

@@ -14,9 +14,9 @@ from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
 from hbone.cloudrun.front_end import FrontEndLimits
-from shared.identity.jwt_check import Issuer
-from shared.wire import frames
-from shared.wire.header_rules import list_bytes
+from shared.http2 import frames
+from shared.http2.header_rules import list_bytes
+from shared.trust.jwt_check import Issuer
 from tests.hbone.cloudrun.world import HOST, URL, Credentials
 from tests.support.http2_peer import LOST, PeerStream, Service
 from tests.support.metadata_server import closed_port

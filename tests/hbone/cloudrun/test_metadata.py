@@ -12,11 +12,11 @@ from urllib.parse import quote
 import pytest
 
 from hbone.cloudrun.metadata import MetadataServer
+from shared.address import Address
+from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.errors import UnavailableError
-from shared.identity.jwt_check import TokenChecker
-from shared.identity.token_sources.metadata import MetadataMinter
-from shared.net.address import Address
-from shared.net.http1_client import Response, get
+from shared.net.http1 import Response, get
+from shared.trust.jwt_check import TokenChecker
 from tests.hbone.cloudrun.world import URL, Credentials
 from tests.support.tcp_peer import PATIENCE_S
 

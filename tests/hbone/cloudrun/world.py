@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
-from shared.identity.certificates.authority import Authority
-from shared.identity.jwt_check import Issuer, TokenChecker
-from shared.net.address import Address
+from shared.address import Address
+from shared.credentials.certificates.authority import Authority
+from shared.trust.jwt_check import Issuer, TokenChecker
 from tests.support.http2_peer import Http2Peer
 from tests.support.tcp_peer import PATIENCE_S
 

@@ -8,8 +8,8 @@ import pytest
 
 from hbone.demo.client import random_body, request
 from hbone.demo.mesh import SNI, Mesh
+from shared.address import Address
 from shared.errors import EXIT_UNAVAILABLE, UpstreamError
-from shared.net.address import Address
 from tests.support.metadata_server import closed_port
 
 

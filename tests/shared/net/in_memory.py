@@ -9,12 +9,20 @@ from typing import Any
 import hpack
 
 from shared.errors import HboneError
-from shared.net.connection import Connection
-from shared.net.legs import Buffer, Leg
-from shared.net.read_buffer import READ_BUFFER, READ_BYTES
-from shared.net.stream import Stream
-from shared.wire.session import SessionLimits
-from tests.shared.wire.dialogue import POST, PREFACE, WINDOW, Fields, headers, read, settings
+from shared.http2.session import SessionLimits
+from shared.net.http2.connection import Connection
+from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.read_buffer import READ_BUFFER, READ_BYTES
+from shared.net.legs.stream import Stream
+from tests.shared.http2.dialogue import (
+    POST,
+    PREFACE,
+    WINDOW,
+    Fields,
+    headers,
+    read,
+    settings,
+)
 
 SMALL = SessionLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW)
 PEER = ("192.0.2.7", 4431)

@@ -15,18 +15,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from shared.net.address import Address
-from shared.net.connection import Connection
+from shared.address import Address
+from shared.http2.session import SessionLimits
+from shared.listen import bound_address, listen
 from shared.net.dial import Origin, dial
-from shared.net.listen import bound_address, listen
-from shared.net.pool import Pool
-from shared.net.relay import Relay
-from shared.net.stream import Stream
-from shared.net.tcp import RESET_ON_CLOSE, TcpLeg
-from shared.net.tls import server_context
+from shared.net.http2.connection import Connection
+from shared.net.legs.stream import Stream
+from shared.net.legs.tcp import RESET_ON_CLOSE, TcpLeg
+from shared.net.pool.pool import Pool
+from shared.net.relay.relay import Relay
+from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
-from shared.wire import tunnel_request
-from shared.wire.session import SessionLimits
+from shared.tunnel import tunnel_request
 from tests.shared.net.in_memory import Seen
 
 PATIENCE_S = 20

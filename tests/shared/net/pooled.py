@@ -13,19 +13,19 @@ from typing import Any
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from shared.net import names
-from shared.net.address import Address
-from shared.net.connection import Connection
+from shared.address import Address
 from shared.net.dial import Origin
-from shared.net.names import Resolve
-from shared.net.pool import Pool
-from shared.net.pool_counts import OriginCounts
-from shared.net.pool_limits import PoolLimits
-from shared.net.stream import Stream
+from shared.net.http2.connection import Connection
+from shared.net.legs.stream import Stream
+from shared.net.names import names
+from shared.net.names.endpoint import Resolve
+from shared.net.pool.pool import Pool
+from shared.net.pool.pool_limits import PoolLimits
+from shared.ops.pool_counts import OriginCounts
 from shared.tasks import spawn
-from tests.shared.net.conftest import Credentials
+from tests.shared.conftest import Credentials
+from tests.shared.http2.dialogue import POST
 from tests.shared.net.loopback import until
-from tests.shared.wire.dialogue import POST
 from tests.support.http2_peer import Http2Peer
 
 LONG_S = 3600.0

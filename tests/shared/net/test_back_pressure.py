@@ -10,11 +10,11 @@ import random
 from collections.abc import Iterable
 from typing import cast
 
-from shared.net.connection import CONGESTED_BYTES
-from shared.net.read_buffer import BULK_READ_BYTES, READ_BYTES
-from shared.net.stream import Stream
-from shared.net.tcp import TcpLeg
-from shared.wire.session import SessionLimits
+from shared.http2.session import SessionLimits
+from shared.net.http2.connection import CONGESTED_BYTES
+from shared.net.legs.read_buffer import BULK_READ_BYTES, READ_BYTES
+from shared.net.legs.stream import Stream
+from shared.net.legs.tcp import TcpLeg
 from tests.shared.net.loopback import FIN, Peer, World, turn, until
 
 MIB = 1 << 20

@@ -27,11 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shared.net.connection import Connection
-from shared.wire.peer_settings import FIRST_WINDOW
-from shared.wire.session import SessionLimits
-from shared.wire.stream_sender import DATA_BYTES
-from tests.shared.net.conftest import Credentials
+from shared.http2.peer_settings import FIRST_WINDOW
+from shared.http2.session import SessionLimits
+from shared.http2.stream_sender import DATA_BYTES
+from shared.net.http2.connection import Connection
+from tests.shared.conftest import Credentials
 from tests.shared.net.loopback import World, until
 from tests.support import http2_peer
 from tests.support.close_model import MOST_BYTES, Carried, End, StreamEnd

@@ -11,7 +11,7 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 
 from shared.errors import StreamResetError
-from shared.net.relay import Relay
+from shared.net.relay.relay import Relay
 from tests.shared.net.loopback import FIN, RST, Peer, World, until
 from tests.support.http2_peer import PeerStream, Service
 

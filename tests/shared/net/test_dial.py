@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from shared.address import Address
 from shared.errors import DialError, UnavailableError
-from shared.net.address import Address
-from shared.net.connection import Connection
 from shared.net.dial import Origin, dial, dial_http2, dial_protocol, dial_socket, reason
-from shared.net.dns_query import ResolveError
-from shared.net.names import Endpoint
-from shared.net.tcp import TcpLeg
-from shared.net.tls import ALPN_H2, server_context
-from tests.shared.net.conftest import Credentials
+from shared.net.http2.connection import Connection
+from shared.net.legs.tcp import TcpLeg
+from shared.net.names.dns_query import ResolveError
+from shared.net.names.endpoint import Endpoint
+from shared.net.tls.contexts import ALPN_H2, server_context
+from tests.shared.conftest import Credentials
+from tests.shared.http2.dialogue import POST
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import Seen
 from tests.shared.net.loopback import PATIENCE_S, App, until
-from tests.shared.wire.dialogue import POST
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
 from tests.support.network import needs_ipv6

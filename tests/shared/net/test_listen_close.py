@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from shared.net.address import Address
-from shared.net.listen import bound_address, listen
+from shared.address import Address
+from shared.listen import bound_address, listen
 from shared.net.listen_close import HANDSHAKES_S, close_listening, listening_on
 from tests.support import network
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer

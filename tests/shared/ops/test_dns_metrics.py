@@ -6,9 +6,14 @@ import asyncio
 import re
 from pathlib import Path
 
-from shared.net.address import Address
-from shared.net.dns_query import KINDS, ResolveError
-from shared.net.resolver import MAX_KEPT, MAX_LOOKUPS, MAX_LOOKUPS_OF_OURS, Resolver
+from shared.address import Address
+from shared.net.names.dns_query import KINDS, ResolveError
+from shared.net.names.resolver import (
+    MAX_KEPT,
+    MAX_LOOKUPS,
+    MAX_LOOKUPS_OF_OURS,
+    Resolver,
+)
 from shared.ops.dns_metrics import families
 from shared.tasks import spawn
 from tests.support.name_server import failing, name_server, never
@@ -19,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 def samples(resolver: Resolver) -> dict[tuple[str, ...], float]:
     return {
         (sample.name.removeprefix("hbone_dns_"), *sample.labels.values()): sample.value
-        for family in families(resolver)
+        for family in families(resolver.numbers)
         for sample in family.samples
     }
 
@@ -65,5 +70,5 @@ async def test_what_came_of_look_ups() -> None:
 
 def test_architecture_lists_them() -> None:
     listed = set(re.findall(r"`(hbone_[a-z_]+)", (ROOT / "ARCHITECTURE.md").read_text()))
-    served = {sample.name for family in families(Resolver()) for sample in family.samples}
+    served = {sample.name for family in families(Resolver().numbers) for sample in family.samples}
     assert served <= listed

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.address import Address
 from shared.errors import UnavailableError, UpstreamError
-from shared.net.address import Address
 from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
 from tests.shared.net.loopback import until
 from tests.support.network import needs_ipv6

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import TOKEN_REASONS
-from shared.identity.token_counts import TokenStatus
 from shared.ops import token_metrics
+from shared.ops.token_counts import TokenStatus
 from shared.ops.token_metrics import TokenMetrics
 from tests.support.wall_clock import START, Clock
 

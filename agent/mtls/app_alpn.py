@@ -1,0 +1,36 @@
+"""What the mTLS ends offer by ALPN, so that a client speaks to the app what the app understands.
+
+Both ends pass the bytes on as they are: whatever a client has agreed to is what the app gets. Each list is in
+the order in which a client's names are looked for, the same at both ends, so that no client sees a
+difference.
+
+- `istio` comes first: it promises nothing but bytes, and Istio's clients offer it beside each of their other
+  names.
+- An app that speaks HTTP/1.1 has promised no HTTP/2, and the other way round.
+- Where nobody has said what the app speaks (`auto`), HTTP/1.1 comes first, for a client that offers both,
+  such as curl, gets on with any app that speaks HTTP/1.1; h2 is agreed with clients that offer nothing else,
+  such as gRPC's, which would break off without an answer, and could not speak to an HTTP/1.1 app in any case.
+- Never `istio-peer-exchange`: whoever agrees to it is sent a binary header before the data (Istio's
+  metadata_exchange filter).
+
+A client with no name in common gets no ALPN, and may go on: what it speaks may be neither.
+"""
+
+from __future__ import annotations
+
+from agent.config.settings import AppProtocol
+
+_BYTES = ("istio",)
+_HTTP1 = ("istio-http/1.1", "istio-http/1.0", "http/1.1", "http/1.0")
+_HTTP2 = ("istio-h2", "h2")
+
+_OFFERS: dict[AppProtocol, tuple[str, ...]] = {
+    "http1": _BYTES + _HTTP1,
+    "h2c": _BYTES + _HTTP2,
+    "auto": _BYTES + _HTTP1 + _HTTP2,
+}
+
+
+def alpn_offer(protocol: AppProtocol) -> tuple[str, ...]:
+    """The names that a client may be told it speaks to an app of `protocol`, the preferred one first."""
+    return _OFFERS[protocol]

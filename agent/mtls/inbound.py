@@ -1,0 +1,305 @@
+"""The built-in mTLS end: what Envoy does on 127.0.0.1:15003, where no Envoy runs.
+
+Owned here: the listener, who may come in, the way to the app, the drain. Its TLS is `shared/net/legs/tls.py`
+and `shared/net/legs/tls_handshake.py`, the renewal of its files `shared/net/tls/certificate_files.py`, its
+rules about names `shared/trust/peer_policy.py`, about revoked certificates
+`shared/net/tls/revocation_watch.py`; the log line is the caller's (`finished`).
+
+The rules:
+
+1. The app is dialled only for a peer that has proved an allowed SPIFFE identity. A peer that is not allowed,
+   and one whose app cannot be reached, gets a TLS alert before a byte of its data was taken.
+2. Each connection is reported once: when it ended, or when it was refused.
+3. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
+   be used change nothing: the certificate in use stays, and the log says so once.
+4. A peer whose certificate is revoked is refused, and reset if it has come already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.mtls.inbound_record import InboundRecord
+from shared.address import Address
+from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
+from shared.http2.frames import CANCEL
+from shared.listen import bound_address, listen
+from shared.net.dial import dial
+from shared.net.legs.tcp import Surplus
+from shared.net.legs.tls import HANDSHAKE_TIMEOUT_S, TlsServerLeg
+from shared.net.legs.tls_handshake import server_context
+from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
+from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles
+from shared.net.tls.revocation_watch import LOOK_EVERY_S as LISTS_EVERY_S
+from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.root_files import trust_bundles
+from shared.tasks import spawn
+from shared.trust.peer_policy import PeerPolicy
+from shared.trust.revocations import Proof
+from shared.trust.spiffe import peer_id
+from shared.trust.trust_bundles import TrustBundles
+
+log = logging.getLogger("hbone.inbound")
+
+
+@dataclass(frozen=True, slots=True)
+class InboundSettings:
+    """Where the mTLS end listens, what it proves about itself and where it hands over."""
+
+    listen: Address
+    """127.0.0.1:15003 (`shared.ports`): only the tunnel's end in this container has business here."""
+
+    app: Address
+    """The app, plain TCP."""
+
+    certificates: Path
+    """PEM file: the workload's certificate, then the rest of its chain."""
+
+    private_key: Path
+    """PEM file: the key of the certificate, not encrypted."""
+
+    roots: Path
+    """PEM file: the mesh's roots, to which client certificates must lead."""
+
+    bundles: Path | None = None
+    """JSON file: which of them are whose, if it is there (`certificates/trust_bundles.py`)."""
+
+    alpn: tuple[str, ...] = ()
+    """What a client may be told it speaks to the app, the preferred name first (`app_alpn.py`)."""
+
+    max_connections: int = 1000
+    """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""
+
+    dial_timeout_s: float = 5.0
+    """How long the app may take to accept; on loopback a longer wait means a full backlog."""
+
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    """How long a client may take from accept to the end of its handshake."""
+    half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
+    """How long one direction may be silent once the other has ended."""
+
+    look_every_s: float = LOOK_EVERY_S
+    """How often the files are looked at when connections come."""
+
+    crl: Path | None = None
+    """PEM or DER file with certificate revocation lists, which is followed; None: nobody is revoked."""
+
+    lists_every_s: float = LISTS_EVERY_S
+    """How often that file is looked at."""
+
+
+class Inbound:
+    """The mTLS listener and its connections. `finished` gets each connection's record once."""
+
+    def __init__(
+        self,
+        settings: InboundSettings,
+        policy: PeerPolicy,
+        finished: Callable[[InboundRecord], None],
+        refusal: Callable[[], LimitError | None] = lambda: None,
+    ) -> None:
+        """`refusal()` says why no connection is taken now, if so."""
+        self._settings = settings
+        self._refusal = refusal
+        self.most_connections = settings.max_connections
+        """At once; may be changed at any time."""
+        self._policy = policy
+        self._finished = finished
+        self._visits: dict[TlsServerLeg, _Visit] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        names = (settings.certificates, settings.private_key, settings.roots)
+        bundles = () if settings.bundles is None else (settings.bundles,)
+        self._files = CertificateFiles(
+            (*names[:2], *bundles, settings.roots),
+            lambda: server_context(*names, self._checks(settings.bundles), settings.alpn),
+            log=log,
+            purpose="inbound",
+            look_every_s=settings.look_every_s,
+        )
+        self._revocations: RevocationWatch | None = None
+        if settings.crl is not None:
+            self._revocations = RevocationWatch(
+                settings.crl, settings.roots, purpose="inbound", look_every_s=settings.lists_every_s
+            )
+            self._revocations.follow(self._end_revoked)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, once started; tells the port if the setting was 0."""
+        assert self._server is not None, "not started"
+        return bound_address(self._server)
+
+    @property
+    def connections(self) -> int:
+        """TCP connections that are open now, refused ones that have yet to close included."""
+        return len(self._visits)
+
+    def holders(self) -> Iterator[Relay]:
+        """All that holds bytes for its peers."""
+        return (visit.relay for visit in self._visits.values() if visit.relay and not visit.relay.over)
+
+    async def start(self) -> None:
+        """Reads the files and listens.
+
+        Raises:
+            UnavailableError: a file is missing, or the address is taken.
+            ConfigError: a file has not what it should.
+        """
+        self._files.read()
+        if self._revocations is not None:
+            self._revocations.read()
+            self._revocations.start()
+        self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
+
+    async def emptied(self) -> None:
+        """Returns when no connection is open."""
+        await self._empty.wait()
+
+    async def close(self, drain_s: float) -> None:
+        """Stops listening, gives open connections `drain_s` seconds to end, then resets those left."""
+        if self._server is not None:
+            self._server.close()
+        if self._revocations is not None:
+            self._revocations.close()
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        except TimeoutError:
+            log.info("inbound: resetting %d connections, still open after %g s", self.connections, drain_s)
+            error = StreamResetError(f"drain: still open after {drain_s:g} s", CANCEL)
+            for visit in list(self._visits.values()):
+                self._cut(visit, error)
+            await self._empty.wait()
+
+    # Owner of the legs.
+
+    def established(self, leg: TlsServerLeg) -> None:
+        visit = self._visits[leg]
+        if self._revocations is not None:
+            try:
+                visit.proof = self._revocations.check(leg.proved_chain())
+            except DeniedError as error:
+                leg.refuse(error)
+                self._report(visit, error)
+                return
+        visit.identity = str(peer_id(leg.certificate))
+        leg.certificate = b""  # for as long as the connection lives the name will do
+        visit.serving = spawn(self._serve(visit), name=f"inbound {leg.peer_name}")
+
+    def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
+        self._report(self._visits[leg], error)
+
+    def closed(self, leg: TlsServerLeg) -> None:
+        visit = self._visits[leg]
+        visit.closed = True
+        if visit.serving is None:  # else whoever serves it finds out and says so
+            self._report(visit, StreamResetError("connection lost", CANCEL))
+        self._settle(visit)
+
+    # One connection.
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        now = asyncio.get_running_loop().time()
+        refusal = self._refusal() or self._one_too_many()
+        if refusal is not None:
+            return Surplus(lambda client: self._turned_away(client, refusal))
+        timeout_s = self._settings.handshake_timeout_s
+        leg = TlsServerLeg(self._files.current(now), self, handshake_timeout_s=timeout_s)
+        self._visits[leg] = _Visit(leg, now)
+        self._empty.clear()
+        return leg
+
+    def _checks(self, file: Path | None) -> Callable[[list[bytes]], None]:
+        bundles = TrustBundles() if file is None else trust_bundles(file)
+        return lambda chain: self._policy.check(bundles.proved(chain))
+
+    async def _serve(self, visit: _Visit) -> None:
+        try:
+            app = await dial(self._settings.app, self._settings.dial_timeout_s)
+        except DialError as error:
+            visit.leg.refuse(error)
+            self._report(visit, error)
+            return
+        visit.relay = Relay(
+            visit.leg,
+            app,
+            lambda relay: self._report(visit, relay.error),
+            half_closed_timeout_s=self._settings.half_closed_timeout_s,
+        )
+        visit.relay.start()
+
+    def _end_revoked(self) -> int:
+        """Rule 4."""
+        assert self._revocations is not None
+        count = 0
+        for visit in list(self._visits.values()):
+            error = self._revocations.verdict(visit.proof)
+            if error is not None and not visit.reported:
+                self._cut(visit, error)
+                count += 1
+        return count
+
+    def _cut(self, visit: _Visit, error: HboneError) -> None:
+        if visit.relay is not None:
+            visit.relay.abort(error)  # nothing, if it is over and its last bytes are leaving
+        elif visit.serving is not None:
+            visit.serving.cancel()
+        visit.leg.abort()
+        self._report(visit, error)
+
+    def _one_too_many(self) -> LimitError | None:
+        limit = self.most_connections
+        if len(self._visits) < limit:
+            return None
+        return LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
+
+    def _turned_away(self, client: str, error: LimitError) -> None:
+        self._finished(InboundRecord(client, str(self._settings.app), "", 0, 0, 0.0, error))
+
+    def _report(self, visit: _Visit, error: HboneError | None) -> None:
+        if visit.reported:
+            return
+        visit.reported = True
+        relay = visit.relay
+        self._finished(
+            InboundRecord(
+                client=visit.leg.peer_name,
+                app=str(self._settings.app),
+                identity=visit.identity,
+                sent_bytes=relay.sent_bytes if relay else 0,
+                received_bytes=relay.received_bytes if relay else 0,
+                duration_s=asyncio.get_running_loop().time() - visit.accepted_s,
+                error=error,
+            )
+        )
+        self._settle(visit)
+
+    def _settle(self, visit: _Visit) -> None:
+        """Forgets a connection that is both closed and reported; either may come first."""
+        if visit.closed and visit.reported:
+            visit.relay = None  # ends the cycle through its callback
+            self._visits.pop(visit.leg, None)
+            if not self._visits:
+                self._empty.set()
+
+
+class _Visit:
+    """What is known of an open connection."""
+
+    __slots__ = ("accepted_s", "closed", "identity", "leg", "proof", "relay", "reported", "serving")
+
+    def __init__(self, leg: TlsServerLeg, accepted_s: float) -> None:
+        self.leg = leg
+        self.accepted_s = accepted_s  # the loop's clock
+        self.identity = ""
+        self.proof: Proof = ()
+        self.serving: asyncio.Task[None] | None = None
+        self.relay: Relay | None = None
+        self.closed = False
+        self.reported = False

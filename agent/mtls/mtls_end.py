@@ -1,0 +1,241 @@
+"""The end of the mesh's mTLS in the container, as the settings have it: Envoy, the built-in one, or none.
+
+Owned here: which one it is, what it is told, and its end with all that it has opened. Not owned: what they do
+(`envoy.py`, `inbound.py`), and when they start and stop (the agent's story).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.config.settings import Settings
+from agent.mtls.app_alpn import alpn_offer
+from shared.address import Address
+from shared.trust.spiffe import SCHEME
+
+if TYPE_CHECKING:
+    from agent.mtls.envoy import EnvoyProcess
+    from agent.mtls.envoy_admin import EnvoyAdmin
+    from agent.mtls.inbound import Inbound
+    from agent.mtls.inbound_record import InboundRecord
+    from shared.errors import LimitError
+    from shared.net.relay.memory_budget import Holder
+    from shared.net.tls.revocation_watch import RevocationWatch
+    from shared.trust.peer_policy import PeerPolicy
+
+log = logging.getLogger("hbone.agent")
+
+ENVOY_START_TIMEOUT_S = 20.0
+"""Envoy is ready within a second on an idle machine; a throttled container takes many times that."""
+
+FILES_OF_BUILTIN = 2
+"""Of each connection of the built-in end: the one that it has accepted, and the one to the app."""
+
+ENVOY_STOP_S = 2.0
+"""For Envoy to end once all tunnels are over."""
+
+
+class MtlsEnd:
+    """Made by the agent; nothing is open before `start`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        search_path: str | None,
+        finished: Callable[[InboundRecord], None],
+        refusal: Callable[[], LimitError | None] = lambda: None,
+    ) -> None:
+        """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record.
+        `refusal()` says why the built-in end takes no connection now, if so."""
+        self.address: Address = settings.inbound_listen
+        """Where it listens, or whoever else is there; once started with the port in place of 0."""
+        self._settings = settings
+        self._search_path = search_path
+        self._finished = finished
+        self._refusal = refusal
+        self._envoy: EnvoyProcess | None = None
+        self._envoy_admin: EnvoyAdmin | None = None
+        self._envoy_lists: RevocationWatch | None = None
+        self._inbound: Inbound | None = None
+        self._folder: Path | None = None
+
+    async def start(self) -> None:
+        """Returns when it takes connections. May be cancelled; `close` then ends what has started.
+
+        Raises:
+            UnavailableError: a program, a port or a file cannot be had.
+            ConfigError, DeniedError: a file has not what it should.
+        """
+        settings = self._settings
+        certificates_found = settings.certificates_found()
+        binary = None
+        if settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
+            from agent.mtls.envoy import find_binary
+
+            binary = find_binary(settings.envoy_bin, self._search_path)
+        kind = settings.choose_inbound(envoy_found=binary is not None, certificates_found=certificates_found)
+        if kind == "envoy" and binary is not None:
+            await self._start_envoy(binary)
+        elif kind == "builtin":
+            await self._start_builtin()
+        log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self.address)
+        if kind != "none" and not settings.allow:
+            from agent.mtls.policy_warning import policy_warning
+
+            text = policy_warning(settings, self.address)
+            if text is not None:
+                log.warning("%s", text)
+
+    @property
+    def exited(self) -> asyncio.Future[int] | None:
+        """Envoy's exit code, once it has ended, wanted or not; None without one."""
+        return None if self._envoy is None else self._envoy.exited
+
+    @property
+    def connections(self) -> int:
+        """Open ones of the built-in end; Envoy's come and go with their tunnels."""
+        return 0 if self._inbound is None else self._inbound.connections
+
+    @property
+    def files_per_tunnel(self) -> int:
+        """How many open files a tunnel to it takes here, that of its other end included."""
+        return 1 if self._inbound is None else FILES_OF_BUILTIN + 1
+
+    def limit(self, most_connections: int) -> None:
+        """Lets the built-in end take so many connections at once."""
+        if self._inbound is not None:
+            self._inbound.most_connections = most_connections
+
+    def holders(self) -> Iterator[Holder]:
+        """All that holds bytes for the peers of the built-in end."""
+        return iter(()) if self._inbound is None else self._inbound.holders()
+
+    async def emptied(self) -> None:
+        """Returns when the built-in end has no connection open."""
+        if self._inbound is not None:
+            await self._inbound.emptied()
+
+    async def close(self) -> None:
+        """Ends it with all connections."""
+        if self._inbound is not None:
+            await self._inbound.close(0)
+        if self._envoy_lists is not None:
+            self._envoy_lists.close()
+        if self._envoy_admin is not None:
+            await self._envoy_admin.close()
+        if self._envoy is not None:
+            await self._envoy.stop(ENVOY_STOP_S)
+        if self._folder is not None:
+            import shutil
+
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start_envoy(self, binary: Path) -> None:
+        import tempfile  # with shutil, without Envoy, 2 ms more to start
+
+        from agent.mtls.envoy import EnvoyProcess
+        from agent.mtls.envoy_bootstrap import bootstrap, secrets
+        from agent.mtls.envoy_names import domains_of_roots
+
+        settings = self._settings
+        self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
+        configuration = bootstrap(
+            listen=settings.inbound_listen,
+            app=settings.app,
+            policy=self._peer_policy(),
+            secrets_folder=self._folder,
+            connect_timeout_s=settings.dial_timeout_s,
+            alpn=alpn_offer(settings.app_protocol),
+        )
+        if len(domains := domains_of_roots(settings.certificates)) > 1:
+            log.warning(
+                "envoy lets the roots of %s vouch for each other's workloads; HBONE_INBOUND=builtin does not",
+                ", ".join(domains),
+            )
+        lists = self._envoy_revocations()
+        self._envoy = await EnvoyProcess.start(
+            binary,
+            configuration,
+            secrets(settings.certificates, lists.pem if lists else ""),
+            self._folder,
+            finished=self._finished,
+        )
+        await self._envoy.ready(ENVOY_START_TIMEOUT_S)
+        if settings.envoy_admin is not None:
+            from agent.mtls.envoy_admin import EnvoyAdmin
+
+            self._envoy_admin = EnvoyAdmin(self._envoy.admin)
+            log.info("envoy's admin port on %s", await self._envoy_admin.start(settings.envoy_admin))
+        if lists is not None:
+            lists.start()
+        if self._envoy.inbound is not None:
+            self.address = self._envoy.inbound
+
+    async def _start_builtin(self) -> None:
+        from agent.mtls.inbound import Inbound, InboundSettings
+        from shared.net.tls import certificate_folder
+
+        settings = self._settings
+        files = certificate_folder.find(settings.certificates)
+        inbound_settings = InboundSettings(
+            listen=settings.inbound_listen,
+            app=settings.app,
+            certificates=files.certificates,
+            private_key=files.private_key,
+            roots=files.roots,
+            bundles=files.bundles,
+            alpn=alpn_offer(settings.app_protocol),
+            dial_timeout_s=settings.dial_timeout_s,
+            handshake_timeout_s=settings.handshake_timeout_s,
+            max_connections=settings.max_tunnels,
+            half_closed_timeout_s=settings.half_closed_timeout_s,
+            crl=settings.crl,
+        )
+        self._inbound = Inbound(inbound_settings, self._peer_policy(), self._finished, self._refusal)
+        await self._inbound.start()
+        self.address = self._inbound.address
+
+    def _peer_policy(self) -> PeerPolicy:
+        """Who may come in: as told, else everybody of our own certificate's trust domain."""
+        from agent.config.own_identity import own_trust_domain
+        from shared.trust.peer_policy import PeerPolicy
+
+        settings = self._settings
+        patterns = settings.allow
+        if not patterns and settings.trust_domain:
+            patterns = (f"{SCHEME}{settings.trust_domain}/**",)
+        patterns = patterns or own_trust_domain(settings.certificates)
+        policy = PeerPolicy(patterns, settings.deny, settings.trust(patterns + settings.deny))
+        log.info("allowed identities: %s", policy)
+        return policy
+
+    def _envoy_revocations(self) -> RevocationWatch | None:
+        """The lists that Envoy holds peers against; once started they are followed for it."""
+        from agent.mtls.envoy_bootstrap import secrets
+        from shared.net.tls.mesh_tls import identity_files
+        from shared.net.tls.revocation_watch import RevocationWatch
+
+        settings = self._settings
+        if settings.crl is None:
+            return None
+        watch = RevocationWatch(settings.crl, identity_files(settings.certificates)[2], purpose="envoy")
+
+        def renew() -> int:
+            """Envoy leaves open connections as they are."""
+            assert self._envoy is not None
+            try:
+                self._envoy.renew_secrets(secrets(settings.certificates, watch.pem))
+            except OSError as error:
+                log.warning("envoy keeps the revocation lists in use: %s", error)
+            return 0
+
+        watch.read()
+        for root in watch.uncovered:
+            log.warning("HBONE_CRL has no list of %s: envoy refuses all its peers", root)
+        watch.follow(renew)
+        self._envoy_lists = watch
+        return watch

@@ -1,0 +1,156 @@
+"""The first bytes of a connection to the tunnel port: HTTP/2, or HTTP/1.1 from who has not been told.
+
+Cloud Run sends HTTP/1.1 to a container whose port is not named h2c, and so does any browser. Both get an
+answer that they understand, and says what to do. That takes that nothing of HTTP/2 has been sent by then: our
+preface follows the peer's, which comes with its first bytes (RFC 9113 section 3.4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
+from shared.net.legs.read_buffer import READ_BUFFER
+from shared.net.legs.tcp import peer_of
+
+H2C_ONLY = (
+    "it takes HTTP/2 without TLS (h2c) only: deploy the service with --use-http2, or name its port h2c "
+    "(ports: [{name: h2c, containerPort: ...}])"
+)
+
+LINGER_S = 2.0
+"""How long a client that has its answer may go on sending: closing over unread bytes sends RST, which can
+overtake the answer (RFC 9112 section 9.6)."""
+
+MAX_LINE_BYTES = 8192
+"""Of a request line (RFC 9112 section 3 wants 8000 at least): what is longer is not waited for."""
+
+_PREFACE_WORD = b"PRI"
+_ANSWER = (
+    f"krun, the port of the tunnels: {H2C_ONLY}. "
+    "From a command line: curl --http2-prior-knowledge, without https.\n"
+).encode()
+_HEAD = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
+    b"content-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\n"
+    b"connection: close\r\n\r\n" % len(_ANSWER)
+)
+
+
+def _is_http1(early: bytes) -> bool | None:
+    """Whether a connection that begins with `early` is one of HTTP/1; None: its first line is unfinished."""
+    word = early[: len(_PREFACE_WORD)]
+    if len(word) < len(_PREFACE_WORD):
+        return None
+    if word == _PREFACE_WORD or not (word.isalpha() and word.isupper()):
+        return False
+    line, end, _ = early[:MAX_LINE_BYTES].partition(b"\n")
+    if not end:
+        return None if len(early) < MAX_LINE_BYTES else False
+    return line.rstrip(b"\r").rpartition(b" ")[2].startswith(b"HTTP/1.")
+
+
+class FirstBytes(asyncio.BufferedProtocol):
+    """An accepted connection until it is known what it speaks: then it is the protocol that `connection`
+    makes, or `http1(peer)` is called and it ends. `decided(self)` is called once, when either is so or it is
+    lost."""
+
+    __slots__ = ("_connection", "_decided", "_early", "_http1", "_serve_at_once", "_timer", "_transport")
+
+    def __init__(
+        self,
+        *,
+        connection: Callable[[], Connection],
+        http1: Callable[[str], None],
+        decided: Callable[[FirstBytes], None],
+    ) -> None:
+        self._connection = connection
+        self._http1 = http1
+        self._decided: Callable[[FirstBytes], None] | None = decided
+        self._early = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._serve_at_once = False
+
+    def serve(self) -> None:
+        """Takes it for HTTP/2, whatever may come; nothing if that is decided."""
+        if self._decided is None:
+            return
+        self._cancel_timer()
+        if self._transport is None:
+            self._serve_at_once = True
+        else:
+            self._hand_over(self._transport, self._early)
+            self._end()
+
+    def abort(self) -> None:
+        """Ends the connection, of which nothing is known yet."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._end()
+
+    # asyncio.BufferedProtocol.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass of it
+        if self._decided is None:
+            made.abort()  # as it was told before it had begun
+        elif self._serve_at_once:
+            self.serve()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(PREFACE_TIMEOUT_S, made.abort)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return READ_BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        transport = self._transport
+        if self._decided is None or transport is None:
+            return  # it has been answered
+        early = self._early = self._early + bytes(READ_BUFFER[:nbytes])
+        is_http1 = _is_http1(early)
+        if is_http1 is None:
+            return
+        self._cancel_timer()
+        if is_http1:
+            self._answer(transport, early)
+        else:
+            self._hand_over(transport, early)
+        self._end()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self._end()
+
+    def _hand_over(self, transport: asyncio.Transport, early: bytes) -> None:
+        """What is no HTTP at all is refused by HTTP/2."""
+        connection = self._connection()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        while early and not transport.is_closing():
+            buffer = connection.get_buffer(-1)
+            part, early = early[: len(buffer)], early[len(buffer) :]
+            buffer[: len(part)] = part
+            connection.buffer_updated(len(part))
+
+    def _answer(self, transport: asyncio.Transport, early: bytes) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        transport.write(_HEAD if early.startswith(b"HEAD ") else _HEAD + _ANSWER)
+        transport.write_eof()
+        self._http1(peer_of(transport))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _end(self) -> None:
+        decided, self._decided = self._decided, None
+        if decided is not None:
+            decided(self)

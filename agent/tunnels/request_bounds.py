@@ -1,0 +1,125 @@
+"""Requests to the app: how many there may be, what they hold, and how their failures are told.
+
+What happens to one of them is `app_proxy.py`'s.
+
+One that is too many, or comes while too much is held for all peers, is answered 503. One that holds most when
+all together hold far too much is ended, as tunnels are (`shared/net/relay/memory_budget.py`): with 503, if
+the app has not answered yet, else reset.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from agent.config.settings import Settings
+from agent.tunnels.app_proxy import AppProxy
+from shared.errors import HboneError, LimitError
+from shared.net.http2.answers import answer
+from shared.net.legs.stream import Stream
+from shared.net.relay.memory_budget import Holder
+from shared.net.relay.tunnel_clock import TunnelClock
+from shared.ops.repeated_log import RepeatedLog
+
+log = logging.getLogger("hbone.app")
+
+UNAVAILABLE = 503
+
+_WHAT_TO_DO = {
+    502: "the app's own log may say more; HBONE_APP_PROTOCOL says what it speaks",
+    UNAVAILABLE: "is the app up, and does it listen on the PORT that it is given, or on HBONE_APP?",
+}
+"""By what the client is told."""
+
+SERVER_ERROR = 500
+"""Statuses from here on are not the client's fault (RFC 9110 section 15.6)."""
+
+
+class BoundedRequests:
+    """All requests to the app of all connections."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        most: int,
+        refusal: Callable[[], LimitError | None] = lambda: None,
+        *,
+        clock: TunnelClock | None = None,
+    ) -> None:
+        """`most` requests may be open at once; `refusal()` says why none is taken now, if so. `clock` watches
+        those that have become tunnels."""
+        self._most = most
+        self._refusal = refusal
+        self._proxy = AppProxy(
+            settings.app,
+            settings.dial_timeout_s,
+            settings.app_protocol,
+            clock=clock,
+            half_closed_timeout_s=settings.half_closed_timeout_s,
+            failed=self._failed,
+        )
+        self._warnings = RepeatedLog(log)
+        self._closing = False
+
+    @property
+    def open_requests(self) -> int:
+        """Those whose answers have not ended."""
+        return self._proxy.open_requests
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for all of them, both ways; looks at each."""
+        return self._proxy.buffered_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of that, what is held for none of them in particular."""
+        return self._proxy.shared_bytes
+
+    def take(self, stream: Stream) -> None:
+        """Passes a request on, and the answer back."""
+        refusal = self._refusal()
+        if refusal is None and self.open_requests >= self._most:
+            text = f"{self._most} requests to the app are open, which is HBONE_MAX_REQUESTS"
+            refusal = LimitError(text, "HBONE_MAX_REQUESTS")
+        if refusal is not None:
+            answer(stream, UNAVAILABLE, str(refusal))
+            self._warnings.warning(refusal.limit, f"{UNAVAILABLE} to a request to the app: {refusal}")
+            return
+        self._proxy.take(stream)
+
+    def holders(self) -> Iterator[HeldRequest]:
+        """Whatever holds bytes for a request, for the budget."""
+        return (HeldRequest(holder, self._warnings) for holder in self._proxy.holders())
+
+    def close(self) -> None:
+        """Ends what is left, and tells what has not been told yet."""
+        self._closing = True
+        self._proxy.close()
+        self._warnings.close()
+
+    def _failed(self, status: int, text: str) -> None:
+        """A request was answered with `status` in place of the app, or cut off, and why."""
+        if status >= SERVER_ERROR and not self._closing:
+            hint = None if "HBONE_" in text else _WHAT_TO_DO.get(status)
+            self._warnings.warning(str(status), f"{status}: {text}" + (f": {hint}" if hint else ""))
+
+
+class HeldRequest:
+    """One of the holders, as the budget sees it."""
+
+    __slots__ = ("_holder", "_warnings")
+
+    def __init__(self, holder: Holder, warnings: RepeatedLog) -> None:
+        self._holder = holder
+        self._warnings = warnings
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for its client, either way."""
+        return self._holder.buffered_bytes
+
+    def abort(self, error: HboneError) -> None:
+        """Ends it; nothing if it is over."""
+        self._holder.abort(error)
+        self._warnings.warning(error.flag, f"a request to the app was ended: {error}")

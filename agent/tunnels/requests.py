@@ -1,0 +1,93 @@
+"""What a stream on 15009 asks for: a tunnel to a target, or the app as an ordinary HTTP request.
+
+`/_hbone/15003`, `/_hbone/22` and `/_hbone/NAME` are tunnels; any other path is the app's
+(`request_bounds.py`). A target is dialled first and 200 said after, so that a 200 means a connected target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.config.settings import INBOUND_TARGET, SSHD_TARGET, Settings
+from agent.tunnels.descriptors import Shares
+from agent.tunnels.request_bounds import BoundedRequests
+from shared.errors import LimitError, NoRouteError, RefusedError
+from shared.net.dial import dial
+from shared.net.legs.stream import Stream, header_value
+from shared.net.relay.tunnel_clock import TunnelClock
+from shared.tunnel.tunnel_request import target_name
+from shared.tunnel.tunnel_server import UNAVAILABLE, ServedTunnel, TunnelRecord
+
+
+class Requests:
+    """Takes the streams of all connections. `finished` is told about every tunnel request, taken or not."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        finished: Callable[[TunnelRecord], None],
+        *,
+        shares: Shares | None = None,
+        refusal: Callable[[], LimitError | None] = lambda: None,
+        app_refusal: Callable[[], LimitError | None] = lambda: None,
+    ) -> None:
+        """`shares` says how many tunnels and requests to the app there may be at once; None: as many as the
+        settings say. `refusal()` says why no tunnel is taken now, if so, `app_refusal()` why no request to
+        the app is."""
+        self._settings = settings
+        self._finished = finished
+        self._most_tunnels = settings.max_tunnels if shares is None else shares.tunnels
+        self._refusal = refusal
+        self._clock = TunnelClock(settings.idle_timeout_s)
+        self.tunnels: set[ServedTunnel] = set()
+        """Those that are being connected, and those that are being refused, included."""
+        most_requests = settings.max_requests if shares is None else shares.requests
+        self.app = BoundedRequests(settings, most_requests, app_refusal, clock=self._clock)
+        """Takes what is no tunnel."""
+
+    @property
+    def open_tunnels(self) -> int:
+        """Tunnels that are not over, those that are being connected included."""
+        return len(self.tunnels)
+
+    def take(self, stream: Stream) -> None:
+        """Answers a stream that a peer opened."""
+        method = header_value(stream.headers, b":method")
+        name = target_name(header_value(stream.headers, b":path"))
+        # A CONNECT that names a protocol is a request like others, such as a WebSocket (RFC 8441).
+        if name is None and (method != b"CONNECT" or header_value(stream.headers, b":protocol")):
+            self.app.take(stream)
+            return
+        target = self._settings.target(name) if name else None
+        tunnel = ServedTunnel(
+            stream,
+            name or "",
+            target,
+            self._over,
+            self._clock,
+            half_closed_timeout_s=self._settings.half_closed_timeout_s,
+        )
+        self.tunnels.add(tunnel)
+        if target is None and method != b"CONNECT":  # which names no target of ours
+            known = ", ".join([INBOUND_TARGET, SSHD_TARGET, *sorted(self._settings.targets)])
+            tunnel.refuse(404, NoRouteError(f"no such target; known are {known}"))
+        elif target is None or method != b"POST":
+            tunnel.refuse(405, RefusedError("a tunnel is opened with POST"), [(b"allow", b"POST")])
+        elif (refusal := self._refusal()) is not None:
+            tunnel.refuse(UNAVAILABLE, refusal)
+        elif self.open_tunnels > self._most_tunnels:
+            text = f"{self._most_tunnels} tunnels are open, which is HBONE_MAX_TUNNELS"
+            tunnel.refuse(UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
+        else:
+            timeout_s = self._settings.dial_timeout_s
+            tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")
+
+    def close(self) -> None:
+        """Looks after open tunnels no more, and ends requests to the app."""
+        self._clock.close()
+        self.app.close()
+
+    def _over(self, tunnel: ServedTunnel) -> None:
+        self.tunnels.discard(tunnel)
+        if tunnel.record is not None:
+            self._finished(tunnel.record)

@@ -1,0 +1,238 @@
+"""The gateway's file while the gateway runs: seen to have changed, read again, put into effect or refused.
+
+Owned here: when the file is read again, that this stops nobody, and the numbers about it. What a file may say
+is `config.py`'s, what a new one changes its user's (`apply`).
+
+It is read again on request (SIGHUP), and when it or a file that it names has changed, as `stat` tells: every
+`WATCH_S` seconds, so that a ConfigMap's swapped symlink is seen as well as an editor's new file. A file that
+is still being written is left alone until two looks agree. Reading 1,000 routes takes 0.3 s and happens in a
+thread; so does looking, for a file system may hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gateway.config import hbone_settings
+from gateway.config.config import GatewayConfig, load
+from shared.errors import ConfigError, HboneError
+from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+log = logging.getLogger("hbone.gateway")
+
+WATCH_S = 2.0
+"""Seconds between two looks at the files: a look costs microseconds, and the kubelet takes a minute to bring
+a changed ConfigMap."""
+
+SETTLE_S = 0.1
+"""Seconds between the looks at a file that has changed."""
+
+MAX_LOOKS = 20
+"""Looks after which a file that never rests is read all the same."""
+
+MAX_LOGGED = 100
+"""Mistakes, or warnings, of one file that are logged."""
+
+TURN_S = 0.0005
+"""How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
+trip took 12 ms while 1,000 routes were read."""
+
+FIXED = ("admin", "metrics", "health", "tokens")
+"""Fields whose change takes effect at the next start only."""
+
+Look = dict[Path, tuple[int, ...] | None]
+"""What `stat` says of each file; None where there is none."""
+
+
+class ConfigFile:
+    """The file and those that it names. Its methods block; one is called at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: Look = {}
+        """How the files were when they were read."""
+
+    def read(self) -> GatewayConfig:
+        """What the file says now. Raises ConfigError for a mistake."""
+        # The look comes first: what changes while we read is a change.
+        self.seen = look({self.path, *self.seen})
+        config = load(self.path)
+        files = {self.path, *(route.ca for route in config.routes if route.ca is not None)}
+        known = {path: state for path, state in self.seen.items() if path in files}
+        self.seen = look(files - known.keys()) | known
+        return config
+
+    def look(self) -> Look:
+        """How they are now."""
+        return look(self.seen)
+
+
+def look(paths: Iterable[Path]) -> Look:
+    """What tells two states of the files apart, symlinks followed."""
+    found: Look = {}
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            found[path] = None
+        else:
+            found[path] = (
+                status.st_dev,
+                status.st_ino,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ctime_ns,
+            )
+    return found
+
+
+def log_warnings(config: GatewayConfig) -> None:
+    """Says what may be a mistake in the file: at the start, and at each reload."""
+    for warning in config.warnings[:MAX_LOGGED]:
+        log.warning("%s", warning)
+
+
+class Reloads:
+    """Reads the file again when that is due. `apply(config)` puts it into effect; if it raises an HboneError,
+    or the file has a mistake, everything stays as it is."""
+
+    def __init__(
+        self, file: ConfigFile, apply: Callable[[GatewayConfig], Awaitable[None]], *, quiet: bool = False
+    ) -> None:
+        """`quiet` leaves it to somebody else to say in the log how it went."""
+        self.succeeded = 0
+        self.failed = 0
+        self.last_succeeded = True
+        """Whether what is in effect is what the file says."""
+        self.last_success = time.time()
+        """Seconds since the epoch; the start is the first success."""
+        self._file = file
+        self._apply = apply
+        self._quiet = quiet
+        self._asked = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, *, changes: bool = True) -> None:
+        """From now on follows requests, and the files' changes unless somebody else does."""
+        self._task = spawn(self._watch(changes), name=f"watch {self._file.path}")
+
+    def request(self) -> None:
+        """Reads the file again soon, changed or not."""
+        self._asked.set()
+
+    async def now(self) -> None:
+        """Reads the file again. Raises HboneError if it stays without effect."""
+        async with self._one_at_a_time:
+            try:
+                with _taking_turns():
+                    config = await asyncio.to_thread(self._file.read)
+                    await self._apply(config)
+            except HboneError as error:
+                self.failed += 1
+                self.last_succeeded = False
+                level = logging.DEBUG if self._quiet else logging.ERROR
+                for one in error.all[:MAX_LOGGED] if isinstance(error, ConfigError) else (error,):
+                    log.log(level, "reload: %s; the running configuration stays", one)
+                raise
+            self.succeeded += 1
+            self.last_succeeded = True
+            self.last_success = time.time()
+            level = logging.DEBUG if self._quiet else logging.INFO
+            log.log(level, "reload: %d routes from %s", len(config.routes), self._file.path)
+            if not self._quiet:
+                log_warnings(config)
+
+    def close(self) -> None:
+        """Follows the file no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self, changes: bool) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(WATCH_S if changes else None):
+                    await self._asked.wait()
+                self._asked.clear()
+            except TimeoutError:
+                if not await self._have_changed():
+                    continue
+            with contextlib.suppress(HboneError):  # `now` has told; the next change may mend it
+                await self.now()
+
+    async def _have_changed(self) -> bool:
+        """Whether a file has changed; if so, once they rest."""
+        before, now = self._file.seen, await asyncio.to_thread(self._file.look)
+        if now == before:
+            return False
+        for _ in range(MAX_LOOKS):
+            await asyncio.sleep(SETTLE_S)
+            before, now = now, await asyncio.to_thread(self._file.look)
+            if now == before:
+                break
+        return True
+
+    def families(self) -> Iterator[Metric]:
+        """The metrics about it."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        reloads = CounterMetricFamily(
+            "hbone_config_reloads", "Times that the file was read again.", labels=["result"]
+        )
+        reloads.add_metric(["success"], self.succeeded)
+        reloads.add_metric(["failure"], self.failed)
+        yield reloads
+        yield GaugeMetricFamily(
+            "hbone_config_last_reload_successful",
+            "1 if the file as it was last read is in effect.",
+            value=float(self.last_succeeded),
+        )
+        yield GaugeMetricFamily(
+            "hbone_config_last_reload_success_timestamp_seconds",
+            "When the file was last read and put into effect.",
+            value=self.last_success,
+        )
+
+
+@contextlib.contextmanager
+def _taking_turns() -> Iterator[None]:
+    """Threads give the interpreter up after TURN_S instead of Python's usual time."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_s)
+
+
+def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
+    """`wanted`, but for what cannot change while the gateway runs: a change of that is said in the log."""
+    fixed: dict[str, Any] = {name: getattr(running, name) for name in FIXED}
+    changed = [name for name, value in fixed.items() if getattr(wanted, name) != value]
+    fixed["hbone"] = running.hbone
+    if running.hbone is not None and wanted.hbone is not None:
+        reloaded: dict[str, Any] = {name: getattr(wanted.hbone, name) for name in hbone_settings.RELOADED}
+        fixed["hbone"] = dataclasses.replace(running.hbone, **reloaded)
+    if fixed["hbone"] != wanted.hbone:
+        changed.append("hbone, but for its rules and limits,")
+    fixed["reverse"] = running.reverse
+    if running.reverse is not None and wanted.reverse is not None:
+        fixed["reverse"] = dataclasses.replace(
+            running.reverse, rules=wanted.reverse.rules, trust=wanted.reverse.trust
+        )
+    if fixed["reverse"] != wanted.reverse:
+        changed.append("reverse, but for its rules,")
+    if changed:
+        log.warning("reload: a change of %s takes effect at the next start", ", ".join(changed))
+    return dataclasses.replace(wanted, **fixed)

@@ -1,0 +1,457 @@
+"""A YAML document read by type, so that every mistake is told with its line, its field and the reason.
+
+Owns what holds for any settings file of ours: UTF-8, one document, no aliases, known fields only, each field
+once, and the scalar types (text, words, numbers, durations, addresses). Which fields there are and what
+they mean is `config.py`'s matter. It works on PyYAML's nodes instead of its constructed values because
+nodes keep their lines, and because `off` stays `off`: YAML 1.1 would make it a boolean. No I/O here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import yaml
+
+from shared.address import Address
+from shared.errors import ConfigError, ConfigErrors
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+MAX_FILE_BYTES = 1 << 20
+"""A file of this size holds some thousands of routes; a bigger one is another file taken by mistake."""
+
+MAX_NODES = 50_000
+"""1000 routes with every field set are 19 000 nodes. PyYAML takes 13 µs for each, so this many take 0.7 s,
+which a reload must not spend on the event loop's thread."""
+
+MAX_DEPTH = 16
+"""Our files are four deep; PyYAML recurses, so this also guards the interpreter's stack."""
+
+# What of a wrong name an error repeats: enough to find it, not enough to fill a log.
+_SHOWN_CHARS = 60
+_SHOWN_PROBLEM_CHARS = 200
+
+_TAG = "tag:yaml.org,2002:"
+_TAG_NAMES = {
+    f"{_TAG}int": "a number",
+    f"{_TAG}float": "a number",
+    f"{_TAG}bool": "a boolean",
+    f"{_TAG}timestamp": "a date",
+    f"{_TAG}merge": "YAML's merge key",
+    f"{_TAG}value": "YAML's value key",
+}
+# What a glob such as *.example.com without quotes runs into.
+_QUOTES_HINT = "text that begins with * or & needs quotes"
+# No leading zeros: YAML 1.1 reads 010 as eight.
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
+_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
+_UNIT_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Report:
+    """What is found while a document is read: all its mistakes, and what may be one."""
+
+    def __init__(self) -> None:
+        self.errors: list[ConfigError] = []
+        self.warnings: list[ConfigError] = []
+
+    def add(self, error: ConfigError) -> None:
+        """A mistake."""
+        if not isinstance(error, _FollowsError):
+            self.errors.append(error)
+
+    def finish(self) -> tuple[str, ...]:
+        """The warnings, sorted by line. Raises ConfigError, or ConfigErrors, if there was a mistake."""
+        errors = sorted(self.errors, key=_line)
+        if len(errors) > 1:
+            raise ConfigErrors(errors)
+        if errors:
+            raise errors[0]
+        return tuple(dict.fromkeys(map(str, sorted(self.warnings, key=_line))))
+
+
+class _FollowsError(ConfigError):
+    """Follows from a mistake that is in the report already."""
+
+
+def _line(error: ConfigError) -> int:
+    return error.line or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of a document: its node and the path that leads to it."""
+
+    node: yaml.Node
+    file: str
+    path: str
+    """The dotted path, `routes[0].token`; empty for the document itself."""
+
+    report: Report | None = None
+    """Takes mistakes, so that all are told; None: the first one is raised."""
+
+    @property
+    def line(self) -> int:
+        """Where the value begins, counting from 1."""
+        return int(self.node.start_mark.line) + 1
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether the value is a mapping, for fields that take a word as well."""
+        return isinstance(self.node, yaml.MappingNode)
+
+    def error(self, reason: str) -> ConfigError:
+        """The error that says what is wrong with this value."""
+        return ConfigError(self.file, self.line, self.path, reason)
+
+    def warn(self, reason: str) -> None:
+        """Notes what may be a mistake, if somebody takes reports."""
+        if self.report is not None:
+            self.report.warnings.append(self.error(reason))
+
+    def refuse(self, error: ConfigError) -> None:
+        """Notes a mistake, to go on with what stands beside it; raises it if nobody takes reports."""
+        if self.report is None:
+            raise error
+        self.report.add(error)
+
+    def tried(self, read: Callable[[Value], T], otherwise: D) -> T | D:
+        """What `read` makes of this value, `otherwise` after a mistake, which is noted. Raises ConfigError if
+        nobody takes reports."""
+        try:
+            return read(self)
+        except ConfigError as error:
+            self.refuse(error)
+            return otherwise
+
+    def mapping(self, known: tuple[str, ...]) -> Fields:
+        """The fields of a mapping. Raises ConfigError if it is none; a field that is there twice, or unknown,
+        is a mistake to go on from."""
+        return self._fields(known)
+
+    def pairs(self, most: int) -> dict[str, Value]:
+        """The values of a mapping whose fields may have any names. Raises ConfigError if it is none or has
+        more than `most`; a field that is there twice is a mistake to go on from."""
+        if isinstance(self.node, yaml.MappingNode) and len(self.node.value) > most:
+            raise self.error(f"has {len(self.node.value)} entries, more than {most}")
+        return self._fields(None).values
+
+    def _fields(self, known: tuple[str, ...] | None) -> Fields:
+        if not isinstance(self.node, yaml.MappingNode):
+            raise self.error(f"must be a mapping of fields, not {_kind(self.node)}")
+        self._refuse_tags("map")
+        found = Fields(self, {})
+        lines: dict[str, int] = {}
+        for key, node in self.node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                error = Value(key, self.file, self.path).error(f"a field's name cannot be {_kind(key)}")
+                self.refuse(error)
+                continue
+            name = str(key.value)
+            at = Value(key, self.file, f"{self.path}.{_shown(name)}".removeprefix("."))
+            if known is not None and name not in known:
+                close = _closest(name, known)
+                found.failed.add(close)
+                hint = f"did you mean {close}?" if close else f"known here: {', '.join(known)}"
+                self.refuse(at.error(f"unknown field, {hint}"))
+            elif name in lines:
+                self.refuse(at.error(f"given twice, the first time in line {lines[name]}"))
+            else:
+                lines[name] = at.line
+                found.values[name] = Value(node, self.file, at.path, self.report)
+        return found
+
+    def items(self, most: int) -> list[Value]:
+        """The values of a list. Raises ConfigError if it is none, or longer than `most`."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            raise self.error(f"must be a list, not {_kind(self.node)}")
+        self._refuse_tags("seq")
+        if len(self.node.value) > most:
+            raise self.error(f"has {len(self.node.value)} entries, more than {most}")
+        return [
+            Value(node, self.file, f"{self.path}[{index}]", self.report)
+            for index, node in enumerate(self.node.value)
+        ]
+
+    def each(self, most: int, read: Callable[[Value], T]) -> list[T]:
+        """What `read` makes of each value of a list, those with a mistake left out, which is noted. Raises
+        ConfigError as `items`."""
+        found: list[T] = []
+        for item in self.items(most):
+            item.tried(lambda item: found.append(read(item)), None)
+        return found
+
+    def scalars(self) -> Iterator[Value]:
+        """Every single value in it, with the path of the field or list entry that it stands in."""
+        todo = [self]
+        while todo:
+            value = todo.pop()
+            if isinstance(value.node, yaml.ScalarNode):
+                yield value
+            elif isinstance(value.node, yaml.SequenceNode):
+                todo += value.items(len(value.node.value))
+            elif isinstance(value.node, yaml.MappingNode):
+                for key, node in value.node.value:
+                    name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+                    path = f"{value.path}.{_shown(name)}".removeprefix(".")
+                    todo.append(Value(node, self.file, path, self.report))
+
+    def text(self) -> str:
+        """A text, not empty, all of it printable. Raises ConfigError for other types: what YAML takes for a
+        number or a boolean has lost its meaning as text, unless it stands in quotes."""
+        text = self.word()
+        if self.node.tag != f"{_TAG}str":
+            raise self.error(f"must be a text, not {_kind(self.node)}: put it in quotes")
+        if not text:
+            raise self.error("must not be empty")
+        if not text.isprintable():
+            raise self.error("must be one line of printable characters")
+        return text
+
+    def word(self) -> str:
+        """A scalar as it stands in the file, whatever type YAML 1.1 sees in it. Raises ConfigError if this is
+        none, or nothing."""
+        if self.node.tag == f"{_TAG}null":
+            raise self.error("has no value")
+        if not isinstance(self.node, yaml.ScalarNode):
+            raise self.error(f"must be a single value, not {_kind(self.node)}")
+        if self.node.tag not in _TAG_NAMES:
+            self._refuse_tags("str")
+        return str(self.node.value)
+
+    def parsed(self, parse: Callable[[str], T]) -> T:
+        """A text, read by `parse`, whose ValueError becomes the ConfigError of this value."""
+        text = self.text()
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise self.error(str(error)) from error
+
+    def choice(self, words: tuple[str, ...]) -> str:
+        """One of `words`. Raises ConfigError for others."""
+        word = self.word()
+        if word not in words:
+            raise self.error(f"must be {' or '.join(words)}, not {_shown(word)!a}")
+        return word
+
+    def integer(self, least: int, most: int) -> int:
+        """A whole number, `least`..`most`. Raises ConfigError."""
+        word = self.word()
+        if not _INTEGER.fullmatch(word):
+            raise self.error(f"must be a whole number, not {_shown(word)!a}")
+        if not least <= int(word) <= most:
+            raise self.error(f"must be in {least}..{most}, not {word}")
+        return int(word)
+
+    def duration(self, least_s: float, most_s: float) -> float:
+        """Seconds, written as 10s, 500ms, 5m, 1h or a plain number of seconds. Raises ConfigError if it is
+        none or not in `least_s`..`most_s`."""
+        word = self.word()
+        match = _DURATION.fullmatch(word)
+        if not match:
+            raise self.error(f"must be a duration such as 10s, 500ms or 5m, not {_shown(word)!a}")
+        seconds = float(match[1]) * _UNIT_S[match[2] or ""]
+        if not least_s <= seconds <= most_s:
+            raise self.error(f"must be between {least_s:g}s and {most_s:g}s, not {_shown(word)}")
+        return seconds
+
+    def size(self, least_bytes: int, most_bytes: int) -> int:
+        """Bytes, written as 64KiB, 256MiB, 1GiB or a plain number of bytes. Raises ConfigError if it is none
+        or not in `least_bytes`..`most_bytes`."""
+        word = self.word()
+        match = _SIZE.fullmatch(word)
+        if not match:
+            raise self.error(f"must be a size such as 64KiB, 256MiB or 1GiB, not {_shown(word)!a}")
+        size = int(match[1]) * _UNIT_BYTES[match[2] or ""]
+        if not least_bytes <= size <= most_bytes:
+            raise self.error(f"must be in {least_bytes}..{most_bytes} bytes, not {_shown(word)}")
+        return size
+
+    def address(self, least_port: int) -> Address:
+        """HOST:PORT with a port of at least `least_port`: 0 to listen, 1 to dial. Raises ConfigError."""
+        word = self.word()
+        try:
+            address = Address.parse(word)
+        except ValueError as error:
+            raise self.error(str(error)) from error
+        if address.port < least_port:
+            raise self.error("port 0 cannot be dialled")
+        return address
+
+    def _refuse_tags(self, usual: str) -> None:
+        if self.node.tag != _TAG + usual:
+            raise self.error("must not have a YAML tag (!name)")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields that a mapping has, by name."""
+
+    owner: Value
+    values: dict[str, Value]
+
+    failed: set[str] = field(default_factory=set)
+    """Those whose value has a mistake, and those that somebody has misspelt: what depends on them is not
+    judged."""
+
+    def get(self, name: str) -> Value | None:
+        """The field's value, None if the field is absent."""
+        return self.values.get(name)
+
+    def need(self, name: str, hint: str = "") -> Value:
+        """The field's value. Raises ConfigError, with the hint, if the field is absent."""
+        if name not in self.values:
+            path = f"{self.owner.path}.{name}".removeprefix(".")
+            reason = f"missing, {hint}" if hint else "missing"
+            kind = _FollowsError if name in self.failed else ConfigError
+            raise kind(self.owner.file, self.owner.line, path, reason)
+        return self.values[name]
+
+    def read(self, name: str, read: Callable[[Value], T], otherwise: D) -> T | D:
+        """What `read` makes of the field's value; `otherwise` if the field is absent, or has a mistake, which
+        is noted."""
+        value = self.values.get(name)
+        return otherwise if value is None else self._tried(name, value, read, otherwise)
+
+    def read_needed(self, name: str, read: Callable[[Value], T], otherwise: D, hint: str = "") -> T | D:
+        """As `read`, but a field that is absent is a mistake."""
+        try:
+            value = self.need(name, hint)
+        except ConfigError as error:
+            self.failed.add(name)
+            self.owner.refuse(error)
+            return otherwise
+        return self._tried(name, value, read, otherwise)
+
+    def _tried(self, name: str, value: Value, read: Callable[[Value], T], otherwise: D) -> T | D:
+        def noted(value: Value) -> T:
+            try:
+                return read(value)
+            except ConfigError:
+                self.failed.add(name)
+                raise
+
+        return value.tried(noted, otherwise)
+
+    def one_of(self, names: tuple[str, ...]) -> str:
+        """Which of `names` is there. Raises ConfigError unless it is exactly one."""
+        given = [name for name in self.values if name in names]
+        if not given:
+            kind = _FollowsError if self.failed.intersection(names) else ConfigError
+            raise kind(self.owner.file, self.owner.line, self.owner.path, f"needs {' or '.join(names)}")
+        if len(given) > 1:
+            raise self.values[given[1]].error(f"cannot stand beside {given[0]}, take one of them")
+        return given[0]
+
+
+def document(content: str | bytes, file: str, report: Report | None = None) -> Value:
+    """The one document of a file called `file`, whose mistakes `report` takes from here on.
+
+    Raises ConfigError if it is over MAX_FILE_BYTES, no UTF-8, no YAML, empty, several documents, too deep, or
+    has anchors or aliases.
+    """
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(file, None, "", f"is over {MAX_FILE_BYTES} bytes, which no file of settings is")
+    if isinstance(content, str):
+        text = content
+    else:
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ConfigError(file, line, "", "is not UTF-8") from error
+    try:
+        node = _compose(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(file, line, "", "has a character that YAML does not allow") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError(file, mark.line + 1 if mark else None, "", _yaml_reason(error)) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # PyYAML lets out ValueError and OverflowError for "\UFFFFFFFF" and for overlong version numbers.
+        raise ConfigError(file, None, "", "not valid YAML: an escape or number out of range") from error
+    if node is None:
+        raise ConfigError(file, None, "", "is empty")
+    return Value(node, file, "", report)
+
+
+class _RefusalError(yaml.MarkedYAMLError):
+    """Valid YAML that we do not take."""
+
+
+class _Composer(yaml.SafeLoader):
+    """PyYAML's composer with bounds, and without aliases: a few of them make a document of any size."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__(content)
+        self._depth = 0
+        self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # so in PyYAML's stubs
+        if getattr(event, "anchor", None) is not None:
+            raise _RefusalError(
+                problem=f"anchors (&name) and aliases (*name) are not taken here ({_QUOTES_HINT})",
+                problem_mark=event.start_mark,
+            )
+        self._nodes += 1
+        if self._nodes > MAX_NODES or self._depth >= MAX_DEPTH:
+            bound = f"{MAX_NODES} values" if self._nodes > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise _RefusalError(problem=f"more than {bound}", problem_mark=event.start_mark)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
+def _compose(content: str) -> yaml.Node | None:
+    loader = _Composer(content)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _yaml_reason(error: yaml.MarkedYAMLError) -> str:
+    if isinstance(error, _RefusalError):
+        return str(error.problem)
+    if isinstance(error, yaml.composer.ComposerError):
+        return "more than one YAML document"
+    problem = str(error.problem or error.context)
+    hint = ""
+    if r"'\t'" in problem:
+        hint = " (YAML indents with spaces)"
+    elif error.context in ("while scanning an alias", "while scanning an anchor"):
+        hint = f" ({_QUOTES_HINT})"
+    begin, end = error.context_mark, error.problem_mark
+    if begin and end and begin.line != end.line:
+        # An open bracket or quote is found only at the next bracket, or at the end of the file.
+        hint += f" (in what begins in line {begin.line + 1})"
+    return f"not valid YAML: {_shown(problem, _SHOWN_PROBLEM_CHARS)}{hint}"
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return "nothing" if node.tag == f"{_TAG}null" else _TAG_NAMES.get(node.tag, "a text")
+
+
+def _closest(name: str, known: tuple[str, ...]) -> str:
+    """What a misspelt name may stand for, empty if nothing is near."""
+    import difflib  # only for mistakes
+
+    return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS], known, n=1)), "")
+
+
+def _shown(text: str, most_chars: int = _SHOWN_CHARS) -> str:
+    cut = text if len(text) <= most_chars else text[:most_chars] + "..."
+    return cut if cut.isprintable() else ascii(cut)[1:-1]

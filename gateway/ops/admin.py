@@ -1,0 +1,105 @@
+"""What the admin port shows: the configuration, the open tunnels, the connections to services, the tokens.
+
+Owned here: the form of these dumps. They name token files and audiences and hold no secret, no token either.
+The port is `ops_ports.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.config.config import GatewayConfig
+from gateway.rules.templates import Template
+from gateway.sni.tunnel import Tunnel
+from shared.address import Address
+from shared.net.pool.pool import Pool
+from shared.ops.http_server import Response
+from shared.ops.token_counts import TokenStatus
+from shared.trust.token_claims import at_utc
+
+
+def config(running: GatewayConfig) -> Response:
+    """What is in effect."""
+    return as_json(_plain(running))
+
+
+def tunnels(
+    open_tunnels: Iterable[Tunnel], now: float, of_hbone: Iterable[Mapping[str, Any]] = ()
+) -> Response:
+    """What is known of each tunnel at the loop's time `now`, and of those of the HBONE port."""
+    return as_json(
+        [
+            {
+                "src.addr": tunnel.peer,
+                "sni": tunnel.sni,
+                "route": tunnel.route,
+                "dst.addr": str(tunnel.target.dial) if tunnel.target else None,
+                "stream": tunnel.stream_id,
+                "age_s": round(now - tunnel.started, 3),
+                "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
+                "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
+            }
+            for tunnel in open_tunnels
+        ]
+        + [dict(row) for row in of_hbone]
+    )
+
+
+def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
+    """The HTTP/2 connections to services at the loop's time `now`, of those that take no new streams why; and
+    those of workloads that have `registered`."""
+    return as_json(
+        [
+            {
+                "origin": str(origin.origin),
+                "peer": member.connection.peer_name,
+                "state": f"draining: {member.reason}" if member.reason else "open",
+                "age_s": round(now - member.born, 3),
+                "streams": member.connection.open_streams,
+                "room": 0 if member.reason else max(0, member.room),
+            }
+            for origin in pool.origins.values()
+            for member in (*origin.members, *origin.draining)
+        ]
+        + [dict(row) for row in registered]
+    )
+
+
+def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
+    """What may be told of each token at `now`, in seconds since 1970."""
+    return as_json(
+        [
+            {
+                "identity": token.identity,
+                "audience": token.audience,
+                "accepted": token.accepted,
+                "age_s": None if token.minted_at_s is None else round(now - token.minted_at_s, 3),
+                "expires": None if token.expires_at_s is None else at_utc(token.expires_at_s),
+                "expires_in_s": None if token.expires_at_s is None else round(token.expires_at_s - now, 3),
+                "last_failure": token.failure or None,
+                "failed_s_ago": None if token.failed_at_s is None else round(now - token.failed_at_s, 3),
+            }
+            for token in statuses
+        ]
+    )
+
+
+def as_json(value: object) -> Response:
+    """`value` for people and programs."""
+    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Template):
+        return value.text
+    if isinstance(value, Address | Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value

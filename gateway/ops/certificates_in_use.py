@@ -1,0 +1,62 @@
+"""The certificates that hgate has in use, for its admin port and its metrics.
+
+Owned here: the form of both. What is in use is known by `shared/net/tls/certificate_files.py`: the files as
+they were when they last could be used, which may be others than those in the folder now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from shared.net.tls.certificate_files import in_use
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from prometheus_client import Metric
+
+EXPIRY = "hbone_certificate_expiration_timestamp_seconds"
+
+
+def rows() -> list[dict[str, Any]]:
+    """Each with its chain and its roots, in Envoy's words."""
+    from shared.credentials.certificates.certificate_report import describe_all
+
+    now = datetime.now(UTC)
+    return [
+        {
+            "certificate": files.purpose,
+            "path": str(files.chain_file),
+            "ca_path": str(files.roots_file),
+            **describe_all(_readable(files.chain_pem), _readable(files.roots_pem), now),
+        }
+        for files in in_use()
+    ]
+
+
+def families() -> Iterator[Metric]:
+    """When each ends: the first of its chain to do so."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    family = GaugeMetricFamily(
+        EXPIRY, "When the certificate in use, or another one of its chain, ends.", labels=["certificate"]
+    )
+    ends: dict[str, float] = {}
+    for files in in_use():
+        for certificate in _readable(files.chain_pem):
+            end = certificate.not_valid_after_utc.timestamp()
+            ends[files.purpose] = min(end, ends.get(files.purpose, end))
+    for purpose, end in ends.items():
+        family.add_metric([purpose], end)
+    yield family
+
+
+def _readable(pem: bytes) -> Sequence[x509.Certificate]:
+    """The certificates of a text that OpenSSL could use; none if it is more lenient than we are."""
+    from shared.trust import roots
+
+    try:
+        return roots.parse(pem)
+    except ValueError:
+        return ()

@@ -1,0 +1,143 @@
+"""The ports for those who operate the gateway: admin, metrics and health.
+
+Owned here: that they are served, and left to a successor. What they answer is told by who makes them: the
+gateway itself (`app.py`), or the front of several workers (`front.py`).
+
+Each port has its own places for connections, and answers one request in a turn of the loop; so neither a
+flood on another port nor a crowd of half requests on their own keeps probes from their answer. The admin port
+shows who talks to whom, so it answers nothing that a web page may have asked for.
+
+A successor that starts on the same machine takes the same ports (SO_REUSEPORT). As long as both serve, either
+may be asked. Once we drain, only the successor should be: its readiness is the machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Iterator
+from typing import TYPE_CHECKING
+
+from gateway.config.config import GatewayConfig
+from shared.address import Address
+from shared.net.listen_close import listening_on
+from shared.ops.http_server import Handler, HttpServer, Request, Response
+from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+log = logging.getLogger("hbone.gateway")
+
+SUCCESSOR_LOOK_S = 1.0
+"""Seconds between two looks for a successor while we drain; a look costs microseconds."""
+
+RECENT_S = 60.0
+"""Who has asked for readiness within it goes on asking: probes come every few seconds."""
+
+
+class OpsPorts:
+    """The admin, metrics and health ports."""
+
+    def __init__(
+        self,
+        *,
+        ready: Handler,
+        live: Handler,
+        scrape: Handler,
+        config: Handler,
+        tunnels: Handler,
+        connections: Handler,
+        certificates: Handler,
+        tokens: Handler,
+    ) -> None:
+        self._ready = ready
+        self._asked_at: float | None = None
+        self._servers: dict[Address, HttpServer] = {}
+        self._leaving: asyncio.Task[None] | None = None
+        self._health = HttpServer(
+            {("GET", "/healthz/ready"): self._is_ready, ("GET", "/healthz/live"): live},
+            name="health",
+        )
+        self._metrics = HttpServer(
+            {("GET", "/metrics"): scrape, ("GET", "/stats/prometheus"): scrape}, name="metrics"
+        )
+        self._admin = HttpServer(
+            {
+                ("GET", "/config"): config,
+                ("GET", "/tunnels"): tunnels,
+                ("GET", "/connections"): connections,
+                ("GET", "/certs"): certificates,
+                ("GET", "/tokens"): tokens,
+            },
+            name="admin",
+            local_only=True,
+        )
+
+    async def start(self, config: GatewayConfig) -> None:
+        """Serves on the ports of `config`. Raises UnavailableError if one cannot be had."""
+        for server, address in (
+            (self._health, config.health),
+            (self._metrics, config.metrics),
+            (self._admin, config.admin),
+        ):
+            if address is not None:
+                bound = await server.start(address, shared=True)
+                self._servers[bound] = server
+                log.info("%s on %s", server.name, bound)
+
+    def families(self) -> Iterator[Metric]:
+        """The metrics about the ports themselves."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        labels = ["port"]
+        open_now = GaugeMetricFamily("hbone_ops_connections_open", "Connections to it.", labels=labels)
+        most = GaugeMetricFamily("hbone_ops_connections_limit", "Those that it may have.", labels=labels)
+        evicted = CounterMetricFamily(
+            "hbone_ops_connections_evicted", "Connections that had to make room for others.", labels=labels
+        )
+        refused = CounterMetricFamily(
+            "hbone_ops_refusals", "Connections and requests turned away, by why.", labels=["port", "reason"]
+        )
+        for server in (self._health, self._metrics, self._admin):
+            open_now.add_metric([server.name], server.open_connections)
+            most.add_metric([server.name], server.limits.connections)
+            evicted.add_metric([server.name], server.counts.evicted)
+            for reason, count in server.counts.refused.items():
+                refused.add_metric([server.name, reason], count)
+        yield from (open_now, most, evicted, refused)
+
+    @property
+    def readiness_is_asked_for(self) -> bool:
+        """Whether somebody has asked for it lately."""
+        now = asyncio.get_running_loop().time()
+        return self._asked_at is not None and now - self._asked_at < RECENT_S
+
+    def readiness_was_asked_for(self) -> None:
+        """Somebody has asked for it, here or at the front of several workers."""
+        self._asked_at = asyncio.get_running_loop().time()
+
+    def leave_to_successor(self) -> None:
+        """From now on gives each port up as soon as somebody else serves it too."""
+        if self._leaving is None:
+            self._leaving = spawn(self._leave(), name="leave the ports to a successor")
+
+    async def close(self) -> None:
+        """Gives all of them up."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+        for server in self._servers.values():
+            await server.close()
+
+    async def _leave(self) -> None:
+        while self._servers:
+            for address, server in list(self._servers.items()):
+                if listening_on(address) > 1:
+                    del self._servers[address]
+                    await server.close()
+                    log.info("%s on %s is left to the process that listens beside us", server.name, address)
+            await asyncio.sleep(SUCCESSOR_LOOK_S)
+
+    def _is_ready(self, request: Request) -> Response | Awaitable[Response]:
+        self.readiness_was_asked_for()
+        return self._ready(request)

@@ -1,0 +1,222 @@
+"""The reverse port: workloads that cannot be dialled dial us and register names; tunnels go back to them.
+
+Owned here: the port's start and end, and the stream that carries a tunnel to a workload. What a workload's
+connection goes through is `registrations.py`'s, which workload gets a tunnel `registry.py`'s, what can be set
+`reverse_settings.py`'s.
+
+When we are going to end we say GOAWAY at once and go on opening streams: the workload looks for our successor
+while it still serves us (RFC 9113 section 6.8 lets the sender of GOAWAY open streams).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from gateway.config.reverse_settings import ReverseSettings
+from gateway.ports.admission import Refusals
+from gateway.ports.listeners import Key, Listeners
+from gateway.ports.mesh_connections import DRAIN_TIMEOUT_S, MeshConnections
+from gateway.reverse.registrations import ROUTE, Registrations, WorkloadConnection
+from gateway.reverse.registry import Registry
+from gateway.rules.reverse_rules import ReverseRules
+from shared.address import Address
+from shared.errors import StreamResetError
+from shared.http2.events import Headers
+from shared.http2.frames import REFUSED_STREAM
+from shared.net.http2.answers import AskedOf, refusal
+from shared.net.legs.stream import Stream
+from shared.net.tls.revocation_watch import RevocationWatch
+from shared.ops.access_log import AccessLog
+from shared.ops.metrics import TunnelMetrics
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+OK = 200
+
+MAX_TRIES = 3
+"""Workloads that a tunnel is offered to: one that drains, or has just died, refuses what was on its way."""
+
+CLOSE_S = 1.0
+"""For workloads to take our last bytes when we end."""
+
+
+class ReverseListener:
+    """The port, its connections and the names that they have."""
+
+    def __init__(
+        self,
+        settings: ReverseSettings,
+        access_log: AccessLog,
+        metrics: TunnelMetrics,
+        *,
+        refusals: Refusals | None = None,
+        is_full: Callable[[], bool] = lambda: False,
+        siblings: int = 1,
+        ports: Mapping[Key, Address] | None = None,
+        share: Callable[[int], int] = lambda total: total,
+        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`siblings` processes listen together, this one included, in place of port 0 on `ports`, and of
+        their limits it has its `share`. `drain_timeout_s` is for the tunnels of a workload whose certificate
+        has ended, by `wall_clock`."""
+        self._settings = settings
+        self._registry = Registry(share(settings.max_names), share(settings.max_connections_per_name))
+        self._registrations = Registrations(
+            settings, self._registry, access_log, metrics, siblings, refusals or Refusals()
+        )
+        most = share(settings.max_connections)
+        self._connections = MeshConnections(
+            settings,
+            share=share,
+            is_full=is_full,
+            make=self._registrations.make,
+            refused=self._registrations.refused,
+            changed=lambda: None,
+            admitted=self._registrations.admitted,
+            prepare=self._registrations.prepare,
+            expired=self._registrations.let_go,
+            expel=self._registrations.expel,
+            drain_timeout_s=drain_timeout_s,
+            purpose="reverse",
+            wall_clock=wall_clock,
+        )
+        self._listeners = Listeners(
+            self._connections.protocol, siblings=siblings, ports=ports, purpose="reverse"
+        )
+        self._watch(metrics, most)
+
+    def _watch(self, metrics: TunnelMetrics, most: int) -> None:
+        registry = self._registry
+        for name, documentation, read in (
+            ("connections", "Connections of workloads that dial us.", lambda: len(self._connections)),
+            ("connections_limit", "Connections that are taken.", lambda: most),
+            ("workloads", "Connections that are registered.", lambda: len(registry)),
+            ("names", "Names that are registered.", lambda: len(registry.names)),
+            ("names_limit", "Names that may be registered.", lambda: registry.most_names),
+            ("largest_name", "Connections of the name that has most.", lambda: registry.largest),
+            ("largest_name_limit", "Connections that a name may have.", lambda: registry.most_per_name),
+        ):
+            metrics.watch(f"hbone_reverse_{name}", documentation, read)
+        metrics.add(self._families)
+
+    def _families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily
+
+        yield CounterMetricFamily(
+            "hbone_reverse_registrations",
+            "Times that a workload has registered a name.",
+            value=self._registrations.total,
+        )
+
+    # What the owner asks.
+
+    @property
+    def revocations(self) -> RevocationWatch | None:
+        """The lists that workloads are held against."""
+        return self._connections.revocations
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where it listens; tells the ports that were 0."""
+        return self._listeners.bound
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """The registrations for the admin port's dump; `now` is the loop's clock."""
+        return [
+            {
+                "origin": f"{ROUTE}://{it.name}",
+                "src.addr": it.peer,
+                "identity": str(it.identity),
+                "age_s": round(now - it.since, 3),
+                "streams": it.connection.open_streams,
+                "room": it.connection.room,
+            }
+            for registrations in self._registry.names.values()
+            for it in registrations
+        ]
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """What tunnels to a workload whose certificate has ended have to finish; it may change at any
+        time."""
+        return self._connections.drain_timeout_s
+
+    @drain_timeout_s.setter
+    def drain_timeout_s(self, seconds: float) -> None:
+        self._connections.drain_timeout_s = seconds
+
+    def use_rules(self, rules: ReverseRules) -> None:
+        """New rules, for those as well who are registered."""
+        self._registrations.use_rules(rules)
+
+    # Start and end.
+
+    async def start(self) -> None:
+        """Reads the certificates and listens.
+
+        Raises:
+            UnavailableError: a file is missing, or an address cannot be had.
+            ConfigError: a file has not what it should.
+        """
+        self._connections.read_certificates()
+        await self._listeners.open(self._settings.listen)
+
+    async def leave(self) -> None:
+        """Takes no new connection, and has the workloads look for our successor."""
+        self._registrations.leave()
+        await self._listeners.close()
+
+    async def close(self, text: str = "the gateway stops") -> None:
+        """Ends all connections, in order where nothing is open on them; `text` says why of the others."""
+        self._registrations.leave()
+        self._listeners.abort()
+        self._connections.drain()
+        if len(self._registrations):
+            self._registrations.over.clear()
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await self._registrations.over.wait()
+            except TimeoutError:
+                pass
+        await self._connections.close(text)
+
+    # A tunnel.
+
+    async def open(self, name: str, headers: Headers, timeout_s: float) -> Stream:
+        """A stream to a workload that has registered `name`, which has answered 200 to `headers`.
+
+        Raises:
+            DialError: nobody has registered it, or nobody has room, within the time that the file gives.
+            UpstreamError: no answer within `timeout_s` seconds, another answer, or the workload has gone.
+        """
+        wait_s = self._settings.wait_s
+        deadline = asyncio.get_running_loop().time() + wait_s
+        tries = 0
+        while True:
+            chosen = self._registry.best(name)
+            if chosen is None:
+                await self._registry.wait(name, deadline, wait_s)
+                continue
+            connection = cast("WorkloadConnection", chosen.connection)
+            if connection.expiry is not None and not connection.expiry.allows_stream():
+                continue  # it has lost its name by that
+            tries += 1
+            stream = connection.open(headers)
+            try:
+                status = await stream.response(timeout_s)
+            except StreamResetError as error:
+                # Nothing of the client has been sent yet, so another workload can have it all.
+                if (connection.lost or error.code == REFUSED_STREAM) and tries < MAX_TRIES:
+                    continue
+                raise
+            except BaseException:
+                stream.abort()
+                raise
+            if status != OK:
+                raise await refusal(stream, status, AskedOf(token_sent=False, in_mesh=True))
+            return stream

@@ -1,0 +1,387 @@
+"""The routing table: which destinations the gateway serves, and where each of them goes.
+
+Owned here: what a route is (host glob, URL template, token rule), how a destination finds its route, and how
+a route becomes a target that can be dialled. The file that routes are read from is `config.py`'s matter, the
+server name that destinations are read from `shared/tls/istio_sni.py`'s. No I/O.
+
+A destination comes from a client that has proved nothing. So a value taken from it can only be a part of a
+host name, a path or an audience, never an end of one: `{service}`, `{namespace}` and `{subset}` are single
+DNS labels, the first two only of a name that is SERVICE.NAMESPACE.svc, `{port}` is a number, `{host}` a host
+name and no IP address, and an empty one is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gateway.rules.host_globs import ANY_LABEL, compile_glob
+from gateway.rules.templates import (
+    DEFAULT_PORTS,
+    Template,
+    TunnelUrl,
+    is_port,
+    shown,
+)
+from shared import ports
+from shared.address import MAX_PORT, Address, check_host_name
+from shared.errors import NoRouteError
+from shared.net.tls.mesh_tls import MeshIdentity
+from shared.tls import istio_sni
+from shared.tls.istio_sni import Destination
+
+MAX_CACHED_TARGETS = 4096
+"""Targets kept by destination, some 2.5 MiB. Only names that a route takes get in, so others cannot
+push them out; when the table is full it starts anew."""
+
+DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
+"""What a CONNECT asks for: the destination itself."""
+
+Method = Literal["POST", "CONNECT"]
+Alpn = Literal["istio", "any"]
+TokenKind = Literal["none", "audience", "file"]
+
+# Checked before lower(), which turns some other letters into ASCII ones.
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRule:
+    """Which token goes with a tunnel request; none of the fields set: no token."""
+
+    audience: Template | None = None
+    """An ID token for this audience is minted; of the token in `file` it is demanded."""
+
+    file: Path | None = None
+    """The token is in this file, which may appear and change at any time."""
+
+    service_account: str = ""
+    """Beside `audience`: the token is this account's, by impersonation; empty: as `tokens` has it. A fixed
+    text: nothing that a client says chooses an account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One rule of the table: one of `tunnel`, `forward` and `reverse` is set."""
+
+    host: str
+    """A glob on the destination's host: `*` is a label or a part of one, `**` one or more labels."""
+
+    tunnel: TunnelUrl | None = None
+    """Carry the connection in a tunnel request to this URL."""
+
+    forward: Address | None = None
+    """Carry the connection as it is, over TCP to this address."""
+
+    reverse: TunnelUrl | None = None
+    """Carry it in a tunnel request to a workload that has dialled us and registered this URL's host."""
+    alpn: Alpn = "istio"
+    """Whom a forward lets in by an Istio name: only who offers one of Istio's ALPN names, or anybody."""
+
+    connect: Address | None = None
+    """Dial here instead of the tunnel URL's host."""
+
+    ca: Path | None = None
+    """PEM file with the certificates to trust for the outer TLS; None: the system's."""
+
+    token: TokenRule = TokenRule()
+    """The token of the tunnel request."""
+
+    method: Method = "POST"
+    """The tunnel request's method."""
+
+    authority: Template = DEFAULT_AUTHORITY
+    """HOST:PORT that a CONNECT asks for."""
+
+    identity: MeshIdentity | None = None
+    """Who we are in the outer TLS, and who the server has to be; None: nobody, and whom its name says."""
+
+    max_connections: int | None = None
+    """Connections on this route at once; None: `limits.max_connections_per_route`, 0: no bound of its own."""
+
+    max_tunnel_lifetime_s: float | None = None
+    """How long a tunnel on this route may live; None: `limits.max_tunnel_lifetime` for a POST, which goes to
+    Cloud Run, else for ever; 0: for ever."""
+
+    line: int | None = None
+    """Where in the file it is, counting from 1; None if it is from elsewhere."""
+
+    @property
+    def templates(self) -> tuple[Template, ...]:
+        """Everything that a destination's name fills."""
+        url = self.tunnel or self.reverse
+        found = [] if url is None else [url.host, url.port, url.path]
+        if self.method == "CONNECT":
+            found.append(self.authority)
+        if self.token.audience is not None:
+            found.append(self.token.audience)
+        return tuple(found)
+
+    def lifetime_s(self, of_posts_s: float) -> float:
+        """Seconds that its tunnels may live, if POSTs have `of_posts_s` by default; 0: for ever."""
+        if self.max_tunnel_lifetime_s is not None:
+            return self.max_tunnel_lifetime_s
+        return of_posts_s if self.tunnel is not None and self.method == "POST" else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token rule applied to one destination."""
+
+    kind: TokenKind
+    value: str = ""
+    """The audience or the file; empty for `none`."""
+
+    audience: str = ""
+    """Whom the token in the file has to be for; empty: not looked at."""
+
+    service_account: str = ""
+    """Whose token it is to be, where the route says it."""
+
+    is_of_client: bool = field(default=False, compare=False)
+    """The audience has something in it that the client has chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one destination goes. For a `forward` only the first five fields have a meaning."""
+
+    kind: Literal["tunnel", "forward", "reverse"]
+    route: int
+    """The route's place in the table, from 0."""
+
+    line: int | None
+    """The route's line in its file."""
+
+    dial: Address
+    """Where to connect: the forward address, the route's `connect`, or the URL's host and port. Of `reverse`
+    the registered name and the port that it is registered on, until a workload is chosen."""
+
+    istio_alpn: bool = False
+    """The client's hello has to offer one of Istio's ALPN names."""
+
+    scheme: str = ""
+    host: str = ""
+    """The URL's host without brackets: also the name that the outer TLS asks for and checks."""
+
+    port: int = 0
+    path: str = ""
+    authority: str = ""
+    """HOST or HOST:PORT for the request, the scheme's own port left out (RFC 9110 section 4.2.3)."""
+
+    ca: Path | None = None
+    token: Token = Token("none")
+    method: Method = "POST"
+    connect_target: str = ""
+    """HOST:PORT that a CONNECT asks for; empty for POST."""
+
+    identity: MeshIdentity | None = None
+    service: str = ""
+    namespace: str = ""
+    """What the destination's name says of these; empty if nothing."""
+
+    is_connect: bool = False
+    """`dial` is the route's `connect`, for whose name the search list of resolv.conf counts."""
+
+    named_by_client: bool = False
+    """Which name has to be looked up depends on what the client asks for."""
+
+    @property
+    def url(self) -> str:
+        """The tunnel request's URL, or that of the origin which a CONNECT goes to."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+class RouteTable:
+    """Routes in order: the first whose glob takes a host decides, even if it then has to refuse it."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Raises ValueError if a route's glob is wrong."""
+        self.routes = tuple(routes)
+        self._globs = tuple(compile_glob(route.host) for route in self.routes)
+        self._targets: dict[Destination, Target] = {}
+        self._by_name: dict[str, Target] = {}  # the same, by how clients write them
+
+    def match(self, destination: Destination) -> Target:
+        """The target of a destination. Raises NoRouteError if no route takes it, or the route cannot."""
+        target = self._targets.get(destination)
+        if target is None:
+            target = self._find(destination)
+            if len(self._targets) >= MAX_CACHED_TARGETS:
+                self._targets.clear()
+            self._targets[destination] = target
+        return target
+
+    def find(self, server_name: str) -> Target:
+        """The target of what a client names. Raises NoRouteError as `match`, SniError if it is malformed."""
+        target = self._by_name.get(server_name)
+        if target is None:
+            target = self.match(istio_sni.parse(server_name))
+            if len(self._by_name) >= MAX_CACHED_TARGETS:
+                self._by_name.clear()
+            self._by_name[server_name] = target
+        return target
+
+    def explain(self, sni: str) -> str:
+        """Lines for people: what `sni` says, which routes were tried, and where it goes or why not."""
+        lines = [f"name       {shown(sni)}"]
+        try:
+            destination = istio_sni.parse(sni)
+            lines.append(f"parsed     {_described(destination)}")
+            for index, (route, glob) in enumerate(zip(self.routes, self._globs, strict=True)):
+                taken = glob.fullmatch(destination.host.lower()) is not None
+                lines.append(f"{_place(index, route.line)}: {route.host}: {'takes it' if taken else 'no'}")
+                if taken:
+                    break
+            lines += _directions(self._find(destination))
+        except NoRouteError as error:
+            lines.append(f"refused    {error}")
+        return "\n".join(lines)
+
+    def _find(self, destination: Destination) -> Target:
+        try:
+            check_host_name(destination.host)
+        except ValueError as error:
+            raise NoRouteError(f"no route for {_name(destination)}: {error}") from error
+        host = destination.host.lower()
+        for index, glob in enumerate(self._globs):
+            if glob.fullmatch(host):
+                try:
+                    return _target(index, self.routes[index], destination)
+                except NoRouteError as error:
+                    place = _place(index, self.routes[index].line)
+                    raise NoRouteError(f"{place} cannot take {_name(destination)}: {error}") from error
+        raise NoRouteError(f"no route for {_name(destination)}: none of {len(self.routes)} takes its host")
+
+
+def _values(destination: Destination) -> dict[str, str]:
+    """The placeholders' values, each checked for what it may consist of."""
+    values = {
+        "service": destination.service,
+        "namespace": destination.namespace,
+        "subset": destination.subset,
+    }
+    for name, value in values.items():
+        if value and not _LABEL.fullmatch(value):
+            raise NoRouteError(f"its {name} {shown(value)} is no DNS label")
+    port = "" if destination.port is None else str(destination.port)
+    if port and not is_port(port):
+        raise NoRouteError(f"its port {port} is not in 1..{MAX_PORT}")
+    values |= {"port": port, "host": destination.host}
+    return {name: value.lower() for name, value in values.items()}
+
+
+def _target(index: int, route: Route, destination: Destination) -> Target:
+    if route.forward is not None:
+        # A bare name is no mesh client's: Istio's gateways do not check it either.
+        wanted = route.alpn == "istio" and bool(destination.direction)
+        return Target("forward", index, route.line, route.forward, wanted)
+    url = route.tunnel or route.reverse
+    if url is None:
+        raise NoRouteError("the route has neither tunnel nor forward nor reverse")
+    values = _values(destination)
+    host = url.host.expand(values)
+    if not url.host.is_fixed:
+        try:
+            check_host_name(host)
+        except ValueError as error:
+            raise NoRouteError(f"its tunnel URL has no valid host: {error}") from error
+    if route.reverse is not None:
+        dial, path = Address(host, ports.REVERSE), url.path.expand(values)
+        return Target(
+            "reverse", index, route.line, dial, scheme="reverse", host=host, path=path, authority=host
+        )
+    address = Address(host, int(url.port.expand(values)))
+    bracketed = f"[{host}]" if ":" in host else host
+    return Target(
+        kind="tunnel",
+        route=index,
+        line=route.line,
+        dial=route.connect or address,
+        scheme=url.scheme,
+        host=host,
+        port=address.port,
+        path="" if route.method == "CONNECT" else url.path.expand(values),
+        authority=bracketed if address.port == DEFAULT_PORTS[url.scheme] else str(address),
+        ca=route.ca,
+        token=_token(route, values),
+        method=route.method,
+        connect_target=_connect_target(route.authority, values) if route.method == "CONNECT" else "",
+        identity=route.identity,
+        service=values["service"],
+        namespace=values["namespace"],
+        is_connect=route.connect is not None,
+        named_by_client=route.connect is None and not url.host.is_fixed,
+    )
+
+
+def _connect_target(template: Template, values: Mapping[str, str]) -> str:
+    target = template.expand(values)
+    if not template.is_fixed:
+        try:
+            Address.parse(target)
+        except ValueError as error:
+            raise NoRouteError(f"it makes no target for CONNECT: {error}") from error
+    return target
+
+
+def _token(route: Route, values: Mapping[str, str]) -> Token:
+    rule = route.token
+    audience = "" if rule.audience is None else rule.audience.expand(values)
+    if rule.file is not None:
+        return Token("file", str(rule.file), audience)
+    if rule.audience is None:
+        return Token("none")
+    names = rule.audience.names
+    is_of_client = bool(names & {"port", "subset"} or (names and ANY_LABEL in route.host))
+    return Token("audience", audience, service_account=rule.service_account, is_of_client=is_of_client)
+
+
+def _directions(target: Target) -> list[str]:
+    if target.kind == "forward":
+        lines = [f"goes to    {target.dial}, as it is, without a tunnel"]
+        if target.istio_alpn:
+            lines.append(f"lets in    who offers ALPN {', '.join(sorted(istio_sni.ISTIO_ALPN))}")
+        return lines
+    if target.kind == "reverse":
+        path = f"{target.method} {target.path}"
+        return [f"goes to    a workload that has registered {target.host}", f"asks for   {path}"]
+    lines = [f"goes to    {target.method} {target.url}"]
+    if target.connect_target:
+        lines.append(f"asks for   {target.connect_target}")
+    lines.append(f"dials      {target.dial}")
+    if target.identity is not None:
+        lines += [f"proves     {target.identity.folder}", f"trusts     {', '.join(target.identity.peers)}"]
+    elif target.scheme == "https":
+        lines.append(f"trusts     {target.ca or 'the system certificates'}")
+    token = target.token
+    more = f", which has to be for {token.audience}" if token.audience else ""
+    if token.service_account:
+        more = f", of {token.service_account}"
+    return [*lines, f"token      {token.kind} {token.value}{more}".rstrip()]
+
+
+def _described(destination: Destination) -> str:
+    port = "none" if destination.port is None else str(destination.port)
+    parts = {
+        "host": destination.host,
+        "port": port,
+        "subset": destination.subset or "none",
+        "service": destination.service or "none",
+        "namespace": destination.namespace or "none",
+    }
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def _place(index: int, line: int | None) -> str:
+    return f"routes[{index}]" if line is None else f"routes[{index}] (line {line})"
+
+
+def _name(destination: Destination) -> str:
+    """The server name that says this destination, for errors."""
+    if destination.port is None:
+        return shown(destination.host)
+    return shown(f"{destination.direction}_.{destination.port}_.{destination.subset}_.{destination.host}")

@@ -1,0 +1,109 @@
+"""The story of a `forward:` route's connection until its tunnel stands: who may come, dialling, two sockets.
+
+Owned here: Istio's ALPN check, dialling, and the way out of the event loop. The relay is
+`shared/net/relay/splice.py`'s, the record of the tunnel `tunnel.py`'s.
+
+The client's connection stays with its leg while the upstream is dialled: so what it sends meanwhile is kept
+within the leg's bound, and its reset ends the dialling (`tunnel.py`). Only then is its socket taken from the
+event loop.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+
+from gateway.ports.hello import ClientGoneError, ClientLeg
+from gateway.rules.routes import Target
+from shared.errors import (
+    ALERT_NO_APPLICATION_PROTOCOL,
+    HboneError,
+    RefusedError,
+    StreamResetError,
+)
+from shared.net.dial import dial_socket, reason
+from shared.net.relay.edge_poll import EdgePoll
+from shared.net.relay.pipes import Pipes
+from shared.net.relay.splice import SpliceRelay
+from shared.tls.istio_sni import ISTIO_ALPN
+
+
+class AlpnError(RefusedError):
+    """The name is one of Istio's, and the hello does not say that the mesh's mTLS follows."""
+
+    flag = "ALPN"
+    alert = ALERT_NO_APPLICATION_PROTOCOL
+
+
+class NoDescriptorError(HboneError):
+    """There is no file descriptor left for the tunnel."""
+
+    flag = "LIMIT"
+
+
+class Forward:
+    """Opens spliced tunnels, which share one watch and one stock of pipes."""
+
+    def __init__(self, connect_timeout_s: float, most_pipes: int) -> None:
+        self.pipes = Pipes(most_pipes)
+        self.connect_timeout_s = connect_timeout_s
+        self._edges = EdgePoll()
+
+    async def open(
+        self,
+        leg: ClientLeg,
+        target: Target,
+        alpn: Iterable[str],
+        finished: Callable[[SpliceRelay], None],
+        half_closed_timeout_s: float,
+    ) -> SpliceRelay:
+        """The tunnel of the client at `leg`, whose hello has `alpn`, to be started at once.
+
+        Raises:
+            AlpnError: the route demands Istio's ALPN and the client has none of it.
+            ClientGoneError: the client has broken off meanwhile.
+            DialError: the upstream cannot be connected.
+            NoDescriptorError: file descriptors, or watches, have run out.
+        """
+        check_alpn(target, alpn)
+        upstream = await dial_socket(target.dial, self.connect_timeout_s)
+        leg.when_lost(None)  # its transport ends now, the connection does not
+        sockets = [upstream]
+        try:
+            self._edges.open()  # what can fail does so while the client can still be told
+            downstream, early = leg.detach()
+            sockets.append(downstream)
+            return SpliceRelay(
+                downstream,
+                upstream,
+                finished,
+                edges=self._edges,
+                pipes=self.pipes,
+                early=early,
+                half_closed_timeout_s=half_closed_timeout_s,
+            )
+        except StreamResetError as error:
+            _close(sockets)
+            raise ClientGoneError() from error
+        except OSError as error:
+            _close(sockets)
+            raise NoDescriptorError(f"no file descriptor for the tunnel: {reason(error)}") from error
+
+    def close(self) -> None:
+        """Lets go of what tunnels share; none may be open any more."""
+        self._edges.close()
+        self.pipes.close()
+
+
+def check_alpn(target: Target, alpn: Iterable[str]) -> None:
+    """Raises AlpnError if `target` wants mesh clients only and the ALPN names of a hello are no such one's.
+
+    As Istio's gateways do with AUTO_PASSTHROUGH for names of the form outbound_.PORT_.SUBSET_.HOST.
+    """
+    if target.istio_alpn and ISTIO_ALPN.isdisjoint(alpn):
+        raise AlpnError("the client offers none of Istio's ALPN names; the route's alpn: any would let it in")
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()

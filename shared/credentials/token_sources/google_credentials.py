@@ -1,0 +1,299 @@
+"""ID tokens with Google's application default credentials: a key, a federation, a person's login.
+
+Owned here: what each kind of credentials can give, and how it is had through google-auth. Finding and reading
+the file is `google_file`'s matter, google-auth's threads and requests `google_request`'s.
+
+| type | an ID token |
+|---|---|
+| service_account | its own: a signed JWT for one, at the key's `token_uri` (RFC 7523) |
+| impersonated_service_account | of the account that it names, by IAM, with its source's access token |
+| external_account | the same, with the federated access token (file, URL, executable, AWS) |
+| authorized_user, external_account_authorized_user | none of its own, but for its own client |
+
+With `service_account` set each of them has one of that account, by IAM, if it may impersonate it; one that
+leads to an account itself does so through that. The file is looked at before each token: keys are rotated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from shared.credentials.token_sources import google_file
+from shared.credentials.token_sources.access_tokens import SCOPE, KeptAccessToken
+from shared.credentials.token_sources.google_file import Credentials, Impersonation
+from shared.credentials.token_sources.google_request import (
+    FAILURES,
+    LoopRequest,
+    check_url,
+    in_thread,
+)
+from shared.credentials.token_sources.impersonation import Impersonated, id_token_url
+from shared.credentials.token_sources.token_answers import access_token, jwt_for
+from shared.credentials.token_sources.token_settings import TokenSettings
+from shared.credentials.tokens.minting import Minted, Minter
+from shared.errors import TokenError
+
+
+class GoogleCredentials:
+    """Mints ID tokens with the credentials in a file."""
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        *,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`tls` is for https, None: the system's trust; `now` gives seconds since 1970."""
+        self._settings = settings
+        self._tls = tls
+        self._now = now
+        self._read: tuple[Path, tuple[int, int, int]] | None = None
+        self._minter: Minter | None = None
+        self._looking = asyncio.Lock()
+
+    @property
+    def identity(self) -> str:
+        settings = self._settings
+        place = f"credentials file {settings.credentials or settings.gcloud}"
+        return f"{settings.service_account} by {place}" if settings.service_account else place
+
+    async def mint(self, audience: str) -> Minted:
+        """A new ID token. Raises TokenError."""
+        # In a thread and with a deadline, for the file may be on a network's file system; one at a time, for
+        # what the file means keeps an access token.
+        async with self._looking:
+            minter = await in_thread(
+                self.identity, self._current, step_timeout_s=self._settings.step_timeout_s, tls=self._tls
+            )
+        return await minter.mint(audience)
+
+    def _current(self, _: LoopRequest) -> Minter:
+        """The minter that the file's present content means."""
+        path = google_file.find(self._settings)
+        try:
+            about = os.stat(path)
+        except OSError as error:
+            raise TokenError(
+                f"cannot read credentials file {path}: {error.strerror or error}", "file"
+            ) from error
+        version = path, (about.st_mtime_ns, about.st_size, about.st_ino)
+        if self._minter is None or self._read != version:
+            self._minter = self._made(google_file.read(path), f"credentials file {path}")
+            self._read = version
+        return self._minter
+
+    def _made(self, credentials: Credentials, place: str) -> Minter:
+        settings = self._settings
+        target = google_file.impersonation(credentials, place)
+        source = credentials
+        if credentials.kind == "impersonated_service_account":
+            source = google_file.judged(
+                credentials.info.get("source_credentials"), f"source_credentials of {place}"
+            )
+            if source.kind == credentials.kind:
+                raise TokenError(
+                    f"cannot use {place}: its source_credentials are impersonated themselves", "file"
+                )
+        if settings.service_account and settings.service_account != _account(credentials, target):
+            via = (f"projects/-/serviceAccounts/{target.account}",) if target else ()
+            url = id_token_url(settings.iam_url, settings.service_account)
+            before = target.delegates if target else ()
+            target = Impersonation(settings.service_account, url, (*before, *via))
+        elif credentials.kind == "service_account":
+            target = None
+        if target is None:
+            return self._direct(credentials, place)
+        try:
+            check_url(target.id_token_url)
+        except ValueError as error:
+            raise TokenError(f"cannot use {place}: {error}", "file") from error
+        return Impersonated(
+            GoogleAccess(source, place, settings, tls=self._tls, now=self._now),
+            target.account,
+            target.id_token_url,
+            delegates=target.delegates,
+            timeout_s=settings.step_timeout_s,
+            tls=self._tls,
+            now=self._now,
+        )
+
+    def _direct(self, credentials: Credentials, place: str) -> Minter:
+        if credentials.kind == "service_account":
+            return _Key(credentials, place, self._settings, self._tls, self._now)
+        if credentials.kind == "authorized_user":
+            return _User(credentials, place, self._settings, self._tls, self._now)
+        raise TokenError(f"no ID token with {place}: {credentials.kind} has none of its own; {IMPERSONATE}")
+
+
+IMPERSONATE = "set HBONE_TOKEN_ACCOUNT (service_account in hgate's file) to a service account to impersonate"
+
+
+def _account(credentials: Credentials, target: Impersonation | None) -> str:
+    """Whom the credentials lead to without further ado, empty for a person."""
+    if credentials.kind == "service_account":
+        return str(credentials.info["client_email"])
+    return target.account if target else ""
+
+
+class _Key:
+    """A service account's key: its own ID tokens."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        place: str,
+        settings: TokenSettings,
+        tls: ssl.SSLContext | None,
+        now: Callable[[], float],
+    ) -> None:
+        self._info = credentials.info
+        self._place = place
+        self._settings = settings
+        self._tls = tls
+        self._now = now
+        self.identity = str(credentials.info["client_email"])
+
+    async def mint(self, audience: str) -> Minted:
+        def work(request: LoopRequest) -> object:
+            from google.oauth2 import service_account
+
+            try:
+                own = service_account.IDTokenCredentials.from_service_account_info(
+                    self._info, target_audience=audience
+                )
+            except FAILURES:
+                raise TokenError(f"cannot use {self._place}: its private_key is none", "file") from None
+            own.refresh(request)
+            return own.token
+
+        token = await in_thread(
+            self._place, work, step_timeout_s=self._settings.step_timeout_s, tls=self._tls
+        )
+        return jwt_for(token, audience, self._place, self._now())
+
+
+class _User:
+    """A person's login, which gives ID tokens for its own client only."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        place: str,
+        settings: TokenSettings,
+        tls: ssl.SSLContext | None,
+        now: Callable[[], float],
+    ) -> None:
+        self._credentials = credentials
+        self._place = place
+        self._settings = settings
+        self._tls = tls
+        self._now = now
+        self.identity = f"the user of {place}"
+
+    async def mint(self, audience: str) -> Minted:
+        if audience != self._credentials.info["client_id"]:
+            raise TokenError(
+                f"no ID token for {audience} with {self._place}: a user's login gives one for its own client "
+                f"only; {IMPERSONATE}"
+            )
+
+        def work(request: LoopRequest) -> object:
+            user = _google_auth(self._credentials, self._settings)
+            user.refresh(request)
+            return user.id_token
+
+        token = await in_thread(
+            self._place, work, step_timeout_s=self._settings.step_timeout_s, tls=self._tls
+        )
+        return jwt_for(token, audience, self._place, self._now())
+
+
+class GoogleAccess(KeptAccessToken):
+    """The access token of credentials of any kind, kept until shortly before its end."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        place: str,
+        settings: TokenSettings,
+        *,
+        tls: ssl.SSLContext | None,
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(place, self._refresh, now=now)
+        self._credentials = credentials
+        self._place = place
+        self._settings = settings
+        self._tls = tls
+
+    async def _refresh(self) -> Minted:
+        return await in_thread(
+            self._place,
+            self._refreshed,
+            step_timeout_s=self._settings.step_timeout_s,
+            tls=self._tls,
+            without_answer=google_file.subject_source(self._credentials)
+            if self._credentials.kind == "external_account"
+            else "google-auth cannot use it",
+        )
+
+    def _refreshed(self, request: LoopRequest) -> Minted:
+        # A new one each time: the thread of an attempt that was given up may still be at work on its own.
+        try:
+            own = _google_auth(self._credentials, self._settings)
+        except FAILURES:
+            raise TokenError(
+                f"cannot use {self._place}: {self._credentials.kind} with a missing or wrong field",
+                "file",
+            ) from None
+        own.refresh(request)
+        now_s = self._now()
+        # What google-auth has not looked at: whether it is a token, and how long it is said to live.
+        left_s = own.expiry.replace(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
+        answer = {"access_token": own.token, "expires_in": left_s}
+        return access_token(answer, f"what {request.answered} gave", now_s, now_s)
+
+
+def _google_auth(credentials: Credentials, settings: TokenSettings) -> Any:
+    """google-auth's own object for the credentials, good for access tokens."""
+    info = credentials.info
+    if credentials.kind == "service_account":
+        from google.oauth2 import service_account
+
+        return service_account.Credentials.from_service_account_info(info, scopes=[SCOPE])
+    if credentials.kind == "authorized_user":
+        from google.oauth2.credentials import Credentials as UserCredentials
+
+        return UserCredentials(
+            None,
+            refresh_token=info["refresh_token"],
+            token_uri=settings.oauth_url,
+            client_id=info["client_id"],
+            client_secret=info["client_secret"],
+        )
+    if credentials.kind == "external_account_authorized_user":
+        from google.auth import external_account_authorized_user
+
+        return external_account_authorized_user.Credentials.from_info(info)
+    # The federated token itself is wanted, not an access token of the account that it leads to.
+    federated = {name: value for name, value in info.items() if not name.startswith("service_account_imp")}
+    if info["subject_token_type"] == "urn:ietf:params:aws:token-type:aws4_request":
+        from google.auth import aws
+
+        return aws.Credentials.from_info(federated, scopes=[SCOPE])
+    source = info.get("credential_source")
+    if isinstance(source, dict) and "executable" in source:
+        from google.auth import pluggable
+
+        return pluggable.Credentials.from_info(federated, scopes=[SCOPE])
+    from google.auth import identity_pool
+
+    return identity_pool.Credentials.from_info(federated, scopes=[SCOPE])

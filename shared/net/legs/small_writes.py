@@ -1,0 +1,51 @@
+"""Small writes to a peer that does not read: kept in one piece, for each that waits by itself costs 0.7 KiB.
+
+The event loop makes a request of each write that the kernel does not take at once. A peer that is sent a
+window of 1 MiB in pieces of 100 bytes, and reads none of them, would cost 8 MiB, in pieces of one byte 700.
+
+Owned here: what is kept, and when it goes on. Not owned: when the other leg has to stop, which is the leg's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from shared.net.legs.contract import Buffer
+
+SMALL_BYTES = 4096
+"""A write of as much may wait by itself: what it costs beside its bytes is a sixth of them."""
+
+UNSENT_BYTES = 1024
+"""Where more than so much waits, small writes are kept: so at most so many wait by themselves."""
+
+MARK_BYTES = 64 << 10
+"""What a leg holds before it is full: the event loop's own mark for a transport."""
+
+
+class SmallWrites:
+    """What waits behind a transport's unsent bytes, in the order in which it was written. Made when there is
+    something to keep; the transport then says `resume_writing` once it has sent what it has."""
+
+    __slots__ = ("_kept", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, data: Buffer) -> None:
+        self._transport = transport
+        self._kept = bytearray(data)
+
+    def begin(self) -> None:
+        """Has the transport say when nothing of it is left; it may say at once that it is not so."""
+        self._transport.set_write_buffer_limits(high=0)
+
+    def add(self, data: Buffer) -> None:
+        """Keeps `data` as well."""
+        self._kept += data
+
+    def __len__(self) -> int:
+        """How many bytes are kept."""
+        return len(self._kept)
+
+    def send(self) -> None:
+        """Gives all of it to the transport, which has its own limits again."""
+        kept, self._kept = bytes(self._kept), bytearray()
+        self._transport.set_write_buffer_limits()
+        self._transport.write(kept)

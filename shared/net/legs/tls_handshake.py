@@ -1,0 +1,288 @@
+"""The mesh server's TLS as OpenSSL is told it: the context, and one handshake under it.
+
+Owned here: versions, ciphers and ALPN, the certificate files, OpenSSL's callbacks, and what a handshake
+comes to: who the client is, or why there will be no connection. All of it is bytes in and bytes out. Not
+owned: whom to let in (`verify`), the transport, the clock and the data (`contexts.py`).
+
+pyOpenSSL instead of the ssl module, which can neither end one direction of a connection nor refuse a client
+certificate with an alert. No session is resumed, so every connection proves its certificate anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from OpenSSL import SSL
+
+from shared import regular_files
+from shared.errors import (
+    ALERT_DECODE_ERROR,
+    ClientHelloError,
+    ConfigError,
+    HboneError,
+    StreamResetError,
+    TlsFailureError,
+    UnavailableError,
+)
+from shared.http2.frames import CANCEL
+from shared.net.legs.contract import Buffer
+from shared.net.tls.contexts import (
+    MESH_FLAGS,
+    OLDEST,
+    check_trusted,
+    read_file,
+)
+from shared.tls import alerts
+from shared.tls.sealed_alert import SUITES, sealed_alert
+
+CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
+"""TLS 1.2: forward secrecy and AEAD only, what RFC 9325 section 4.2 recommends."""
+
+CIPHERS_13 = ":".join(SUITES).encode("ascii")
+"""TLS 1.3: all that `sealed_alert` can speak."""
+
+CONTROL_BYTES = 4 << 10
+"""Room for what OpenSSL sends by itself: the handshake's flights, alerts and key updates of some 30 bytes."""
+
+_VERDICTS = {
+    getattr(SSL.X509VerificationCodes, name): name.removeprefix("ERR_").lower().replace("_", " ")
+    for name in dir(SSL.X509VerificationCodes)
+    if name.startswith("ERR_")
+}
+_SERVER_SECRET = b"SERVER_TRAFFIC_SECRET_0"
+_HANDSHAKE_RECORD = 22  # RFC 8446 section 5.1, ContentType
+
+
+# The context.
+
+
+def server_context(
+    certificates: Path,
+    private_key: Path,
+    roots: Path,
+    verify: Callable[[list[bytes]], None],
+    alpn: Sequence[str] = (),
+) -> SSL.Context:
+    """The TLS context of a mesh server, from PEM files: chain with the leaf first, its key, and the roots
+    that client certificates must lead to. By ALPN the first of `alpn` that a client offers is agreed; with
+    none in common the client goes on without ALPN.
+
+    `verify` gets the client's chain in DER, the leaf first and its root last, once it and the possession of
+    the leaf's key are proven and before anything is passed on; it raises DeniedError to refuse it.
+
+    Raises:
+        UnavailableError: a file is missing or cannot be read.
+        ConfigError: a file has not what it should, or key and certificate do not belong together.
+    """
+    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context.set_min_proto_version(OLDEST)
+    store = context.get_cert_store()
+    assert store is not None, "a context has one"
+    store.set_flags(MESH_FLAGS)
+    context.set_cipher_list(CIPHERS)
+    context.set_tls13_ciphersuites(CIPHERS_13)
+    context.set_options(
+        SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_TICKET | SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION
+    )
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)  # the tickets that TLS 1.3 still sends resume nothing
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 15 KiB less for each idle connection
+    _load(certificates, "certificate chain", context.use_certificate_chain_file)
+    _load(private_key, "private key of the certificate", lambda _: context.use_privatekey(_key(private_key)))
+    _load_roots(context, roots)
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _chain_checked)
+    names = [name.encode("ascii") for name in alpn]
+    context.set_alpn_select_callback(
+        lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
+    )
+    context.set_keylog_callback(_key_made)
+    context.set_app_data(verify)
+    return context
+
+
+# Its files.
+
+
+def _load(file: Path, what: str, load: Callable[[Path], None]) -> None:
+    try:
+        with regular_files.opened(file) as path:
+            load(Path(path))
+    except OSError as error:
+        raise UnavailableError(f"{what}: {file}: {error.strerror}") from error
+    except SSL.Error as error:
+        raise ConfigError(str(file), None, "", f"no usable {what}: {reason(error)}") from error
+
+
+def _load_roots(context: SSL.Context, file: Path) -> None:
+    try:
+        check_trusted(read_file(file))
+    except UnavailableError as error:
+        raise UnavailableError(f"root certificates: {error}") from error
+    except ValueError as error:
+        raise ConfigError(str(file), None, "", f"no usable root certificates: {error}") from error
+    _load(file, "root certificates", context.load_verify_locations)
+
+
+def _key(file: Path) -> RSAPrivateKey | EllipticCurvePrivateKey:
+    """Read without OpenSSL, which would ask the terminal for the passphrase of an encrypted key."""
+    try:
+        key = load_pem_private_key(regular_files.read(file, regular_files.MAX_PEM_BYTES), None)
+    except TypeError as error:
+        raise ConfigError(str(file), None, "", "the private key is encrypted") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(str(file), None, "", "no private key in PEM") from error
+    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey):
+        raise ConfigError(str(file), None, "", "the private key is neither RSA nor EC")
+    return key
+
+
+# OpenSSL's callbacks. None of them may raise: the traceback would go to standard error.
+
+
+class _Notes:
+    """What the callbacks leave for the handshake; not the handshake itself, to keep connections free of
+    cycles."""
+
+    __slots__ = ("secret", "verdict")
+
+    def __init__(self) -> None:
+        self.secret = b""  # the server's first TLS 1.3 traffic secret, until it is decided who comes in
+        self.verdict = ""  # why the chain was refused
+
+
+def _chain_checked(tls: SSL.Connection, certificate: object, error: int, depth: int, ok: int) -> bool:
+    """OpenSSL's verdict on one certificate of the chain stands; it is only noted."""
+    if not ok:
+        tls.get_app_data().verdict = f"{_VERDICTS.get(error, f'error {error}')} (depth {depth})"
+    return bool(ok)
+
+
+def _key_made(tls: SSL.Connection, line: bytes) -> None:
+    """Keeps the one secret that `refusal` needs, in memory only; the others go nowhere."""
+    if line.startswith(_SERVER_SECRET):
+        tls.get_app_data().secret = bytes.fromhex(line.rsplit(b" ", 1)[1].decode("ascii"))
+
+
+# One handshake.
+
+
+class ServerHandshake:
+    """One handshake under a context of `server_context`.
+
+    Give `receive_data` what comes and send what `outgoing` gives, until it is complete or has failed. What
+    OpenSSL writes when it completes is for a client that is let in: leave it, and all data after it, in
+    `tls` until that is decided, because `refusal` is to be the first record under the server's keys.
+    """
+
+    __slots__ = ("_first_byte", "_notes", "_spoken", "tls")
+
+    def __init__(self, context: SSL.Context) -> None:
+        self._notes = _Notes()
+        self._first_byte = -1  # of the connection: is it TLS at all?
+        self._spoken = False  # OpenSSL has written something to the client
+        self.tls = SSL.Connection(context, None)
+        self.tls.set_app_data(self._notes)
+        self.tls.set_accept_state()
+
+    def receive_data(self, data: Buffer) -> bool:
+        """Whether the handshake is complete with `data`, some bytes.
+
+        Raises:
+            ClientHelloError: the client does not speak TLS.
+            StreamResetError: the client gave up with an alert.
+            TlsFailureError: OpenSSL refused the client; `last_words` are its alert.
+        """
+        if self._first_byte < 0:
+            self._first_byte = data[0]
+        self.tls.bio_write(data)
+        try:
+            self.tls.do_handshake()
+        except SSL.WantReadError:
+            return False
+        except SSL.Error as error:
+            raise self._failure(error) from error
+        return True
+
+    def data_to_send(self) -> bytes:
+        """What the handshake is to send while it is not complete."""
+        output = outgoing(self.tls)
+        self._spoken = self._spoken or bool(output)
+        return output
+
+    def last_words(self, error: HboneError) -> bytes:
+        """What is left to send when `error` ends an incomplete handshake: OpenSSL's alert, or one of ours
+        for a client that has heard nothing yet, and so has no keys."""
+        output = outgoing(self.tls)
+        if output or self._spoken:
+            return output
+        return alerts.fatal(error.alert or ALERT_DECODE_ERROR)
+
+    def admit(self) -> bytes:
+        """Asks the context's rule about the client of a complete handshake and returns its leaf certificate
+        in DER. Raises DeniedError, or TlsFailureError when there is no certificate."""
+        certificate = self.tls.get_peer_certificate(as_cryptography=True)
+        if certificate is None:  # the context requires one: a second lock on the same door
+            raise TlsFailureError("tls handshake: no client certificate")
+        verify: Callable[[list[bytes]], None] = self.tls.get_context().get_app_data()
+        verify(self.proved_chain())
+        return certificate.public_bytes(Encoding.DER)
+
+    def proved_chain(self) -> list[bytes]:
+        """The chain that the client of a complete handshake was verified by, in DER, the leaf first and its
+        root last."""
+        chain = self.tls.get_verified_chain(as_cryptography=True) or ()
+        return [certificate.public_bytes(Encoding.DER) for certificate in chain]
+
+    def refusal(self, error: HboneError) -> bytes:
+        """The alert that `error` calls for, to be sent in place of what OpenSSL wrote when the handshake
+        completed; b"" if it calls for none. Forgets the secret.
+
+        In TLS 1.2 our own change of cipher was not sent yet, so the alert goes as plaintext; in TLS 1.3 it
+        is the first record under the server's traffic keys, and no other record under them may ever leave.
+        """
+        secret = self._notes.secret
+        self.forget_secret()
+        if error.alert is None:
+            return b""
+        if self.tls.get_protocol_version() == SSL.TLS1_2_VERSION:
+            return alerts.fatal(error.alert)
+        return sealed_alert(error.alert, self.tls.get_cipher_name() or "", secret) if secret else b""
+
+    def forget_secret(self) -> None:
+        """To be called as soon as nothing can be refused any more."""
+        self._notes.secret = b""
+
+    def _failure(self, error: SSL.Error) -> HboneError:
+        if self._notes.verdict:
+            return TlsFailureError(f"tls handshake: client certificate refused: {self._notes.verdict}")
+        cause = reason(error)
+        if " alert " in cause:
+            return StreamResetError(f"tls handshake: the client gave up: {cause}", CANCEL)
+        if self._first_byte != _HANDSHAKE_RECORD:
+            return ClientHelloError("tls handshake: the first bytes are no TLS, does the client know of it?")
+        return TlsFailureError(f"tls handshake: {cause}")
+
+
+def outgoing(tls: SSL.Connection, size: int = CONTROL_BYTES) -> bytes:
+    """Takes all that OpenSSL has written; `size` bytes at least are taken in one go."""
+    output = b""
+    while True:
+        try:
+            chunk = tls.bio_read(size)
+        except SSL.WantReadError:
+            return output
+        output = output + chunk if output else chunk
+        if len(chunk) < size:
+            return output
+
+
+def reason(error: SSL.Error) -> str:
+    """OpenSSL's first reason, which is the cause; those after it say whom else it failed."""
+    entries = error.args[0] if error.args else None
+    if isinstance(entries, list) and entries:
+        return str(entries[0][-1]) or "unknown"
+    return str(error) or type(error).__name__

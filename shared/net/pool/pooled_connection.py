@@ -1,0 +1,238 @@
+"""One connection of a pool and its clock: how long it is kept, how long it is used, whether its peer lives.
+
+Owned here: one timer for all of that. It is never moved for a stream that opens or ends, it looks at what has
+been going on when it is due: an origin with 100 tunnels wakes up once in a minute. What follows from it is
+`origin_pool.py`'s (`retire`); so is who gets a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
+from shared.net.pool.pool_limits import PoolLimits
+from shared.net.tls.certificate_expiry import LEAST_S, LOOK_S
+from shared.ops import pool_counts
+
+AGE_JITTER = 0.1
+"""The part of its age that a connection may end earlier, so that not all that opened together end so."""
+
+PING_TIMEOUT_S = 15.0
+"""How long a PING may go unanswered. Long enough for TCP to repeat a lost packet several times; ztunnel
+waits 20 s."""
+
+IN_VAIN_S = 30.0
+"""How long an idle connection is kept to an origin where nobody has had what it wanted. Whoever can name an
+origin has a connection made to it; a token for its first tunnel may take as long."""
+
+LATE_S = 1.0
+"""A timer that is so late says that we were held up, not the peer: it gets as long again to be heard."""
+
+OPEN_ENDED_S = float("inf")
+
+
+class PooledConnection:
+    """A connection and what the pool knows of it.
+
+    `changed(self)` is called when it may have room, or may have become useless; `lost(self)` when it is gone;
+    `retire(self, reason)` when it is to take no new streams.
+    """
+
+    __slots__ = (
+        "_asked_at",
+        "_changed",
+        "_heard_before",
+        "_idle_since",
+        "_is_made",
+        "_jitter",
+        "_loop",
+        "_lost",
+        "_retire",
+        "_timer",
+        "_timer_due",
+        "_wall_clock",
+        "absences",
+        "born",
+        "connection",
+        "is_proven",
+        "is_worth_it",
+        "limits",
+        "reason",
+    )
+
+    connection: Connection
+
+    def __init__(
+        self,
+        limits: PoolLimits,
+        *,
+        jitter: float,
+        is_worth_it: bool = False,
+        changed: Callable[[PooledConnection], None],
+        lost: Callable[[PooledConnection], None],
+        retire: Callable[[PooledConnection, str], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`jitter` in 0..1 decides how much of AGE_JITTER this connection loses; `wall_clock` has seconds
+        since the epoch."""
+        self.limits = limits
+        self.reason = ""
+        """Why it takes no new streams, one of `pool_counts.REASONS`; empty while it does."""
+        self.is_proven = False
+        """The peer has said its SETTINGS, and the pool knows it."""
+        self.is_worth_it = is_worth_it
+        """Somebody has had what it wanted of this origin, on a connection that was there when it was made."""
+        self.absences = 0
+        """Look-ups in a row whose answer did not have its peer's address."""
+        self._loop = asyncio.get_running_loop()
+        self.born = self._loop.time()
+        self._is_made = False
+        self._jitter = jitter
+        self._changed = changed
+        self._lost = lost
+        self._retire = retire
+        self._wall_clock = wall_clock
+        self._idle_since: float | None = self.born  # None: it has streams
+        self._asked_at: float | None = None  # when the last PING went out
+        self._heard_before: float | None = None  # the peer's last word before it; None: it has answered
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = OPEN_ENDED_S  # uvloop's handle says it in whole milliseconds only
+
+    def make(self) -> Connection:
+        """Makes `connection`, for who has a transport for it."""
+        self._is_made = True
+        self.connection = Connection(
+            client=True, limits=self.limits.session, on_change=self._on_change, on_lost=self._on_lost
+        )
+        return self.connection
+
+    def discard(self) -> None:
+        """Drops what was made for a dial that failed."""
+        if self._is_made:
+            self.connection.abort("the dial was given up")
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the peer's certificate has ended, so that no new handshake would succeed."""
+        return self._wall_clock() >= self.connection.certificate_ends
+
+    @property
+    def room(self) -> int:
+        """How many more streams it takes now."""
+        left = self.limits.streams_per_connection - self.connection.open_streams
+        return min(left, self.connection.room) if left > 0 else 0
+
+    @property
+    def capacity(self) -> int:
+        """How many streams it takes in all."""
+        return self.connection.open_streams + max(0, self.room)
+
+    def count_streams(self) -> None:
+        """To be called when a stream was opened or ended."""
+        has_streams = self._idle_since is None
+        if self._timer is None or has_streams != (self.connection.open_streams > 0):
+            self.keep_time()  # else nothing has come nearer
+
+    def keep_time(self) -> None:
+        """To be called when the limits have changed."""
+        if self.connection.open_streams:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = self._loop.time()
+        due = self._due()
+        if due < self._timer_due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_due = due
+            self._timer = self._loop.call_at(due, self._look)
+
+    def forget(self) -> None:
+        """Stops the clock."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # The clock.
+
+    def _due(self) -> float:
+        """When there will be something to do, as it looks now."""
+        return min(self._age_due(), self._idle_due(), self._ping_due(), self._expiry_due())
+
+    def _age_due(self) -> float:
+        age_s = self.limits.max_age_s
+        if self.reason or not age_s:
+            return OPEN_ENDED_S
+        return self.born + age_s * (1 - AGE_JITTER * self._jitter)
+
+    def _idle_due(self) -> float:
+        if self.reason or self._idle_since is None:
+            return OPEN_ENDED_S
+        idle_s = self.limits.idle_timeout_s
+        if not (self.connection.has_carried or self.is_worth_it):
+            idle_s = min(idle_s, IN_VAIN_S)
+        if not self.is_proven:  # somebody may wait for just this connection's SETTINGS
+            idle_s = max(idle_s, PREFACE_TIMEOUT_S)
+        return self._idle_since + idle_s
+
+    def _expiry_due(self) -> float:
+        """Of the wall clock, which may be set, and goes on while the machine sleeps: so it is looked at
+        before."""
+        if self.reason or self.connection.certificate_ends == OPEN_ENDED_S:
+            return OPEN_ENDED_S
+        left_s = self.connection.certificate_ends - self._wall_clock()
+        return self._loop.time() + min(max(left_s, LEAST_S), LOOK_S)
+
+    def _ping_due(self) -> float:
+        """When to ask the peer for a sign of life, or when to give it up."""
+        interval_s = self.limits.ping_interval_s
+        if self._idle_since is not None or not interval_s:
+            return OPEN_ENDED_S
+        asked = self._asked_at
+        if asked is None:
+            return max(self.born, self.connection.heard_at) + interval_s
+        if self._is_awaiting():
+            return asked + PING_TIMEOUT_S
+        return max(asked, self.connection.heard_at) + interval_s
+
+    def _is_awaiting(self) -> bool:
+        """Whether the peer has not been heard since the last PING: whatever it sends is an answer."""
+        return self._heard_before is not None and self.connection.heard_at == self._heard_before
+
+    def _look(self) -> None:
+        was_due, self._timer_due = self._timer_due, OPEN_ENDED_S
+        self._timer = None
+        now = self._loop.time()
+        if self.connection.lost:
+            return
+        if self.has_expired:
+            self._retire(self, pool_counts.EXPIRED)
+        elif self._age_due() <= now:
+            self._retire(self, pool_counts.AGE)
+        elif self._idle_due() <= now:
+            self._retire(self, pool_counts.IDLE)
+        if self._ping_due() <= now:
+            self._look_at_silence(now, is_late=now > was_due + LATE_S)
+        if not self.connection.lost:
+            self.keep_time()
+
+    def _look_at_silence(self, now: float, *, is_late: bool) -> None:
+        if not self._is_awaiting():
+            self._heard_before = self.connection.heard_at
+            self._asked_at = now
+            self.connection.ping()
+        elif is_late:
+            self._asked_at = now
+        else:
+            self.reason = self.reason or pool_counts.SILENT
+            peer = self.connection.peer_name
+            self.connection.abort(f"connection to {peer} lost: no answer to PING within {PING_TIMEOUT_S:g} s")
+
+    # What the connection tells.
+
+    def _on_change(self) -> None:
+        self._changed(self)
+
+    def _on_lost(self, _: Connection) -> None:
+        self.forget()
+        self._lost(self)

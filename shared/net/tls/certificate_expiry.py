@@ -1,0 +1,118 @@
+"""The end of a peer's certificate while its connection is open.
+
+TLS looks at a certificate's times in the handshake only, and an HTTP/2 connection may be open for weeks after
+it: without more, whoever has had a certificate once opens tunnels for as long as it likes. Owned here: when a
+connection's certificates end, noticing it, and the order of what follows. What follows is the owner's.
+
+The rules:
+
+1. At the end the peer is told to open no more streams (`ended`). What is open then has the drain timeout to
+   finish, and is broken off after it (`over`).
+2. A timer notices the end, and each new stream is held against the clock, too (`allows_stream`): the loop's
+   timers stand still while the machine sleeps, and the wall clock may be set.
+3. Streams that were on their way when the peer was told are served, for `GRACE_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from shared.errors import DeniedError, ExpiredError
+
+LOOK_S = 60.0
+"""Between two looks at the wall clock, at most: a machine that slept, or whose clock was set, is late by
+it."""
+
+LEAST_S = 0.001
+"""Before the next look, for a wall clock that stands still."""
+
+GRACE_S = 2.0
+"""After the end, in which a peer may still open streams: a second until it has seen GOAWAY, a second because
+clocks differ."""
+
+
+def end_of(chain: Sequence[bytes]) -> float:
+    """When the first certificate of a verified `chain` in DER ends, in seconds since the epoch: from then on
+    no handshake would succeed with it. Raises DeniedError if one cannot be read."""
+    from cryptography import x509
+
+    try:
+        ends = [x509.load_der_x509_certificate(der).not_valid_after_utc for der in chain]
+    except (ValueError, x509.InvalidVersion) as error:
+        raise DeniedError(f"peer certificate denied: its chain cannot be read: {error}") from error
+    return min(end.timestamp() for end in ends)
+
+
+class CertificateExpiry:
+    """Looks after one connection from its handshake on. `ended(error)` and `over(error)` are called once
+    each, as the module says. To be started when the owner is ready for that, and closed when the connection
+    is gone."""
+
+    __slots__ = (
+        "_drain_timeout_s",
+        "_ended",
+        "_ends",
+        "_grace_s",
+        "_loop",
+        "_over",
+        "_timer",
+        "_wall_clock",
+        "_whose",
+        "error",
+    )
+
+    def __init__(
+        self,
+        ends: float,
+        whose: str,
+        *,
+        ended: Callable[[ExpiredError], None],
+        over: Callable[[ExpiredError], None],
+        drain_timeout_s: Callable[[], float],
+        grace_s: float = GRACE_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`ends` and `wall_clock` are in seconds since the epoch; `whose` is the peer's name. `grace_s` is 0
+        where the streams are ours to open."""
+        self.error: ExpiredError | None = None
+        """Set once the certificate has ended."""
+        self._ends = ends
+        self._whose = whose
+        self._ended = ended
+        self._over = over
+        self._drain_timeout_s = drain_timeout_s
+        self._grace_s = grace_s
+        self._wall_clock = wall_clock
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """From now on looks; `ended` may be called within."""
+        self._look()
+
+    def allows_stream(self) -> bool:
+        """Whether a new stream may be opened now. `ended` has been called once none may."""
+        now = self._wall_clock()
+        if now >= self._ends and self.error is None:
+            self._end()
+        return now < self._ends + self._grace_s
+
+    def close(self) -> None:
+        """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left_s = self._ends - self._wall_clock()
+        if left_s > 0:
+            self._timer = self._loop.call_later(min(max(left_s, LEAST_S), LOOK_S), self._look)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.close()
+        error = self.error = ExpiredError(f"peer certificate denied: that of {self._whose} has expired")
+        self._timer = self._loop.call_later(self._drain_timeout_s(), self._over, error)
+        self._ended(error)

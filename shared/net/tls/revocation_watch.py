@@ -1,0 +1,260 @@
+"""A file of certificate revocation lists, followed: connections to come are held against it, and open ones
+end.
+
+Owned here: when the file is looked at and read again, keeping what is known when the new file is no good, and
+the numbers about it. What the lists mean is `shared/trust/revocations.py`'s; ending what is open is done
+by whoever has connections (`follow`), each of which remembers a `Proof`.
+
+The file, and the roots that have to have signed it, are looked at by a timer, a stat call each: a connection
+that is open has to end although no new one comes. Reading happens in a thread. A list that is overdue stays
+in use (rule 3 of `revocations.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared import regular_files
+from shared.errors import ConfigError, HboneError, RevokedError, UnavailableError
+from shared.net.tls.certificate_files import stamps
+from shared.tasks import spawn
+from shared.trust.revocation_lists import MAX_FILE_BYTES, RevocationList, parse
+from shared.trust.revocations import Proof, Revocations
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from prometheus_client import Metric
+
+log = logging.getLogger("hbone.revocations")
+
+LOOK_EVERY_S = 2.0
+"""Between two looks at the files, as at the gateway's own: a look costs microseconds, and whoever
+distributes the file takes far longer."""
+
+_Read = tuple[tuple[RevocationList, ...], list["x509.Certificate"]]
+
+
+class RevocationWatch:
+    """The lists of one file. `read` comes first, then `start`, `close` at the end."""
+
+    def __init__(
+        self,
+        file: Path,
+        roots: Path,
+        *,
+        purpose: str,
+        look_every_s: float = LOOK_EVERY_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`roots` is the PEM file of the roots that peers have to lead to. `purpose` is whose peers they are,
+        for the log; `clock` tells seconds since the epoch."""
+        self.file = file
+        self.rejected = 0
+        """Peers that were refused as revoked."""
+        self.ended = 0
+        """Open connections that were ended."""
+        self.failed = 0
+        """Times that a new file could not be used."""
+        self._roots = roots
+        self._purpose = purpose
+        self._every_s = look_every_s
+        self._clock = clock
+        self._revocations = Revocations()
+        self._stamp: object = None
+        self._complaint = ""  # about the files as they are now, once told
+        self._overdue: set[str] = set()  # issuers, once told
+        self._followers: list[Callable[[], int]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def next_update(self) -> float:
+        """When the first list is overdue, seconds since the epoch; 0: no list says."""
+        due = [one.next_update.timestamp() for one in self._revocations.lists if one.next_update is not None]
+        return min(due, default=0.0)
+
+    @property
+    def pem(self) -> str:
+        """The lists in use, for others to use."""
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        lists = self._revocations.lists
+        return b"".join(one.crl.public_bytes(Encoding.PEM) for one in lists).decode("ascii")
+
+    @property
+    def uncovered(self) -> list[str]:
+        """Names of roots that have no list here."""
+        return self._revocations.uncovered
+
+    def follow(self, end_revoked: Callable[[], int]) -> None:
+        """`end_revoked` is called when others are revoked than before: it ends their connections, and says
+        how many."""
+        self._followers.append(end_revoked)
+
+    # Peers.
+
+    def check(self, chain: Sequence[bytes]) -> Proof:
+        """What to remember of a peer's verified `chain` in DER, its leaf first; of a leaf alone, as resumed
+        sessions have it, what is known of its issuers. Raises RevokedError, and counts it, or DeniedError."""
+        if len(chain) == 1:
+            chain = self._revocations.complete(chain[0])
+        try:
+            return self._revocations.check(chain)
+        except RevokedError:
+            self.rejected += 1
+            raise
+
+    def verdict(self, proof: Proof) -> RevokedError | None:
+        """Why a peer that was let in is revoked by now; None if it is not."""
+        try:
+            self._revocations.look_up(proof)
+        except RevokedError as error:
+            return error
+        return None
+
+    # The file.
+
+    def read(self) -> None:
+        """Reads the file.
+
+        Raises:
+            UnavailableError: a file is missing or cannot be read.
+            ConfigError: there is no list in it that can be used, or one that its issuer has not signed.
+        """
+        self._stamp = self._look()  # before it is read: what changes in between is found by the next look
+        self._use(*_read(self.file, self._roots, ()))
+
+    def start(self) -> None:
+        """From now on follows the file."""
+        if self._task is None:
+            self._task = spawn(self._watch(), name=f"watch {self.file}")
+
+    def close(self) -> None:
+        """Follows it no longer."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def look(self) -> None:
+        """Reads the files again if they have changed, and ends connections of those who are revoked now. What
+        cannot be used changes nothing but the log."""
+        found = self._look()
+        if found != self._stamp:
+            self._stamp = found
+            try:
+                known = self._revocations.intermediates
+                self._use(*await asyncio.to_thread(_read, self.file, self._roots, known))
+            except HboneError as error:
+                if isinstance(error, UnavailableError):
+                    self._stamp = None  # read once more at the next look: it may pass without a change
+                self._complain(str(error))
+            else:
+                self._complaint = ""
+                count = sum(end_revoked() for end_revoked in list(self._followers))
+                self.ended += count
+                log.info("%s: revocation lists read again: %d open connections ended", self._purpose, count)
+        self._tell_overdue()
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self._complaint = text
+            self.failed += 1
+            log.warning("%s: keeping the revocation lists in use: %s", self._purpose, text)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.look()
+
+    def _look(self) -> object:
+        return stamps((self.file, self._roots))
+
+    def _use(self, lists: Iterable[RevocationList], roots: Iterable[x509.Certificate]) -> None:
+        try:
+            self._revocations.use(lists, roots)
+        except ValueError as error:
+            raise ConfigError(str(self.file), None, "", str(error)) from error
+        self._overdue.clear()
+        self._tell_overdue()
+
+    def _tell_overdue(self) -> None:
+        from shared.net.tls.certificate_check import shown
+
+        now = self._clock()
+        for one in self._revocations.lists:
+            due, key = one.next_update, one.issuer
+            if due is not None and due.timestamp() < now and key not in self._overdue:
+                self._overdue.add(key)
+                log.warning(
+                    "%s: the revocation list of %s in %s was to be replaced by %s; it stays in use",
+                    self._purpose,
+                    one.issuer,
+                    self.file,
+                    shown(due),
+                )
+
+
+def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) -> _Read:
+    """Lists and roots, and the lists know which of `intermediates` and roots have signed them. Raises as
+    `RevocationWatch.read`."""
+    from shared.trust import roots as root_certificates
+
+    try:
+        lists = parse(_content(file))
+    except ValueError as error:
+        raise ConfigError(str(file), None, "", f"no usable revocation lists: {error}") from error
+    try:
+        trusted = root_certificates.parse(_content(roots))
+        for issuer in (*trusted, *intermediates):
+            for one in lists:
+                if one.issuer_name == issuer.subject:
+                    one.signed_by(issuer)
+        return lists, trusted
+    except ValueError as error:
+        raise ConfigError(str(roots), None, "", f"no usable root certificates: {error}") from error
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return regular_files.read(file, MAX_FILE_BYTES)
+    except OSError as error:
+        raise UnavailableError(f"{file}: {error.strerror or error}") from error
+
+
+def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Metric]:
+    """The metrics of `watches`, each with Istio's word for our end (`source`, `destination`) and its place.
+
+    `istio_crl_policy_rejections` has ztunnel's name.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    rejected: dict[str, int] = {}
+    ended: dict[str, int] = {}
+    failed: dict[str, int] = {}
+    due: dict[str, float] = {}
+    for reporter, place, watch in watches:
+        rejected[reporter] = rejected.get(reporter, 0) + watch.rejected
+        ended[place] = ended.get(place, 0) + watch.ended
+        failed[place] = failed.get(place, 0) + watch.failed
+        if watch.next_update:
+            due[place] = min(due.get(place, watch.next_update), watch.next_update)
+    for name, documentation, label, values in (
+        ("istio_crl_policy_rejections", "Peers refused as revoked.", "reporter", rejected),
+        ("hbone_crl_connections_ended", "Open connections ended as revoked.", "place", ended),
+        ("hbone_crl_read_failures", "Times that changed lists could not be used.", "place", failed),
+    ):
+        counter = CounterMetricFamily(name, documentation, labels=[label])
+        for value, count in values.items():
+            counter.add_metric([value], count)
+        yield counter
+    gauge = GaugeMetricFamily(
+        "hbone_crl_next_update_timestamp_seconds",
+        "When the first of the lists is overdue.",
+        labels=["place"],
+    )
+    for place, when in due.items():
+        gauge.add_metric([place], when)
+    yield gauge

@@ -1,0 +1,38 @@
+"""Which peers may come in, and whom we talk to: the one verdict on a SPIFFE ID.
+
+Owned here: deny lists before allow lists, default no, and the texts of refusals. What a pattern takes is
+`peer_patterns.py`'s, what a chain proves `trust_bundles.py`'s, what has been revoked `revocations.py`'s. The
+gateway's rules (`gateway/rules/hbone_rules.py`, `gateway/rules/reverse_rules.py`) decide about a peer and
+what it asks for: they have the patterns in common with this, and an order of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shared.errors import DeniedError
+from shared.trust.peer_patterns import PeerPatterns, TrustDomain
+from shared.trust.spiffe import SpiffeId
+
+
+class PeerPolicy:
+    """The rules, compiled: a peer that a `deny` pattern takes is refused, else one that an `allow` pattern
+    takes may come in, else nobody. Raises ValueError if a pattern is malformed."""
+
+    def __init__(
+        self, allow: Iterable[str], deny: Iterable[str] = (), trust: TrustDomain | None = None
+    ) -> None:
+        """`trust` is our own domain, with its aliases."""
+        self.allow = PeerPatterns(allow, trust)
+        self.deny = PeerPatterns(deny, trust)
+
+    def __str__(self) -> str:
+        allowed = ", ".join(self.allow.patterns) or "nobody"
+        return f"{allowed} but not {', '.join(self.deny.patterns)}" if self.deny else allowed
+
+    def check(self, identity: SpiffeId) -> None:
+        """Raises DeniedError, which names the identity and the rule, unless it may come in."""
+        if self.deny.takes(identity):
+            raise DeniedError(f"peer {identity} denied: {self.deny.first(identity)} is denied")
+        if not self.allow.takes(identity):
+            raise DeniedError(f"peer {identity} denied: no rule allows it")

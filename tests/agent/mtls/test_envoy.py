@@ -1,0 +1,784 @@
+"""Envoy as the mTLS end, with the real binary: who comes in, what gets through, what a failed start says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+import uvloop
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificate
+from OpenSSL import SSL
+
+from agent.mtls.app_alpn import alpn_offer
+from agent.mtls.envoy import EnvoyProcess, find_binary
+from agent.mtls.envoy_bootstrap import Json, bootstrap, secrets
+from agent.mtls.inbound_record import InboundRecord
+from shared.address import Address
+from shared.credentials.certificates import certificate_writer
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.certificates.certificate_writer import Contents
+from shared.errors import DeniedError, UnavailableError
+from shared.tasks import spawn
+from shared.trust.peer_patterns import TrustDomain
+from shared.trust.peer_policy import PeerPolicy
+from shared.trust.spiffe import SpiffeId
+from tests.support.revocation import revocation_list, serial
+
+T = TypeVar("T")
+
+PATIENCE_S = 20
+"""Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
+
+FOUND = find_binary("", "")
+if FOUND is None:
+    pytest.skip("no Envoy binary: install the extra `envoy`", allow_module_level=True)
+BINARY: Path = FOUND
+
+ANY_PORT = Address("127.0.0.1", 0)
+NOBODY = Address("127.0.0.1", 9)
+WORKLOAD = SpiffeId.of_workload("demo.local", "demo", "hello")
+CALLER = SpiffeId.of_workload("demo.local", "demo", "client")
+ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
+
+
+def configuration(folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = ALLOWED) -> Json:
+    return bootstrap(
+        listen=ANY_PORT,
+        app=app,
+        policy=policy,
+        secrets_folder=folder,
+        connect_timeout_s=PATIENCE_S,
+        alpn=alpn_offer("auto"),
+    )
+
+
+# Finding it.
+
+
+def executable(path: Path, content: bytes = b"\x7fELF") -> Path:
+    path.write_bytes(content)
+    path.chmod(0o755)
+    return path
+
+
+def test_the_named_binary_is_looked_for_on_the_path_or_taken_as_a_path(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "envoy-1.40")
+    assert find_binary("envoy-1.40", str(tmp_path)) == binary
+    assert find_binary(str(binary), "") == binary
+
+
+def test_a_named_binary_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="ENVOY_BIN=envoy-9: no such program"):
+        find_binary("envoy-9", str(tmp_path))
+
+
+def test_a_binary_on_the_path_comes_before_the_packages(tmp_path: Path) -> None:
+    binary = executable(tmp_path / "envoy")
+    assert find_binary("", str(tmp_path)) == binary
+
+
+def test_a_script_on_the_path_is_passed_over_for_the_packages_binary(tmp_path: Path) -> None:
+    executable(tmp_path / "envoy", b"#!/bin/sh\nexit 1\n")
+    assert find_binary("", str(tmp_path)) == BINARY
+
+
+# A running one: an app behind it that does as the test says, and a client of pyOpenSSL's, for Python's own
+# ssl module cannot end one direction of a connection.
+
+App = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def answer_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An app that answers only once its peer has finished sending."""
+    received = await reader.read(-1)
+    writer.write(b"got " + received)
+
+
+@dataclass(slots=True)
+class Inbound:
+    """An Envoy with an app behind it."""
+
+    envoy: EnvoyProcess
+    authority: Authority
+    certificates: Path
+    records: asyncio.Queue[InboundRecord]
+    behave: App = answer_at_the_end
+    connections: int = 0
+
+    @property
+    def address(self) -> Address:
+        assert self.envoy.inbound is not None
+        return self.envoy.inbound
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await asyncio.wait_for(self.behave(reader, writer), PATIENCE_S)
+        finally:
+            writer.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inbound]:
+    folder = tmp_path_factory.mktemp("envoy")
+    authority = Authority.create("demo.local")
+    certificates = folder / "certificates"
+    authority.write(certificates, authority.issue(WORKLOAD))
+    inbound: Inbound
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await inbound.serve(reader, writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    app = Address(*server.sockets[0].getsockname())
+    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    envoy = await EnvoyProcess.start(
+        BINARY, configuration(folder, app=app), secrets(certificates), folder, finished=records.put_nowait
+    )
+    inbound = Inbound(envoy, authority, certificates, records)
+    try:
+        await envoy.ready(PATIENCE_S)
+        yield inbound
+    finally:
+        await envoy.stop(PATIENCE_S)
+        server.close()
+
+
+@pytest.fixture
+def inbound(started: Inbound) -> Inbound:
+    started.behave = answer_at_the_end
+    started.connections = 0
+    return started
+
+
+async def record_of(inbound: Inbound, wanted: Callable[[InboundRecord], bool]) -> InboundRecord:
+    """The next record that is `wanted`; those of earlier tests' connections are passed over."""
+    while True:
+        record = await asyncio.wait_for(inbound.records.get(), PATIENCE_S)
+        if wanted(record):
+            return record
+
+
+@pytest.fixture
+def caller(inbound: Inbound) -> KeyPair:
+    return inbound.authority.issue(CALLER)
+
+
+running = pytest.mark.asyncio(loop_scope="module")
+
+
+@contextmanager
+def connected(
+    inbound: Inbound, pair: KeyPair | None, *, alpn: tuple[bytes, ...] = (), version: int | None = None
+) -> Iterator[SSL.Connection]:
+    """A TLS connection to Envoy whose handshake is done; every read and write has a deadline."""
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    if version is not None:
+        context.set_max_proto_version(version)
+    context.set_verify(SSL.VERIFY_PEER, lambda *_: True)
+    if pair is not None:
+        context.use_certificate(load_pem_x509_certificate(pair.certificate_pem))
+        key: Any = load_pem_private_key(pair.key_pem, None)
+        context.use_privatekey(key)
+    if alpn:
+        context.set_alpn_protos(list(alpn))
+    with socket.create_connection((inbound.address.host, inbound.address.port)) as plain:
+        plain.settimeout(None)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
+        connection = SSL.Connection(context, plain)
+        connection.set_connect_state()
+        connection.do_handshake()
+        yield connection
+
+
+def read_to_the_end(connection: SSL.Connection) -> bytes:
+    """All that the peer sends up to its close_notify."""
+    received = bytearray()
+    while True:
+        try:
+            received += connection.recv(65536)
+        except SSL.ZeroReturnError:
+            return bytes(received)
+
+
+def exchange(inbound: Inbound, pair: KeyPair | None, request: bytes, **options: Any) -> bytes:
+    """Sends `request`, ends this direction, and returns the answer."""
+    with connected(inbound, pair, **options) as connection:
+        connection.sendall(request)
+        connection.shutdown()
+        return read_to_the_end(connection)
+
+
+def look(inbound: Inbound, pair: KeyPair, at: Callable[[SSL.Connection], T], **options: Any) -> T:
+    """What there is to see on a connection; the app has answered and gone when it returns."""
+    with connected(inbound, pair, **options) as connection:
+        seen = at(connection)
+        connection.shutdown()
+        read_to_the_end(connection)
+        return seen
+
+
+@running
+async def test_an_allowed_peer_reaches_the_app_and_half_close_passes(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    assert await asyncio.to_thread(exchange, inbound, caller, b"hello") == b"got hello"
+    assert inbound.connections == 1
+
+
+@running
+async def test_each_connection_has_its_record_with_the_peer_s_identity(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    question = os.urandom(12_345)
+    await asyncio.to_thread(exchange, inbound, caller, question)
+    record = await record_of(inbound, lambda record: record.sent_bytes == len(question))
+    assert (record.identity, record.received_bytes, record.error) == (str(CALLER), len(question) + 4, None)
+    stranger = SpiffeId("demo.local", "/ns/stranger/sa/client")
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(stranger))
+    record = await record_of(inbound, lambda record: record.error is not None)
+    assert (record.identity, record.sent_bytes) == ("", 0)
+    assert str(record.error).startswith(f"TLS handshake of {stranger} refused: ")
+
+
+@running
+async def test_much_passes_unchanged_in_both_directions(inbound: Inbound, caller: KeyPair) -> None:
+    much = os.urandom(3_000_000)  # many times Envoy's buffers
+    assert await asyncio.to_thread(exchange, inbound, caller, much) == b"got " + much
+
+
+@running
+async def test_the_app_may_speak_first_and_finish_first(inbound: Inbound, caller: KeyPair) -> None:
+    received = asyncio.get_running_loop().create_future()
+
+    async def finish_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"welcome and goodbye")
+        writer.write_eof()
+        received.set_result(await reader.read(-1))
+
+    def talk() -> bytes:
+        with connected(inbound, caller) as connection:
+            answer = read_to_the_end(connection)
+            connection.sendall(b"still here")
+            connection.shutdown()
+            return answer
+
+    inbound.behave = finish_first
+    assert await asyncio.to_thread(talk) == b"welcome and goodbye"
+    assert await asyncio.wait_for(received, PATIENCE_S) == b"still here"
+
+
+@running
+async def test_an_app_that_breaks_off_is_no_orderly_end(inbound: Inbound, caller: KeyPair) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(5)
+        reset_at_close = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_close)
+
+    inbound.behave = break_off
+    with pytest.raises(SSL.SysCallError, match="ECONNRESET"):
+        await asyncio.to_thread(exchange, inbound, caller, b"hello")
+
+
+@running
+@pytest.mark.parametrize("version", [SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION])
+async def test_tls_versions(inbound: Inbound, caller: KeyPair, version: int) -> None:
+    seen = await asyncio.to_thread(
+        look, inbound, caller, SSL.Connection.get_protocol_version, version=version
+    )
+    assert seen == version
+
+
+@running
+@pytest.mark.parametrize(
+    ("offered", "agreed"),
+    [
+        (["istio-http/1.1", "istio", "http/1.1"], "istio"),
+        (["istio-peer-exchange", "istio"], "istio"),
+        (["istio-h2", "istio", "h2"], "istio"),
+        (["istio-http/1.0"], "istio-http/1.0"),
+        (["h2", "http/1.1"], "http/1.1"),
+        (["h2"], "h2"),
+        (["h2", "istio-h2"], "istio-h2"),
+        (["istio-peer-exchange"], ""),
+        ([], ""),
+    ],
+)
+async def test_alpn(inbound: Inbound, caller: KeyPair, offered: list[str], agreed: str) -> None:
+    names = tuple(name.encode() for name in offered)
+    seen = await asyncio.to_thread(
+        look, inbound, caller, SSL.Connection.get_alpn_proto_negotiated, alpn=names
+    )
+    assert seen.decode() == agreed
+
+
+# Who does not come in. In TLS 1.3 a client learns of it only when it reads.
+
+
+def refused(inbound: Inbound, pair: KeyPair | None) -> None:
+    with pytest.raises(SSL.Error):
+        exchange(inbound, pair, b"let me in")
+
+
+@running
+@pytest.mark.parametrize(
+    "identity",
+    [
+        SpiffeId("demo.local", "/ns/other/sa/client"),
+        SpiffeId("demo.local", "/ns/demo/sa/client/more"),
+        SpiffeId("other.local", "/ns/demo/sa/client"),
+        SpiffeId("demoxlocal", "/ns/demo/sa/client"),
+    ],
+    ids=str,
+)
+async def test_a_peer_that_no_pattern_allows(inbound: Inbound, identity: SpiffeId) -> None:
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(identity))
+    assert inbound.connections == 0, "the app must not hear of it"
+
+
+@running
+async def test_a_peer_without_a_certificate(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, None)
+    assert inbound.connections == 0
+
+
+@running
+async def test_a_peer_without_a_spiffe_id(inbound: Inbound) -> None:
+    name = "spiffe://demo.local/ns/demo/sa/client".replace("/", "-").replace(":", "-")
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(dns_names=[name]))
+    assert inbound.connections == 0
+
+
+@running
+async def test_an_allowed_name_from_another_authority(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, Authority.create("demo.local").issue(CALLER))
+    assert inbound.connections == 0
+
+
+@running
+async def test_an_expired_certificate(inbound: Inbound) -> None:
+    await asyncio.to_thread(refused, inbound, inbound.authority.issue(CALLER, lifetime_s=-1))
+    assert inbound.connections == 0
+
+
+@running
+async def test_a_rotated_certificate_is_taken_up(inbound: Inbound, caller: KeyPair) -> None:
+    rotated = inbound.authority.issue(WORKLOAD)
+    expected = load_pem_x509_certificate(rotated.certificate_pem).serial_number
+
+    def serial_number(connection: SSL.Connection) -> int:
+        shown = connection.get_peer_certificate(as_cryptography=True)
+        assert shown is not None
+        return shown.serial_number
+
+    async def wait_for_it() -> None:
+        while await asyncio.to_thread(look, inbound, caller, serial_number) != expected:
+            pass
+
+    inbound.authority.write(inbound.certificates, rotated)
+    await asyncio.wait_for(wait_for_it(), PATIENCE_S)
+    assert await asyncio.to_thread(exchange, inbound, caller, b"again") == b"got again"
+
+
+@running
+async def test_rotations_by_a_turned_link_are_taken_up_and_disturb_no_tunnel(
+    inbound: Inbound, caller: KeyPair
+) -> None:
+    """As our keeper, and kubelet, replace the three files."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    def round_trip(connection: SSL.Connection) -> None:
+        sent = os.urandom(20_000)
+        connection.sendall(sent)
+        came = b""
+        while len(came) < len(sent):
+            came += connection.recv(65536)
+        assert came == sent
+
+    def serial_number(connection: SSL.Connection) -> int:
+        shown = connection.get_peer_certificate(as_cryptography=True)
+        assert shown is not None
+        return shown.serial_number
+
+    inbound.behave = echo
+    with connected(inbound, caller) as before:
+        for _ in range(5):
+            pair = inbound.authority.issue(WORKLOAD)
+            contents = Contents(pair.certificate_pem, pair.key_pem, inbound.authority.root_pem)
+            certificate_writer.write(inbound.certificates, contents)
+            expected = load_pem_x509_certificate(pair.certificate_pem).serial_number
+            async with asyncio.timeout(PATIENCE_S):
+                while await asyncio.to_thread(look, inbound, caller, serial_number) != expected:
+                    await asyncio.to_thread(round_trip, before)
+            await asyncio.to_thread(round_trip, before)
+        before.shutdown()
+        await asyncio.to_thread(read_to_the_end, before)
+
+
+# Its life as a process, on both loops: they start and collect children in different ways.
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    authority = Authority.create("demo.local")
+    authority.write(tmp_path / "certificates", authority.issue(WORKLOAD))
+    return tmp_path / "certificates"
+
+
+async def start(folder: Path, certificates: Path, listen: Address = ANY_PORT) -> EnvoyProcess:
+    told = configuration(folder)
+    told["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = listen.port
+    return await EnvoyProcess.start(BINARY, told, secrets(certificates), folder)
+
+
+async def failure(envoy: EnvoyProcess) -> str:
+    """What `ready` says about an Envoy that does not get there."""
+    try:
+        with pytest.raises(UnavailableError) as caught:
+            await envoy.ready(PATIENCE_S)
+        return str(caught.value)
+    finally:
+        await envoy.stop(PATIENCE_S)
+
+
+def test_it_starts_is_ready_and_stops(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        assert envoy.inbound is not None
+        assert not envoy.exited.done()
+        await envoy.stop(PATIENCE_S)
+        assert envoy.exited.result() == 0
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(envoy.inbound.host, envoy.inbound.port)
+
+    runner.run(story())
+
+
+def test_a_healthy_life_leaves_no_line_in_the_log(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        await envoy.stop(PATIENCE_S)
+
+    with caplog.at_level(logging.INFO, "hbone"):
+        runner.run(story())
+    assert caplog.messages == []
+
+
+def test_what_envoy_says_goes_to_our_log_at_its_level(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        (certificates / "ca_certificates.pem").write_text("no roots\n")
+        await failure(await start(tmp_path, certificates))
+
+    runner.run(story())
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("hbone.envoy", "WARNING")
+    assert record.getMessage().startswith("envoy: Filesystem config update rejected: ")
+
+
+def test_a_port_in_use_is_named(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = Address(*taken.getsockname())
+            text = await failure(await start(tmp_path, certificates, address))
+        assert text == f"envoy ended with exit code 1: cannot bind '{address}': Address already in use"
+
+    runner.run(story())
+
+
+def test_its_admin_interface_is_the_user_s_own(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    """No other user reaches it, and no web page; a socket that an earlier run has left is no hindrance."""
+
+    async def story() -> None:
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as left:
+                (tmp_path / "admin.sock").unlink(missing_ok=True)
+                left.bind(str(tmp_path / "admin.sock"))
+            envoy = await start(tmp_path, certificates)
+            await envoy.ready(PATIENCE_S)
+            found = envoy.admin.stat()
+            assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+            assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
+            await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def listening(pid: int) -> int:
+    """How many TCP ports a process listens on (proc(5)); each of its workers' sockets counts once."""
+    held = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+                ports.add(fields[1])
+    return len(ports)
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        folder = tmp_path / ("a" * 100)
+        with pytest.raises(UnavailableError, match="is too long for a socket: set TMPDIR"):
+            await start(folder, certificates)
+
+    runner.run(story())
+
+
+def test_a_configuration_that_envoy_refuses(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        told: Json = configuration(tmp_path) | {"surprise": True}
+        envoy = await EnvoyProcess.start(BINARY, told, secrets(certificates), tmp_path)
+        text = await failure(envoy)
+        assert text.startswith("envoy ended with exit code 1: ")
+        assert "surprise" in text
+        assert "\n" not in text
+
+    runner.run(story())
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "Invalid path"), ("no certificate\n", "Failed to load certificate chain")]
+)
+def test_certificates_that_are_missing_or_broken(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path, content: str | None, reason: str
+) -> None:
+    async def story() -> None:
+        chain = certificates / "certificates.pem"
+        chain.unlink() if content is None else chain.write_text(content)
+        text = await failure(await start(tmp_path, certificates))
+        assert text.startswith("envoy cannot use the certificates (HBONE_CERTS): ")
+        assert reason in text
+
+    runner.run(story())
+
+
+def test_an_end_that_nobody_asked_for_is_noticed(
+    runner: asyncio.Runner, tmp_path: Path, certificates: Path
+) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        os.kill(envoy.pid, signal.SIGKILL)
+        await asyncio.wait({envoy.exited}, timeout=PATIENCE_S)
+        assert envoy.exited.result() == 128 + signal.SIGKILL
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        silent = executable(tmp_path / "silent", b"#!/bin/sh\nexec sleep 60\n")
+        envoy = await EnvoyProcess.start(silent, {}, {}, tmp_path)
+        with pytest.raises(UnavailableError, match=r"envoy is not ready after 0\.05 s"):
+            await envoy.ready(0.05)
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+def test_a_binary_that_cannot_be_run(runner: asyncio.Runner, tmp_path: Path) -> None:
+    async def story() -> None:
+        with pytest.raises(UnavailableError, match=r"cannot start envoy: .*No such file"):
+            await EnvoyProcess.start(tmp_path / "nothing", {}, {}, tmp_path)
+
+    runner.run(story())
+
+
+def test_it_is_out_of_the_terminals_reach(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
+    async def story() -> None:
+        envoy = await start(tmp_path, certificates)
+        assert os.getpgid(envoy.pid) == envoy.pid != os.getpgrp()
+        await envoy.stop(PATIENCE_S)
+
+    runner.run(story())
+
+
+# Rules and revocation lists, of an Envoy each: the same verdicts as the built-in end's.
+
+
+@asynccontextmanager
+async def envoy_with(
+    folder: Path, policy: PeerPolicy, authority: Authority, lists: str = ""
+) -> AsyncIterator[Inbound]:
+    """An Envoy of its own, whose app speaks first."""
+    certificates = folder / "certificates"
+    authority.write(certificates, authority.issue(WORKLOAD))
+    inbound: Inbound
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inbound.connections += 1
+        writer.write(b"hello")
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0)
+    app = Address(*server.sockets[0].getsockname())
+    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    told = configuration(folder / "envoy", app=app, policy=policy)
+    envoy = await EnvoyProcess.start(
+        BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
+    )
+    inbound = Inbound(envoy, authority, certificates, records)
+    try:
+        await envoy.ready(PATIENCE_S)
+        yield inbound
+    finally:
+        await envoy.stop(PATIENCE_S)
+        server.close()
+
+
+def greeted(inbound: Inbound, pair: KeyPair) -> bool:
+    """Whether a peer that says nothing is let in: it hears the app, or an alert."""
+    try:
+        with connected(inbound, pair) as connection:
+            return connection.recv(5) == b"hello"
+    except SSL.Error:
+        return False
+
+
+MOVED = TrustDomain("demo.local", ("old.local",))
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny"),
+    [
+        (("spiffe://demo.local/ns/demo-*/sa/*",), ()),
+        (("spiffe://demo.local/**",), ("ns/demo-1/sa/*",)),
+        (("ns/demo-*/sa/*", "spiffe://other.local/**"), ("ns/*/sa/a*c*e", "spiffe://other.local/x")),
+    ],
+    ids=["glob", "deny", "both"],
+)
+async def test_envoy_s_verdicts_are_ours(
+    tmp_path: Path, allow: tuple[str, ...], deny: tuple[str, ...]
+) -> None:
+    policy = PeerPolicy(allow, deny, MOVED)
+    names = [
+        *("/ns/demo-1/sa/hello", "/ns/demo-/sa/a", "/ns/demo-2/sa/abcde", "/ns/demo-2/sa/ace"),
+        *("/ns/demo-2/sa/aecb", "/ns/x/sa/ace", "/ns/demo-1/sa/a/b", "/x", "/x/y"),
+    ]
+    async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
+        for domain in ("demo.local", "old.local", "other.local", "demoxlocal"):
+            for path in names:
+                identity = SpiffeId(domain, path)
+                heard = await asyncio.to_thread(greeted, inbound, inbound.authority.issue(identity))
+                try:
+                    policy.check(identity)
+                    expected = True
+                except DeniedError:
+                    expected = False
+                assert heard is expected, identity
+                if not expected:
+                    record = await record_of(inbound, lambda record: record.app == "")
+                    assert isinstance(record.error, DeniedError), record
+
+
+async def test_a_denied_peer_never_reaches_an_app_that_speaks_first(tmp_path: Path) -> None:
+    """As it would with Envoy's RBAC filter, which waits for the peer's first byte."""
+    policy = PeerPolicy(["spiffe://demo.local/**"], [str(CALLER)])
+    async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
+        assert not await asyncio.to_thread(greeted, inbound, inbound.authority.issue(CALLER))
+        assert inbound.connections == 0
+
+
+async def until_refused(inbound: Inbound, pair: KeyPair) -> None:
+    """Envoy tells nobody when it has taken up new secrets."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await asyncio.to_thread(greeted, inbound, pair):
+            pass
+
+
+async def test_envoy_takes_up_a_new_revocation_list(tmp_path: Path) -> None:
+    authority = Authority.create("demo.local")
+    leaving, staying = authority.issue(CALLER), authority.issue(CALLER)
+    nobody = revocation_list(authority).decode()
+    async with envoy_with(tmp_path, ALLOWED, authority, nobody) as inbound:
+        assert await asyncio.to_thread(greeted, inbound, leaving)
+        lists = revocation_list(authority, serial(leaving)).decode()
+        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
+        await until_refused(inbound, leaving)
+        assert await asyncio.to_thread(greeted, inbound, staying)
+        record = await record_of(inbound, lambda record: record.error is not None)
+        assert record.error is not None
+        assert record.error.flag == "DENY" and "certificate_revoked" in str(record.error)
+
+
+async def test_envoy_leaves_an_open_connection_of_a_revoked_peer(tmp_path: Path) -> None:
+    """What README says of it: only new ones are refused."""
+    authority = Authority.create("demo.local")
+    leaving = authority.issue(CALLER)
+    async with envoy_with(tmp_path, ALLOWED, authority, revocation_list(authority).decode()) as inbound:
+        entered, left = threading.Event(), threading.Event()
+        heard: list[bytes] = []
+
+        def stay() -> None:
+            with connected(inbound, leaving) as connection:
+                heard.append(connection.recv(5))
+                entered.set()
+                left.wait(PATIENCE_S)
+                connection.sendall(b"still here")
+                connection.shutdown()
+                heard.append(read_to_the_end(connection))
+
+        staying = spawn(asyncio.to_thread(stay), name="a peer that stays")
+        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
+        lists = revocation_list(authority, serial(leaving)).decode()
+        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
+        await until_refused(inbound, leaving)
+        left.set()
+        await staying
+        assert heard == [b"hello", b""]
+        await record_of(inbound, lambda record: record.sent_bytes == len(b"still here"))
+
+
+@pytest.mark.parametrize(
+    ("due_s", "reason"), [(-60, "CRL_has_expired"), (None, "unable_to_get_certificate_CRL")]
+)
+async def test_envoy_refuses_everybody_without_a_current_list(
+    tmp_path: Path, due_s: float | None, reason: str
+) -> None:
+    """Unlike the built-in end: an overdue list, or one of another root only."""
+    authority = Authority.create("demo.local")
+    of = authority if due_s is not None else Authority.create("other.local")
+    lists = revocation_list(of, due_s=due_s).decode()
+    async with envoy_with(tmp_path, ALLOWED, authority, lists) as inbound:
+        assert not await asyncio.to_thread(greeted, inbound, authority.issue(CALLER))
+        record = await record_of(inbound, lambda record: record.error is not None)
+        assert reason in str(record.error)

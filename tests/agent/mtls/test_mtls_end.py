@@ -1,0 +1,99 @@
+"""Which end of the mTLS is started, and that nothing of it stays; `test_app.py` has the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from agent.config.settings import from_env
+from agent.mtls.envoy import find_binary
+from agent.mtls.mtls_end import MtlsEnd
+from shared.errors import UnavailableError
+from shared.tasks import spawn
+from tests.support.hbone_port import Mesh
+from tests.support.tcp_peer import PATIENCE_S
+
+
+def end(**environ: str) -> MtlsEnd:
+    told = {"HBONE_INBOUND_LISTEN": "127.0.0.1:0", "HBONE_ENVOY_ADMIN": "127.0.0.1:0"}
+    return MtlsEnd(from_env({**told, **environ}), "", lambda record: None)
+
+
+async def test_none_leads_to_whoever_listens_there() -> None:
+    it = end(HBONE_INBOUND="none", HBONE_INBOUND_LISTEN="127.0.0.1:15003")
+    await it.start()
+    assert str(it.address) == "127.0.0.1:15003"
+    assert (it.exited, it.connections, it.files_per_tunnel) == (None, 0, 1)
+    it.limit(0)
+    assert list(it.holders()) == []
+    await it.emptied()
+    await it.close()
+
+
+async def test_the_built_in_one(tmp_path: Path) -> None:
+    it = end(HBONE_INBOUND="builtin", HBONE_CERTS=str(Mesh(tmp_path).member()))
+    await it.start()
+    assert it.address.port != 0
+    assert it.exited is None
+    assert it.files_per_tunnel == 3, "its own two, and the tunnel's"
+    it.limit(0)
+    reader, writer = await asyncio.open_connection(it.address.host, it.address.port)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+    await it.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(it.address.host, it.address.port)
+
+
+async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=f"no certificates in {tmp_path}: set HBONE_CERTS"):
+        await end(HBONE_INBOUND="builtin", HBONE_CERTS=str(tmp_path)).start()
+
+
+async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if find_binary("", "") is None:
+        pytest.skip("no Envoy binary: install the extra `envoy`")
+    taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    told = {"HBONE_INBOUND": "envoy", "HBONE_CERTS": str(Mesh(tmp_path).member())}
+    it = end(**told, HBONE_ENVOY_ADMIN=f"127.0.0.1:{port}")
+    with pytest.raises(UnavailableError, match=f"envoy admin: cannot listen on 127.0.0.1:{port}: .* in use"):
+        await it.start()
+    await it.close()
+    taken.close()
+    await taken.wait_closed()
+    it = end(**told, HBONE_ENVOY_ADMIN=f"127.0.0.1:{port}")
+    await it.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+    await it.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    it = end(**told, HBONE_ENVOY_ADMIN="-")
+    await it.start()
+    await it.close()
+
+
+async def test_an_envoy_that_is_not_waited_for_any_more_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_binary("", "") is None:
+        pytest.skip("no Envoy binary: install the extra `envoy`")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    it = end(HBONE_INBOUND="envoy", HBONE_CERTS=str(Mesh(tmp_path).member()))
+    starting = spawn(it.start(), name="start")
+    async with asyncio.timeout(PATIENCE_S):
+        while it.exited is None:  # noqa: ASYNC110  # it has no event for its middle
+            await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert list(folder.iterdir())
+    await it.close()
+    assert it.exited.done()
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,527 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.config import GatewayConfig, load, parse
+from gateway.config.limit_settings import Limits
+from gateway.config.route_settings import MAX_ROUTES
+from gateway.config.yaml_nodes import MAX_FILE_BYTES
+from gateway.rules.routes import Route, RouteTable, TokenRule
+from gateway.rules.templates import Template, TunnelUrl
+from shared.address import Address
+from shared.errors import EXIT_CONFIG, ConfigError, ConfigErrors
+
+# The example of README and of the design, with everything that a file can hold.
+EXAMPLE = """\
+listen: ["0.0.0.0:15443", "0.0.0.0:15442"]
+admin: "127.0.0.1:15000"
+metrics: "0.0.0.0:15020"
+health: "0.0.0.0:15021"
+routes:                       # first match wins; no match: the connection is refused, no token is minted
+  - host: "*.fortio.svc.cluster.local"     # glob on HOST of outbound_.PORT_.SUBSET_.HOST, or on the bare name
+    tunnel: "https://{service}.a.run.app/_hbone/15003"    # {service} {namespace} {port} {subset} {host}
+    connect: "127.0.0.1:24443"             # dial here, not the URL's host (private endpoint, tests)
+    ca: "ca.pem"                           # trust for the outer TLS, default: the system's
+    token: {audience: "https://{service}.a.run.app"}      # or {file: "token.jwt"}, or none
+    method: POST                           # or CONNECT
+  - host: "istiod.istio-system.svc"
+    forward: "istiod.istio-system.svc:15012"   # raw TCP after the peek, no tunnel: the spliced path
+"""
+TUNNEL = "  tunnel: https://a.run.app/_hbone/15003"
+
+
+def test_the_example(folder: Path) -> None:
+    file = folder / "hgate.yaml"
+    file.write_text(EXAMPLE)
+    assert load(file) == GatewayConfig(
+        listen=(Address("0.0.0.0", 15443), Address("0.0.0.0", 15442)),
+        admin=Address("127.0.0.1", 15000),
+        metrics=Address("0.0.0.0", 15020),
+        health=Address("0.0.0.0", 15021),
+        routes=(
+            Route(
+                host="*.fortio.svc.cluster.local",
+                tunnel=TunnelUrl.parse("https://{service}.a.run.app/_hbone/15003"),
+                connect=Address("127.0.0.1", 24443),
+                ca=folder / "ca.pem",
+                token=TokenRule(audience=Template.parse("https://{service}.a.run.app")),
+                method="POST",
+                line=6,
+            ),
+            Route(
+                host="istiod.istio-system.svc",
+                forward=Address("istiod.istio-system.svc", 15012),
+                line=12,
+            ),
+        ),
+    )
+
+
+def test_the_defaults_are_the_example_s(folder: Path) -> None:
+    full = parse(EXAMPLE, str(folder / "hgate.yaml"))
+    short = parse("routes: []", "hgate.yaml")
+    assert short.routes == ()
+    assert (short.listen, short.admin, short.metrics, short.health, short.limits) == (
+        full.listen,
+        full.admin,
+        full.metrics,
+        full.health,
+        Limits(),
+    )
+    limits = Limits()
+    assert (limits.hello_timeout_s, limits.connect_timeout_s) == (10.0, 10.0)
+    assert (limits.response_timeout_s, limits.drain_delay_s, limits.drain_timeout_s) == (30.0, None, 20.0)
+    assert (limits.max_connections, limits.streams_per_connection) == (10_000, 100)
+    assert limits.half_closed_timeout_s == 3600.0
+
+
+def test_the_half_closed_timeout() -> None:
+    config = parse("routes: []\nlimits: {half_closed_timeout: 15m}", "f.yaml")
+    assert config.limits == Limits(half_closed_timeout_s=900.0)
+
+
+def test_listeners() -> None:
+    config = parse(
+        'listen: ["[::]:15443", localhost:0, localhost:0]\nadmin: off\nmetrics: "off"\n'
+        "health: 127.0.0.1:0\nroutes: []",
+        "f.yaml",
+    )
+    assert config.listen == (Address("::", 15443), Address("localhost", 0), Address("localhost", 0))
+    assert (config.admin, config.metrics, config.health) == (None, None, Address("127.0.0.1", 0))
+
+
+HOST_ONLY = "routes:\n- host: a\n"
+
+
+def route_with(*fields: str) -> str:
+    """A file with one route to a.run.app, which begins in line 2, and these fields from line 4 on."""
+    return "".join([HOST_ONLY, TUNNEL, *(f"\n  {field}" for field in fields)])
+
+
+def tunnel_to(url: str) -> str:
+    """A file with one route to this URL, which stands in line 3."""
+    return f"{HOST_ONLY}  tunnel: '{url}'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # The file as a whole.
+        ("", "F: is empty"),
+        ("- a", "F:1: must be a mapping of fields, not a list"),
+        ("listen: []\nroutes: []", "F:1: listen: needs at least one address"),
+        ("admin: off", "F:1: routes: missing, write routes: [] to refuse every name"),
+        ("routes:", "F:1: routes: must be a list, not nothing"),
+        ("routes: {}", "F:1: routes: must be a list, not a mapping"),
+        ("routes: []\nroute: []", "F:2: route: unknown field, did you mean routes?"),
+        ("routes: []\n\nroutes: []", "F:3: routes: given twice, the first time in line 1"),
+        # Listeners.
+        ("routes: []\nlisten: 0.0.0.0:1", "F:2: listen: must be a list, not a text"),
+        ("routes: []\nlisten:\n- a:1\n- a", "F:4: listen[1]: no port: write HOST:PORT"),
+        ("routes: []\nlisten:\n- a:1\n- a:1", "F:4: listen[1]: a:1 stands in the list twice"),
+        ("routes: []\nlisten: [" + "'a:0'," * 17 + "]", "F:2: listen: has 17 entries, more than 16"),
+        ("routes: []\nadmin: on", "F:2: admin: no port: write HOST:PORT"),
+        ("routes: []\nadmin:", "F:2: admin: has no value"),
+        ("routes: []\nmetrics: ::1:80", "F:2: metrics: an IPv6 address needs brackets: write [IPV6]:PORT"),
+        ("routes: []\nhealth: a:65536", "F:2: health: port '65536' is not in 0..65535"),
+        (
+            "routes: []\nmetrics: 127.0.0.1:15000",
+            "F:2: metrics: 127.0.0.1:15000 is the address of both admin and metrics",
+        ),
+        (
+            "routes: []\nlisten: ['0.0.0.0:15021']",
+            "F:2: listen: 0.0.0.0:15021 is the address of both listen and health",
+        ),
+        # Limits.
+        (
+            "routes: []\nlimits:\n  ping_interval: 500ms",
+            "F:3: limits.ping_interval: must be 0, which turns it off, or 1s at least",
+        ),
+        ("routes: []\nlimits: 5", "F:2: limits: must be a mapping of fields, not a number"),
+        (
+            "routes: []\nlimits:\n  helo_timeout: 1s",
+            "F:3: limits.helo_timeout: unknown field, did you mean hello_timeout?",
+        ),
+        (
+            "routes: []\nlimits:\n  hello_timeout: 0",
+            "F:3: limits.hello_timeout: must be between 0.001s and 3600s, not 0",
+        ),
+        (
+            "routes: []\nlimits:\n  drain_timeout: 2h",
+            "F:3: limits.drain_timeout: must be between 0s and 3600s, not 2h",
+        ),
+        (
+            "routes: []\nlimits:\n  connect_timeout: soon",
+            "F:3: limits.connect_timeout: must be a duration such as 10s, 500ms or 5m, not 'soon'",
+        ),
+        (
+            "routes: []\nlimits:\n  max_connections: 0",
+            "F:3: limits.max_connections: must be in 1..1000000, not 0",
+        ),
+        (
+            "routes: []\nlimits:\n  streams_per_connection: many",
+            "F:3: limits.streams_per_connection: must be a whole number, not 'many'",
+        ),
+        # Routes.
+        ("routes:\n- a", "F:2: routes[0]: must be a mapping of fields, not a text"),
+        ("routes:\n- tunnel: https://a/b", "F:2: routes[0].host: missing"),
+        (HOST_ONLY, "F:2: routes[0]: needs tunnel or forward or reverse"),
+        (
+            route_with("forward: b:1"),
+            "F:4: routes[0].forward: cannot stand beside tunnel, take one of them",
+        ),
+        (
+            route_with("tunel: x"),
+            "F:4: routes[0].tunel: unknown field, did you mean tunnel?",
+        ),
+        (
+            f"{HOST_ONLY}  forward: b:1\n  token: none",
+            "F:4: routes[0].token: has no meaning beside forward, only beside tunnel",
+        ),
+        (
+            f"{HOST_ONLY}  method: POST\n  forward: b:1",
+            "F:3: routes[0].method: has no meaning beside forward, only beside tunnel",
+        ),
+        (
+            f"{HOST_ONLY}  forward: b:1\n  alpn: h2",
+            "F:4: routes[0].alpn: must be istio or any, not 'h2'",
+        ),
+        (
+            route_with("alpn: any"),
+            "F:4: routes[0].alpn: has a meaning only beside forward",
+        ),
+        (
+            "routes: []\nlimits:\n  splice_pipes: 10001",
+            "F:3: limits.splice_pipes: must be in 0..10000, not 10001",
+        ),
+        (f"{HOST_ONLY}  forward: b", "F:3: routes[0].forward: no port: write HOST:PORT"),
+        (f"{HOST_ONLY}  forward: b:0", "F:3: routes[0].forward: port 0 cannot be dialled"),
+        (
+            f"{HOST_ONLY}  forward: b:1\n- host: A\n  forward: b:2",
+            "F:4: routes[1]: is never reached: routes[0] has the same host",
+        ),
+        (
+            "routes:\n" + "- {}\n" * (MAX_ROUTES + 1),
+            "F:2: routes: has 1001 entries, more than 1000",
+        ),
+        # Hosts.
+        (
+            "routes:\n- host: outbound_.8080_._.a.b\n  forward: b:1",
+            "F:2: routes[0].host: only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out",
+        ),
+        (
+            "routes:\n- host: a:8080\n  forward: b:1",
+            "F:2: routes[0].host: a host has only letters, digits, dots, hyphens, underscores and *",
+        ),
+        (
+            "routes:\n- host: a..b\n  forward: b:1",
+            "F:2: routes[0].host: has an empty label: two dots in a row, or one at an end",
+        ),
+        (
+            "routes:\n- host: '" + "*a" * 9 + "'\n  forward: b:1",
+            "F:2: routes[0].host: has 9 stars, more than 8",
+        ),
+        (
+            "routes:\n- host: 8080\n  forward: b:1",
+            "F:2: routes[0].host: must be a text, not a number: put it in quotes",
+        ),
+        # Tunnel URLs.
+        (tunnel_to("a.run.app/b"), "F:3: routes[0].tunnel: must begin with https:// or http://"),
+        (tunnel_to("ftp://a/b"), "F:3: routes[0].tunnel: must begin with https:// or http://"),
+        (
+            tunnel_to("https://{service}.a.run.app"),
+            "F:3: routes[0].tunnel: has no path: did you mean /_hbone/15003 at its end?",
+        ),
+        (tunnel_to("https://a/b?c"), "F:3: routes[0].tunnel: must have no query (?)"),
+        (tunnel_to("https://a/b#c"), "F:3: routes[0].tunnel: must have no fragment (#)"),
+        (tunnel_to("https://u:secret@a/b"), "F:3: routes[0].tunnel: must have no user information (@)"),
+        (tunnel_to("https:///b"), "F:3: routes[0].tunnel: the host name is empty"),
+        (tunnel_to("https://a:0/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://a:/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://a:8{port}/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://[::1]8/b"), "F:3: routes[0].tunnel: the port must be 1..65535 or {port}"),
+        (tunnel_to("https://[::1/b"), "F:3: routes[0].tunnel: the bracket of the IPv6 address is not closed"),
+        (tunnel_to("https://[{host}]/b"), "F:3: routes[0].tunnel: '{host}' is no IPv6 address"),
+        (
+            tunnel_to("https://a b/c"),
+            "F:3: routes[0].tunnel: 'a b' is no host name: 'a b' has a character out of place",
+        ),
+        (
+            tunnel_to("https://10.0.0.256/c"),
+            "F:3: routes[0].tunnel: '10.0.0.256' is no host name: it reads as an IPv4 address",
+        ),
+        (
+            tunnel_to("https://{servce}.a/b"),
+            "F:3: routes[0].tunnel: unknown placeholder {servce}, did you mean {service}?",
+        ),
+        (
+            tunnel_to("https://a/{}"),
+            "F:3: routes[0].tunnel: unknown placeholder {},"
+            " known are {service} {namespace} {port} {subset} {host}",
+        ),
+        (
+            tunnel_to("https://{service.a/b"),
+            "F:3: routes[0].tunnel: a brace has no partner: placeholders look like {service}",
+        ),
+        (
+            tunnel_to("https://a/{{port}}"),
+            "F:3: routes[0].tunnel: a brace has no partner: placeholders look like {service}",
+        ),
+        (
+            tunnel_to("https://a/b c"),
+            "F:3: routes[0].tunnel: the path has a character that needs %XX, or a % without two hex digits",
+        ),
+        (
+            tunnel_to("https://a/%{port}"),
+            "F:3: routes[0].tunnel: the path has a character that needs %XX, or a % without two hex digits",
+        ),
+        (tunnel_to("https://a/b/../c"), "F:3: routes[0].tunnel: the path must have no . or .. segments"),
+        # The rest of a tunnel.
+        (route_with("connect: b:0"), "F:4: routes[0].connect: port 0 cannot be dialled"),
+        (route_with("method: GET"), "F:4: routes[0].method: must be POST or CONNECT, not 'GET'"),
+        # What may be a token is not repeated.
+        (
+            route_with("token: eyJhbGciOi"),
+            "F:4: routes[0].token: must be none, {audience: TEMPLATE} or {file: PATH}",
+        ),
+        (route_with("token:"), "F:4: routes[0].token: has no value"),
+        (route_with("token: {}"), "F:4: routes[0].token: needs audience or file"),
+        (
+            route_with("token: {aud: a}"),
+            "F:4: routes[0].token.aud: unknown field, known here: audience, file, service_account",
+        ),
+        (route_with("token: {audience: ''}"), "F:4: routes[0].token.audience: must not be empty"),
+        (
+            route_with("token: {audience: '{pot}'}"),
+            "F:4: routes[0].token.audience: unknown placeholder {pot}, did you mean {port}?",
+        ),
+        (route_with("token: {file: }"), "F:4: routes[0].token.file: has no value"),
+        (
+            route_with("token: {file: eyJhbGciOi.x.x}"),
+            "F:4: routes[0].token.file: has to be a file's path; this looks like what should be in the file",
+        ),
+        # Certificates.
+        (route_with("ca: none.pem"), "F:4: routes[0].ca: D/none.pem: No such file or directory"),
+        (
+            route_with("ca: folder.pem"),
+            "F:4: routes[0].ca: D/folder.pem: it is a directory, not a regular file",
+        ),
+        (
+            route_with("ca: pipe.pem"),
+            "F:4: routes[0].ca: D/pipe.pem: it is a named pipe, not a regular file",
+        ),
+        (
+            route_with("ca: empty.pem"),
+            "F:4: routes[0].ca: D/empty.pem: empty",
+        ),
+        (
+            route_with("ca: text.pem"),
+            "F:4: routes[0].ca: D/text.pem: no certificate in PEM",
+        ),
+        (
+            route_with("ca: cut.pem"),
+            "F:4: routes[0].ca: D/cut.pem: a certificate that cannot be read",
+        ),
+        (
+            route_with(f"ca: {'a' * 300}"),
+            f"F:4: routes[0].ca: D/{'a' * 300}: File name too long",
+        ),
+        (
+            f"{HOST_ONLY}  tunnel: http://a/b\n  ca: ca.pem",
+            "F:4: routes[0].ca: has no meaning for an http tunnel, which has no TLS",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(text: str, message: str, folder: Path) -> None:
+    file = folder / "hgate.yaml"
+    with pytest.raises(ConfigError) as caught:
+        parse(text, str(file))
+    assert str(caught.value).replace(str(file), "F").replace(str(folder), "D") == message
+
+
+def test_a_file_that_cannot_be_read(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(folder / "none.yaml")
+    assert str(caught.value) == f"{folder}/none.yaml: cannot be read: No such file or directory"
+    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
+        load(folder)
+
+
+def test_a_file_that_is_too_large(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: it is a device"):
+        load(Path("/dev/zero"))
+    file = folder / "large.yaml"
+    file.write_bytes(b"routes: []\n".ljust(MAX_FILE_BYTES, b"#"))
+    assert load(file).routes == ()
+    file.write_bytes(b"routes: []\n".ljust(MAX_FILE_BYTES + 1, b"#"))
+    with pytest.raises(ConfigError, match="cannot be read: it is longer than 1048576 bytes"):
+        load(file)
+
+
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_any_content_is_taken_or_refused(content: str | bytes) -> None:
+    check(content)
+
+
+@given(st.data())
+def test_a_damaged_file_is_taken_or_refused(data: st.DataObject) -> None:
+    text = EXAMPLE
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(start + 8, len(text))))
+        piece = data.draw(
+            st.text(max_size=4) | st.sampled_from(list(":{}[]&*!|>'\"%#,\n\t -\0\x85") + PIECES)
+        )
+        text = text[:start] + piece + text[end:]
+    check(text)
+
+
+PIECES = [
+    "{port}",
+    "{",
+    "..",
+    "//",
+    "off",
+    "null",
+    "~",
+    "1e9",
+    "\n  - ",
+    ": ",
+    "routes:",
+    "- host: a\n",
+    "🎈",
+]
+
+
+def check(content: str | bytes) -> None:
+    """A configuration comes out, and a table that can be asked, or a ConfigError of one line."""
+    try:
+        config = parse(content, "none/hgate.yaml")
+    except ConfigError as error:
+        assert str(error).isprintable()
+        assert len(str(error)) < 500
+    else:
+        RouteTable(config.routes).explain("outbound_.8080_._.hello.fortio.svc.cluster.local")
+
+
+# All mistakes at once.
+
+MANY = """\
+listen: [a:1, a, a:1]
+admin: on
+trust_domain: Not.A.Domain
+metrix: off
+limits:
+  hello_timeout: soon
+  stream_window: 1
+  retires: 3
+  max_waiting: 0
+routes:
+- host: a..b
+  tunnel: ftp://a/b
+  token: {fil: a, audience: "{x}"}
+  method: GET
+  max_connections: many
+- hots: b
+  forward: b
+  ca: ca.pem
+- host: c
+  tunel: https://c/d
+  authority: c
+  ca: none.pem
+- host: d
+- host: e
+  forward: b:1
+- host: E
+  forward: b:1
+hbone:
+  listen: []
+  rules:
+  - {from: [], to: ["a"]}
+  - {form: ["*"], to: ["a:0", "b:1", "c"], deny: maybe}
+  - {from: ["ns/a/sa/b", "x"], to: ["*:*"], claims: {email: []}}
+  min_tls: "1.1"
+  jwt: {issuer: i, keys: "http://a/b", ca: none.pem}
+reverse:
+  certificates: c
+  keepalive: 1ms
+tokens:
+  source: mine
+  project_number: x
+"""
+
+ALL_OF_THEM = [
+    "1: listen[1]: no port: write HOST:PORT",
+    "1: listen[2]: a:1 stands in the list twice",
+    "2: admin: no port: write HOST:PORT",
+    "3: trust_domain: ",
+    "4: metrix: unknown field, did you mean metrics?",
+    "6: limits.hello_timeout: must be a duration such as 10s, 500ms or 5m, not 'soon'",
+    "7: limits.stream_window: must be in 65535..2147483647 bytes, not 1",
+    "8: limits.retires: unknown field, did you mean max_retries?",
+    "9: limits.max_waiting: must be in 1..1000000, not 0",
+    "11: routes[0].host: has an empty label: two dots in a row, or one at an end",
+    "12: routes[0].tunnel: must begin with https:// or http://",
+    "13: routes[0].token.fil: unknown field, did you mean file?",
+    "13: routes[0].token.audience: unknown placeholder {x}, known are",
+    "14: routes[0].method: must be POST or CONNECT, not 'GET'",
+    "15: routes[0].max_connections: must be a whole number, not 'many'",
+    "16: routes[1].hots: unknown field, did you mean host?",
+    "17: routes[1].forward: no port: write HOST:PORT",
+    "18: routes[1].ca: has no meaning beside forward, only beside tunnel",
+    "20: routes[2].tunel: unknown field, did you mean tunnel?",
+    "21: routes[2].authority: has a meaning only beside method: CONNECT, which it is the target of",
+    "23: routes[3]: needs tunnel or forward or reverse",
+    "26: routes[5]: is never reached: routes[4] has the same host",
+    "29: hbone.certificates: missing",
+    "29: hbone.listen: needs at least one address",
+    "31: hbone.rules[0].from: needs at least one pattern",
+    "31: hbone.rules[0].to[0]: must be HOST:PORT, with * for any",
+    "32: hbone.rules[1].form: unknown field, did you mean from?",
+    "32: hbone.rules[1].deny: must be true or false, not 'maybe'",
+    "32: hbone.rules[1].to[0]: the port must be 1..65535 or *",
+    "32: hbone.rules[1].to[2]: must be HOST:PORT, with * for any",
+    "33: hbone.rules[2].from[1]: pattern 'x' does not start with spiffe:// or ns/",
+    "33: hbone.rules[2].claims.email: needs at least one pattern",
+    "34: hbone.min_tls: must be 1.3 or 1.2, not '1.1'",
+    "35: hbone.jwt.audiences: missing",
+    "35: hbone.jwt.keys: ",
+    "35: hbone.jwt.ca: ",
+    "37: reverse.rules: missing, write rules: [] to refuse every registration",
+    "38: reverse.keepalive: must be between 0.05s and 3600s, not 1ms",
+    "40: tokens.source: choose one of auto, metadata, google, gke",
+    "41: tokens.project_number: has to be a number",
+]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Each once, sorted by line, and nothing that only follows from another."""
+    with pytest.raises(ConfigErrors) as caught:
+        parse(MANY, "F")
+    found = [str(error) for error in caught.value.all]
+    assert all(text.startswith(f"F:{start}") for text, start in zip(found, ALL_OF_THEM, strict=False)), found
+    assert len(found) == len(ALL_OF_THEM)
+    assert str(caught.value) == f"{found[0]} (and {len(found) - 1} more mistakes)"
+    assert caught.value.exit_code == EXIT_CONFIG
+
+
+def test_one_mistake_is_an_error_of_its_own() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("routes: []\nadmin: on", "F")
+    assert type(caught.value) is ConfigError
+    assert caught.value.all == (caught.value,)
+
+
+def test_warnings_are_sorted_and_change_nothing_else() -> None:
+    text = "routes:\n- {host: '*', forward: b:1}\nhbone: {certificates: c, crl: none.pem, rules: []}\n"
+    config = parse(text, "F")
+    assert [warning.partition(": ")[0] for warning in config.warnings] == ["F:2", "F:3"]
+    assert config == dataclasses.replace(config, warnings=())
+    with pytest.raises(ConfigError) as caught:
+        parse(text.replace("b:1", "b"), "F")
+    assert str(caught.value) == "F:2: routes[0].forward: no port: write HOST:PORT"

@@ -1,0 +1,62 @@
+"""What examples have in place of a user's own names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gateway.config.config import parse
+from tests.deploy.test_manifests import DEPLOY
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+
+
+def noted(value: str) -> list[str]:
+    text = f"routes: []\nhbone: {{certificates: '{value}', rules: []}}"
+    return [warning.removeprefix("F:2: hbone.certificates: ") for warning in parse(text, "F").warnings]
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("https://hello-PROJECT_NUMBER.REGION.run.app", "PROJECT_NUMBER"),
+        ("https://SERVICE-123456789.europe-west1.run.app", "SERVICE"),
+        ("https://hello-123456789.europe-west1.run.app", "123456789"),
+        ("hgate@PROJECT.iam.gserviceaccount.com", "PROJECT"),
+        ("//iam.googleapis.com/projects/NUMBER/locations/global", "NUMBER"),
+        ("https://hello.example.com", "example.com"),
+        ("*@example.com", "example.com"),
+        ("example.org", "example.org"),
+    ],
+)
+def test_a_placeholder_is_noted(value: str, found: str) -> None:
+    assert noted(value) == [f"has {found}, a placeholder of an example: put in your own"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://{service}-{namespace}.a.run.app",
+        "https://hello-1234567890.europe-west1.run.app",
+        "https://my-project.example.communications.net",
+        "counterexample.com",
+        "hello.example",
+        "https://project.a.run.app",
+        "PROJECTS",
+    ],
+)
+def test_what_is_none(value: str) -> None:
+    assert noted(value) == []
+
+
+def test_our_own_examples_have_nothing_else() -> None:
+    """Whoever fills in what is noted has filled in all of it: capital words are placeholders."""
+    manifest = (DEPLOY / "k8s" / "hgate.yaml").read_text()
+    (example,) = re.findall(r"```yaml\n# hgate.yaml, a whole file\n(listen:.*?)```", README, re.DOTALL)
+    for text in (manifest, example):
+        words = set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", re.sub(r"#.*", "", text)))
+        assert words <= {"PROJECT_NUMBER", "REGION", "CONNECT", "POST"}
+        warnings = parse(text, "F").warnings
+        assert len(warnings) == 1 and ", a placeholder of an example" in warnings[0]

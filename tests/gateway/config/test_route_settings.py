@@ -1,0 +1,206 @@
+"""`routes:` of the gateway's file, read with the rest of it. Mistakes in them: test_config.py."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.config.config import GatewayConfig, parse
+from gateway.config.route_settings import MAX_ROUTES
+from gateway.rules.routes import Route, RouteTable, TokenRule
+from gateway.rules.templates import Template
+from shared.errors import ConfigError
+
+TUNNEL = "  tunnel: https://a.run.app/_hbone/15003"
+
+
+def one_route(config: GatewayConfig) -> Route:
+    (route,) = config.routes
+    return route
+
+
+@pytest.mark.parametrize(
+    ("route", "most", "lifetime_s"),
+    [
+        ("{host: a, tunnel: 'https://a/b'}", None, 3300),
+        ("{host: a, tunnel: 'https://a', method: CONNECT}", None, 0),
+        ("{host: a, forward: 'b:1'}", None, 0),
+        ("{host: a, tunnel: 'https://a/b', max_connections: 7, max_tunnel_lifetime: 4m}", 7, 240),
+        ("{host: a, tunnel: 'https://a/b', max_connections: 0, max_tunnel_lifetime: 0}", 0, 0),
+        ("{host: a, forward: 'b:1', max_connections: 7, max_tunnel_lifetime: 1h}", 7, 3600),
+    ],
+)
+def test_limits_of_a_route(route: str, most: int | None, lifetime_s: float) -> None:
+    config = parse(f"routes: [{route}]", "f.yaml")
+    found = one_route(config)
+    assert (found.max_connections, found.lifetime_s(config.limits.max_tunnel_lifetime_s)) == (
+        most,
+        lifetime_s,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "token"),
+    [
+        ("tunnel: 'https://{service}.a.run.app/p'", "https://{service}.a.run.app"),
+        ("tunnel: 'https://a.run.app:8443/p'", "https://a.run.app"),
+        ("tunnel: 'https://[::1]:8443/p'", "https://[::1]"),
+        ("tunnel: 'http://a.run.app/p'", None),
+        ("tunnel: 'https://a.run.app/p'\n  token: none", None),
+        ("tunnel: 'https://a.run.app/p'\n  token: {audience: any free text}", "any free text"),
+        ("tunnel: 'http://127.0.0.1/p'\n  token: {audience: '{host}'}", "{host}"),
+        ("tunnel: 'http://localhost/p'\n  token: {audience: '{host}'}", "{host}"),
+        ("tunnel: 'http://a.run.app/p'\n  connect: '[::1]:80'\n  token: {audience: '{host}'}", "{host}"),
+    ],
+)
+def test_the_audience(fields: str, token: str | None) -> None:
+    rule = one_route(parse(f"routes:\n- host: a.b.svc\n  {fields}", "f.yaml")).token
+    assert rule == TokenRule(audience=None if token is None else Template.parse(token))
+
+
+def test_files_are_relative_to_the_file_that_names_them(folder: Path) -> None:
+    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: two.pem\n  token: {{file: run/token.jwt}}"
+    route = one_route(parse(text, str(folder / "hgate.yaml")))
+    assert route.ca == folder / "two.pem"
+    # A token file may be written later.
+    assert route.token == TokenRule(file=folder / "run" / "token.jwt")
+    text = f"routes:\n- host: a\n{TUNNEL}\n  ca: {folder}/ca.pem\n  token: {{file: /run/token.jwt}}"
+    route = one_route(parse(text, "f.yaml"))
+    assert (route.ca, route.token.file) == (folder / "ca.pem", Path("/run/token.jwt"))
+
+
+def test_a_token_file_for_an_audience(folder: Path) -> None:
+    text = f"routes:\n- host: '*.a'\n{TUNNEL}\n  token: {{file: run/token.jwt, audience: 'https://{{host}}'}}"
+    route = one_route(parse(text, str(folder / "hgate.yaml")))
+    assert route.token == TokenRule(Template.parse("https://{host}"), folder / "run" / "token.jwt")
+    explained = RouteTable([route]).explain("x.a").splitlines()[-1]
+    assert explained == f"token      file {folder}/run/token.jwt, which has to be for https://x.a"
+
+
+def test_paths_do_not_depend_on_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    route = one_route(parse(f"routes:\n- host: a\n{TUNNEL}\n  ca: ca.pem", "hgate.yaml"))
+    assert route.ca == folder / "ca.pem"
+
+
+def test_methods_and_case() -> None:
+    text = "routes:\n- host: '*.Demo.SVC'\n  tunnel: https://ztunnel:15008\n  method: CONNECT"
+    route = one_route(parse(text, "f.yaml"))
+    assert (route.host, route.method, route.line) == ("*.demo.svc", "CONNECT", 2)
+
+
+def test_as_many_routes_as_allowed() -> None:
+    routes = "".join(f"- host: a{index}\n  forward: b:1\n" for index in range(MAX_ROUTES))
+    assert len(RouteTable(parse("routes:\n" + routes, "f.yaml").routes).routes) == MAX_ROUTES
+
+
+# A token in clear text.
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ("tunnel: http://a.run.app/p", "a.run.app"),
+        ("tunnel: 'http://{service}.a.run.app/p'", "{service}.a.run.app"),
+        ("tunnel: http://127.0.0.1/p\n  connect: 10.0.0.1:80", "10.0.0.1"),
+        ("tunnel: http://a:15008\n  method: CONNECT", "a"),
+    ],
+)
+@pytest.mark.parametrize("token", ["audience: https://a", "file: token.jwt"])
+def test_a_token_does_not_go_in_clear_text(folder: Path, fields: str, where: str, token: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"routes:\n- host: a.b.svc\n  token: {{{token}}}\n  {fields}", str(folder / "F"))
+    assert str(caught.value) == (
+        f"{folder}/F:3: routes[0].token: would go to {where} in clear text: use https, or token: none"
+        " (http with a token is for loopback addresses only)"
+    )
+
+
+# What may be a mistake.
+
+
+def warnings(folder: Path, routes: str) -> list[str]:
+    return [
+        text.removeprefix(f"{folder}/F:") for text in parse(f"routes:\n{routes}", str(folder / "F")).warnings
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "told"),
+    [
+        (
+            ["*.demo.svc", "hello.demo.svc"],
+            ["4: routes[1]: is never reached: routes[0], *.demo.svc, matches every"],
+        ),
+        (["**.svc", "x.svc", "*.demo.svc"], ["4: routes[1]: is never", "6: routes[2]: is never"]),
+        (["hello.demo.svc", "*.demo.svc"], []),
+        (["*.demo.svc", "**.demo.svc"], []),
+        (
+            ["a-*.demo.svc", "a-b-*.demo.svc"],
+            ["4: routes[1]: is never reached: routes[0], a-*.demo.svc, matches"],
+        ),
+    ],
+)
+def test_a_route_that_another_shadows(folder: Path, hosts: list[str], told: list[str]) -> None:
+    routes = "".join(f"- host: '{host}'\n  forward: b:1\n" for host in hosts)
+    found = warnings(folder, routes)
+    assert len(found) == len(told)
+    assert all(text.startswith(start) for text, start in zip(found, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("host", "meant"),
+    [
+        ("*.svc.cluster.local", "**.svc.cluster.local"),
+        ("*", "**"),
+        ("hello.*", "hello.**"),
+        ("*.cluster.local", "**.cluster.local"),
+        ("*.demo.svc.cluster.local", None),
+        ("*.example.net.invalid", None),
+        ("istiod.istio-system.svc", None),
+    ],
+)
+def test_a_star_that_was_meant_for_more_labels(folder: Path, host: str, meant: str | None) -> None:
+    told = (
+        "2: routes[0].host: matches no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], for * is one label"
+        f": did you mean {meant}?"
+    )
+    assert warnings(folder, f"- host: '{host}'\n  forward: b:1") == ([told] if meant else [])
+
+
+@pytest.mark.parametrize(
+    ("host", "template", "end"),
+    [
+        ("*.svc.cluster.local", "https://{service}.a.run.app/p", ": did you mean **.svc.cluster.local?"),
+        ("hello.example.org.invalid", "https://a.run.app/{namespace}", ""),
+    ],
+)
+def test_a_route_that_never_has_what_its_url_needs(host: str, template: str, end: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"routes:\n- host: '{host}'\n  tunnel: '{template}'", "F")
+    assert str(caught.value).startswith(
+        "F:2: routes[0].host: matches no name of the form SERVICE.NAMESPACE.svc[.DOMAIN], which {"
+    )
+    assert str(caught.value).endswith(f" needs{end}")
+
+
+def test_a_token_file_that_is_not_there(folder: Path) -> None:
+    routes = f"- host: a\n{TUNNEL}\n  token: {{file: token.jwt}}"
+    told, more = f"4: routes[0].token.file: {folder}/token.jwt cannot be read", "; it has to be there when it"
+    assert warnings(folder, routes) == [f"{told}: No such file or directory{more} is needed"]
+    os.mkfifo(folder / "token.jwt")
+    assert warnings(folder, routes) == [f"{told}: it is a named pipe, not a regular file{more} is needed"]
+    (folder / "token.jwt").unlink()
+    (folder / "token.jwt").write_text("opaque")
+    assert warnings(folder, routes) == []
+
+
+def test_many_routes_are_looked_at_quickly() -> None:
+    """Each against all before it."""
+    routes = "".join(f"- host: '*.a{index}.**'\n  forward: b:1\n" for index in range(MAX_ROUTES))
+    began = time.process_time()
+    assert parse("routes:\n" + routes, "f.yaml").warnings == ()
+    assert time.process_time() - began < 5.0, "half a second, if not beside others"

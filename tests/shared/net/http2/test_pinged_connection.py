@@ -1,0 +1,205 @@
+"""PING after silence, and the end of who does not answer, at both ends; the other end is the h2 library's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shared.address import Address
+from shared.http2 import frames
+from shared.listen import bound_address, listen
+from shared.net.http2.connection import Connection
+from shared.net.http2.pinged_connection import PingedConnection
+from tests.shared.net.hasty_loop import HastyLoop, hasty
+from tests.support.clocks import ROUNDING_S
+from tests.support.http2_peer import Http2Peer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer
+
+INTERVAL_S = 0.05
+
+WIDE_OPEN = (
+    frames.header(6, frames.SETTINGS, 0, 0)
+    + frames.SETTING_INITIAL_WINDOW_SIZE.to_bytes(2, "big")
+    + (1 << 30).to_bytes(4, "big")
+    + frames.window_update(0, 1 << 30)
+)
+"""What a server says that takes a gigabyte ahead."""
+
+UPLOAD_BYTES = 4 << 20
+STEP_BYTES = 1 << 20
+
+LONG_S = 5.0
+"""An interval on the hasty loop, where it takes no time."""
+
+SLACK_S = 0.5
+"""What a busy machine may add to it."""
+
+
+class Ours:
+    """Our connection, and when it is lost."""
+
+    def __init__(self, interval_s: float, *, client: bool) -> None:
+        self.over = asyncio.Event()
+        self.connection = PingedConnection(interval_s, client=client, on_lost=self._lost)
+
+    def _lost(self, connection: Connection) -> None:
+        assert connection is self.connection
+        self.over.set()
+
+    async def lost(self) -> str:
+        """Why it was lost."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self.over.wait()
+        return self.connection.cause
+
+
+@asynccontextmanager
+async def pair(
+    *, client: bool, interval_s: float = INTERVAL_S, peer: Callable[[], asyncio.Protocol] | None = None
+) -> AsyncIterator[tuple[Ours, Http2Peer]]:
+    """Our connection as an accepted one, and its peer, which dialled."""
+    ours = Ours(interval_s, client=client)
+    server = await listen(Address("127.0.0.1", 0), lambda: ours.connection, purpose="test")
+    _, other = await asyncio.get_running_loop().create_connection(
+        lambda: Http2Peer(client=not client), "127.0.0.1", bound_address(server).port
+    )
+    try:
+        await other.answered()
+        yield ours, other
+    finally:
+        await other.close()
+        await ours.lost()
+        server.close()
+
+
+@pytest.mark.parametrize("client", [True, False])
+async def test_silence_is_broken_by_ping(client: bool) -> None:
+    async with pair(client=client) as (ours, other):
+        await other.until(lambda: other.pings >= 5)
+        assert not ours.over.is_set()
+
+
+@pytest.mark.parametrize("client", [True, False])
+async def test_who_does_not_answer_is_dropped(client: bool) -> None:
+    async with pair(client=client) as (ours, other):
+        other.pause()
+        assert await ours.lost() == f"{ours.connection.peer_name} has not answered PING within 0.05 s"
+        assert not ours.connection.ended_in_order
+
+
+async def test_who_has_never_said_anything_is_dropped() -> None:
+    ours = Ours(INTERVAL_S, client=True)
+    server = await listen(Address("127.0.0.1", 0), lambda: ours.connection, purpose="test")
+    async with TcpPeer.connected(bound_address(server).port):
+        assert "has not answered PING" in await ours.lost()
+    server.close()
+
+
+async def test_who_talks_is_not_asked() -> None:
+    async with pair(client=False, interval_s=0.5) as (_, other):
+        for _ in range(60):  # for more than two intervals
+            await other.answered()
+            await asyncio.sleep(0.02)
+        assert other.pings == 0
+
+
+async def test_an_end_in_order() -> None:
+    async with pair(client=True, interval_s=PATIENCE_S) as (ours, other):
+        ours.connection.drain()
+        await other.until(lambda: other.lost)
+        assert other.goaway
+        assert await ours.lost() == ""
+        assert ours.connection.ended_in_order
+
+
+async def test_the_peers_goaway_is_an_end_in_order() -> None:
+    async with pair(client=False, interval_s=PATIENCE_S) as (ours, other):
+        other.say_goaway(0)
+        await other.answered()
+        await other.close()
+        await ours.lost()
+        assert ours.connection.ended_in_order
+
+
+async def test_an_end_without_a_word_is_none() -> None:
+    async with pair(client=True, interval_s=PATIENCE_S) as (ours, other):
+        other.drop()
+        await ours.lost()
+        assert not ours.connection.ended_in_order
+
+
+async def test_goodbye_ends_nothing() -> None:
+    async with pair(client=True, interval_s=PATIENCE_S) as (ours, other):
+        ours.connection.say_goodbye()
+        await other.until(lambda: other.goaway)
+        await other.answered()
+        assert ours.connection.room > 0
+        assert ours.connection.usable
+
+
+# When it asks, and when it gives up: by a clock that jumps.
+
+
+@hasty
+async def test_it_asks_after_one_interval_of_silence_and_gives_up_after_two() -> None:
+    loop = asyncio.get_running_loop()
+    async with pair(client=True, interval_s=LONG_S) as (ours, other):
+        await asyncio.sleep(LONG_S - SLACK_S)
+        await other.answered()  # so the silence begins anew
+        heard_at = loop.time()
+        await asyncio.sleep(LONG_S - SLACK_S)
+        assert other.pings == 0
+        await asyncio.sleep(2 * SLACK_S)
+        assert other.pings == 1
+        assert LONG_S - ROUNDING_S < ours.connection.heard_at - heard_at < LONG_S + 2 * SLACK_S
+
+        heard_at = ours.connection.heard_at
+        other.pause()
+        await ours.lost()
+        assert 2 * LONG_S - ROUNDING_S < loop.time() - heard_at < 2 * LONG_S + 2 * SLACK_S
+        assert ours.connection.unanswered_s == 2 * LONG_S
+
+
+@hasty
+async def test_when_we_were_held_up_the_peer_is_not_to_blame() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, HastyLoop)
+    async with pair(client=True, interval_s=LONG_S) as (ours, other):
+        ask = ours.connection.ping
+        ours.connection.ping = lambda: (ask(), loop.hold_up(2 * LONG_S))[0]  # type: ignore[method-assign]
+        await other.until(lambda: other.pings == 1)
+        await asyncio.sleep(0.5 * LONG_S)
+        assert not ours.over.is_set()
+        ours.connection.ping = ask  # type: ignore[method-assign]
+        other.pause()
+        await ours.lost()
+
+
+@hasty
+async def test_a_ping_behind_an_upload_that_gets_on_is_waited_for() -> None:
+    """A slow line: the PING waits in the kernel behind bytes that take minutes, and nothing comes back."""
+    loop = asyncio.get_running_loop()
+    ours = Ours(LONG_S, client=True)
+    server = await listen(Address("127.0.0.1", 0), lambda: ours.connection, purpose="test")
+    with socket.socket() as far:
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)  # loopback's own would move in leaps
+        far.setblocking(False)
+        await loop.sock_connect(far, ("127.0.0.1", bound_address(server).port))
+        await loop.sock_sendall(far, WIDE_OPEN)
+        await loop.sock_recv(far, 1 << 10)
+        stream = ours.connection.open([(b":method", b"POST"), (b":path", b"/"), (b":scheme", b"http")])
+        stream.write(bytes(UPLOAD_BYTES))
+        taken = 0
+        while taken < UPLOAD_BYTES // 2:
+            await asyncio.sleep(LONG_S - SLACK_S)
+            taken += len(await loop.sock_recv(far, STEP_BYTES))
+            assert not ours.over.is_set(), f"given up after {taken} bytes"
+        stopped_at = loop.time()
+        assert "has not answered PING" in await ours.lost()
+        assert loop.time() - stopped_at < 5 * LONG_S
+    server.close()

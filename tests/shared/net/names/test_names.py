@@ -1,0 +1,40 @@
+"""What a dial asks for: endpoints of addresses at once, those of names from the event loop's resolver."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from shared.address import Address
+from shared.net.names.dns_query import ResolveError
+from shared.net.names.names import resolve
+
+
+async def test_an_ip_address_is_taken_as_it_is() -> None:
+    assert await resolve(Address("127.0.0.1", 80)) == [(socket.AF_INET, ("127.0.0.1", 80))]
+    assert await resolve(Address("::1", 80)) == [(socket.AF_INET6, ("::1", 80, 0, 0))]
+
+
+async def test_localhost_needs_no_name_server() -> None:
+    endpoints = await resolve(Address("localhost", 80))
+    assert (socket.AF_INET, ("127.0.0.1", 80)) in endpoints
+    assert len(endpoints) == len(set(endpoints))
+
+
+async def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(ResolveError, match="no such name"):
+        await resolve(Address("nowhere.invalid", 80))
+
+
+def test_addresses_need_no_resolver() -> None:
+    program = """
+import asyncio, sys
+from shared.address import Address
+from shared.net.names.names import resolve
+asyncio.run(resolve(Address("127.0.0.1", 80)))
+assert not {"shared.net.names.resolver", "pycares"} & set(sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -1,0 +1,207 @@
+"""The clock of a pooled connection: how old it gets, and how long a silent peer is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shared.errors import StreamResetError
+from shared.net.pool.pool_limits import PoolLimits
+from shared.net.pool.pooled_connection import AGE_JITTER, PING_TIMEOUT_S, PooledConnection
+from tests.shared.http2.dialogue import settings
+from tests.shared.net.hasty_loop import hasty
+from tests.shared.net.loopback import PATIENCE_S, App, until
+from tests.shared.net.pooled import h2c, pooled
+from tests.support.http2_peer import Service
+
+PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
+
+
+# Dials.
+
+
+async def test_what_a_failed_dial_has_made_is_dropped() -> None:
+    async with Service.listening() as service:
+        member = PooledConnection(
+            PoolLimits(), jitter=0.0, changed=lambda _: None, lost=lambda _: None, retire=lambda *_: None
+        )
+        member.discard()
+        await asyncio.get_running_loop().create_connection(member.make, "127.0.0.1", service.port)
+        await until(lambda: bool(service.connections))
+        member.discard()
+        assert await member.connection.wait_closed(PATIENCE_S)
+        await service.connections[0].until(lambda: service.connections[0].lost)
+
+
+# Age.
+
+
+@hasty
+@pytest.mark.parametrize(("chance", "age_s"), [(0.0, 1000.0), (1.0, 1000.0 * (1 - AGE_JITTER))])
+async def test_the_age_has_jitter(chance: float, age_s: float) -> None:
+    async with (
+        Service.listening() as service,
+        pooled(chance=chance, max_age_s=1000.0, ping_interval_s=0.0) as world,
+    ):
+        stream = await world.open(h2c(service.port))
+        (member,) = world.pool.origins[h2c(service.port)].members
+        await asyncio.sleep(age_s - 1)
+        assert member.reason == ""
+        await asyncio.sleep(2)
+        assert member.reason == "age"
+        assert not stream.over
+
+
+@hasty
+async def test_for_ever() -> None:
+    async with Service.listening() as service, pooled(max_age_s=0.0, ping_interval_s=0.0) as world:
+        origin = h2c(service.port)
+        stream = await world.open(origin)
+        await asyncio.sleep(1e6)
+        assert (await world.open(origin)).connection is stream.connection
+
+
+@hasty
+async def test_an_age_that_is_shortened() -> None:
+    async with Service.listening() as service, pooled(max_age_s=10_000.0) as world:
+        origin = h2c(service.port)
+        await world.open(origin)
+        (member,) = world.pool.origins[origin].members
+        await asyncio.sleep(100)
+        world.pool.set_limits(replace(world.pool.limits, max_age_s=50.0))
+        await until(lambda: member.reason == "age")
+
+
+# Silence.
+
+
+class SilentPeer:
+    """A server of bare bytes, which says its SETTINGS, and then what it is told to."""
+
+    def __init__(self) -> None:
+        self.app = App()
+
+    async def accept(self) -> None:
+        self.peer = await self.app.accept()
+        self.peer.start_reading()
+        await self.peer.send(settings())
+
+    @property
+    def pings(self) -> int:
+        return bytes(self.peer.received).count(PING)
+
+
+@hasty
+async def test_a_silent_peer_is_asked_and_given_up() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=60.0) as world:
+        loop = asyncio.get_running_loop()
+        stream = await world.open(h2c(silent.app.port))
+        await silent.accept()
+        started = loop.time()
+        await asyncio.sleep(59)
+        assert silent.pings == 0
+        await asyncio.sleep(2)
+        assert silent.pings == 1
+        with pytest.raises(
+            StreamResetError, match=r"^connection to \S+ lost: no answer to PING within 15 s$"
+        ):
+            await stream.response(1000)
+        assert 60 + PING_TIMEOUT_S - 1 < loop.time() - started < 60 + PING_TIMEOUT_S + 2
+        await until(lambda: world.closed() == {"silent": 1})
+    await silent.app.close()
+
+
+@hasty
+async def test_whatever_the_peer_sends_is_an_answer() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=60.0) as world:
+        stream = await world.open(h2c(silent.app.port))
+        await silent.accept()
+        await asyncio.sleep(62)
+        assert silent.pings == 1
+        await silent.peer.send(settings())
+        await asyncio.sleep(58)
+        assert silent.pings == 1, "one in a minute"
+        await asyncio.sleep(4)
+        assert silent.pings == 2
+        assert not stream.over
+    await silent.app.close()
+
+
+@hasty
+async def test_a_peer_that_answers_is_kept() -> None:
+    async with Service.listening() as service, pooled(ping_interval_s=60.0, max_age_s=0.0) as world:
+        stream = await world.open(h2c(service.port))
+        await asyncio.sleep(3600)
+        assert not stream.over
+        assert stream.connection.heard_at > asyncio.get_running_loop().time() - 65
+
+
+@hasty
+async def test_nobody_is_asked_without_streams() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=60.0, idle_timeout_s=1000.0) as world:
+        origin = h2c(silent.app.port)
+        (await world.open(origin)).abort()
+        await silent.accept()
+        await asyncio.sleep(500)
+        assert silent.pings == 0
+        await world.open(origin)
+        await asyncio.sleep(1)
+        assert silent.pings == 1, "at once, for it has been silent so long"
+    await silent.app.close()
+
+
+@hasty
+async def test_a_busy_connection_is_not_asked() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=60.0) as world:
+        await world.open(h2c(silent.app.port))
+        await silent.accept()
+        for _ in range(20):
+            await asyncio.sleep(30)
+            await silent.peer.send(settings())
+        assert silent.pings == 0
+    await silent.app.close()
+
+
+@hasty
+async def test_ping_can_be_turned_off_and_on() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=0.0) as world:
+        await world.open(h2c(silent.app.port))
+        await silent.accept()
+        await asyncio.sleep(1000)
+        assert silent.pings == 0
+        world.pool.set_limits(replace(world.pool.limits, ping_interval_s=60.0))
+        await asyncio.sleep(1)
+        assert silent.pings == 1
+    await silent.app.close()
+
+
+@hasty
+async def test_the_peer_is_not_blamed_when_we_were_held_up() -> None:
+    silent = SilentPeer()
+    async with pooled(ping_interval_s=60.0) as world:
+        stream = await world.open(h2c(silent.app.port))
+        await silent.accept()
+        (member,) = world.pool.origins[h2c(silent.app.port)].members
+        await asyncio.sleep(62)
+        member._look_at_silence(asyncio.get_running_loop().time() + 30, is_late=True)
+        assert not stream.over
+    await silent.app.close()
+
+
+async def test_one_timer_that_no_stream_moves() -> None:
+    async with Service.listening() as service, pooled() as world:
+        origin = h2c(service.port)
+        await world.open(origin)
+        (member,) = world.pool.origins[origin].members
+        timer = member._timer
+        streams = [await world.open(origin) for _ in range(20)]
+        for stream in streams:
+            stream.abort()
+        assert member._timer is timer

@@ -1,0 +1,99 @@
+"""What a tunnel request says of where it comes from, written and read."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.tunnel.request_context import (
+    SHOWN_CHARS,
+    TRACEPARENT_BYTES,
+    baggage,
+    forwarded,
+    forwarded_for,
+    read_traceparent,
+    traceparent,
+)
+
+GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@given(st.binary(min_size=TRACEPARENT_BYTES, max_size=TRACEPARENT_BYTES))
+def test_a_traceparent_of_ours(random: bytes) -> None:
+    written = traceparent(random)
+    assert re.fullmatch(rb"00-[0-9a-f]{32}-[0-9a-f]{16}-00", written)
+    if any(random[:16]) and any(random[16:]):
+        assert read_traceparent(written) == written.decode()
+
+
+@pytest.mark.parametrize("value", [GOOD, b"cc" + GOOD[2:], b"01" + GOOD[2:] + b"-more"])
+def test_a_peer_s_traceparent(value: bytes) -> None:
+    """A later version may have more behind it (W3C Trace Context, section 3.2.4)."""
+    assert read_traceparent(value) == value[:55].decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        GOOD.upper(),
+        GOOD[:-1],
+        GOOD + b"\n",
+        b"ff" + GOOD[2:],
+        b"00-" + b"0" * 32 + GOOD[35:],
+        GOOD[:36] + b"0" * 16 + b"-01",
+        GOOD.replace(b"-", b"_"),
+    ],
+)
+def test_what_is_no_traceparent(value: bytes) -> None:
+    assert read_traceparent(value) is None
+
+
+@pytest.mark.parametrize(
+    ("namespace", "service", "written"),
+    [
+        ("demo", "hello", b"k8s.namespace.name=demo,service.name=hello"),
+        ("", "hello", b"service.name=hello"),
+        ("demo", "", b"k8s.namespace.name=demo"),
+        ("", "", b""),
+    ],
+)
+def test_baggage(namespace: str, service: str, written: bytes) -> None:
+    assert baggage(namespace, service) == written
+
+
+@pytest.mark.parametrize("client", ["10.1.2.3:44312", "[2001:db8::1]:80"])
+def test_what_is_forwarded_is_read_back(client: str) -> None:
+    written = forwarded(client)
+    assert written == f'for="{client}"'.encode()
+    assert forwarded_for(written) == client
+    assert forwarded_for(written + b";host=hello.demo.svc") == client
+
+
+@pytest.mark.parametrize(
+    ("value", "client"),
+    [
+        (b"for=10.1.2.3", "10.1.2.3"),
+        (b'For="_hidden";proto=http', "_hidden"),
+        (b"host=a;for=10.1.2.3", "10.1.2.3"),
+        (b"proto=http, for=10.1.2.3, for=10.9.9.9", "10.1.2.3"),
+        (b"", None),
+        (b"host=a", None),
+        (b"before=10.1.2.3", None),
+        (b'for="a\nb"', None),
+        (b'for="a\x1bb"', None),
+        (b'for=""', None),
+        (b"for=\xff", None),
+    ],
+)
+def test_whom_a_forwarded_header_names(value: bytes, client: str | None) -> None:
+    assert forwarded_for(value) == client
+
+
+@given(st.binary() | st.builds(b"for=".__add__, st.binary()) | st.builds(b'for="%b"'.__mod__, st.binary()))
+def test_whatever_comes_is_one_short_line_or_nothing(value: bytes) -> None:
+    for found in (forwarded_for(value), read_traceparent(value)):
+        assert found is None or (0 < len(found) <= SHOWN_CHARS and found.isascii() and found.isprintable())
