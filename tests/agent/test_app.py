@@ -280,7 +280,8 @@ async def test_sigterm_goes_to_the_app() -> None:
         with pytest.raises(ConnectionRefusedError):
             async with asyncio.timeout(PATIENCE_S):
                 while True:
-                    await (await TcpPeer.connect(it.port)).close()
+                    with contextlib.suppress(ConnectionResetError):  # it waited to be accepted
+                        await (await TcpPeer.connect(it.port)).close()
         await it.tell("exit 7")
         assert (await it.process.ended())[0] == 7
 

@@ -21,7 +21,7 @@ from gateway.rules.hbone_rules import (
     check_target,
     read_authority,
 )
-from shared.address import MAX_PORT, Address
+from shared.address import MAX_PORT, Address, read_ipv6
 from shared.errors import DeniedError
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId
@@ -40,7 +40,7 @@ addresses = st.ip_addresses()
 # :authority.
 
 
-@given(names | st.ip_addresses().map(str), ports)
+@given(names | st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(lambda ip: read_ipv6(str(ip))), ports)
 def test_an_authority_is_read_back(host: str, port: int) -> None:
     wanted = Address(host, port)
     if port in FORBIDDEN_PORTS:
