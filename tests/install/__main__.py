@@ -110,8 +110,11 @@ def _environ(home: Path) -> dict[str, str]:
 def _use(commands: Path) -> None:
     home = commands.parent.parent
 
+    # krun's port may be taken on this machine.
+    environ = {**_environ(home), "HBONE_LISTEN": "127.0.0.1:0"}
+
     def said(name: str, *arguments: str) -> str:
-        return _run([commands / name, *arguments], environ=_environ(home), cwd=home)
+        return _run([commands / name, *arguments], environ=environ, cwd=home)
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name in COMMANDS:
