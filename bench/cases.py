@@ -7,7 +7,7 @@ generator. `marks` are the ratios to Envoy that the project wants to reach, on t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bench import subjects
@@ -33,6 +33,9 @@ class Place:
     hello: bool = False
     """Whether a tunnel begins with a ClientHello."""
 
+    round_trip_ms: float = 0.0
+    """Of the path to what is behind it, in milliseconds (`tools.far_away`)."""
+
 
 GATEWAY = Place("hgate", subjects.hgate, subjects.envoy_gateway, "tls", hello=True)
 AGENT = Place("krun", subjects.krun, subjects.envoy_agent, "tcp", h2=True)
@@ -44,6 +47,17 @@ FORWARD = Place(
     hello=True,
 )
 PATH = Place("path", subjects.whole_path, subjects.envoy_path, "tcp", hello=True)
+
+
+def _distant(round_trip_ms: int) -> Place:
+    return Place(
+        f"{round_trip_ms}ms",
+        subjects.hgate,
+        subjects.envoy_gateway,
+        "tls",
+        hello=True,
+        round_trip_ms=round_trip_ms,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,12 @@ class Case:
     latency_mark: float | None = None
     """The same for the p99 latency that it adds."""
 
+    rate_mark: float | None = None
+    """The ratio of throughput to reach at least."""
+
+    p50_mark: float | None = None
+    """The ratio of the median latency to aim at, of which the path's own is a part."""
+
 
 def _open(place: Place, at_once: int, mark: float | None) -> Case:
     count = 1000 if at_once == 1 else 3000
@@ -92,8 +112,8 @@ def _paced(place: Place, tunnels: int, rate: int) -> Case:
     )
 
 
-def _bulk(place: Place, way: str, tunnels: int, mark: float | None = None) -> Case:
-    each = 512 * MIB // tunnels
+def _bulk(place: Place, way: str, tunnels: int, mark: float | None = None, mib: int = 512) -> Case:
+    each = mib * MIB // tunnels
     up, down = (each if way in ("up", "both ways") else 0), (each if way in ("down", "both ways") else 0)
     scenario = ("bulk", "--tunnels", str(tunnels), "--up", str(up), "--down", str(down))
     name = f"bulk {way}, {tunnels} tunnel{'s' if tunnels > 1 else ''}"
@@ -116,6 +136,21 @@ def _both(place: Place, open_mark: float) -> Sequence[Case]:
     )
 
 
+def _over_distance(
+    round_trip_ms: int, mib: int, rate_mark: float | None, first_byte_mark: float | None
+) -> Sequence[Case]:
+    place = _distant(round_trip_ms)
+    first_byte = ("open", "--tunnels", "1", "--count", str(max(10, 2000 // round_trip_ms)))
+    return (
+        Case("connect to first byte, warm", place, first_byte, "tunnel", p50_mark=first_byte_mark),
+        *(
+            replace(_bulk(place, way, tunnels, mib=mib), rate_mark=rate_mark)
+            for way in ("up", "down")
+            for tunnels in (1, 8)
+        ),
+    )
+
+
 CASES: tuple[Case, ...] = (
     *_both(GATEWAY, 0.7),
     *_both(AGENT, 1.0),
@@ -130,4 +165,7 @@ CASES: tuple[Case, ...] = (
     _bulk(FORWARD, "both ways", 8),
     _round_trips(FORWARD, 64, 32),
     _open(FORWARD, 64, None),
+    *_over_distance(10, 512, None, None),
+    *_over_distance(40, 256, 0.95, 0.55),
+    *_over_distance(150, 128, 0.9, None),
 )

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 
 from bench.cases import Case, Place
 from bench.subjects import Subject, World
-from bench.tools import client, serving
+from bench.tools import client, far_away, serving
 
 TURNS = 4
 """More would take the whole beyond a quarter of an hour."""
+
+DISTANT_WINDOW_BYTES = 64 << 20
+"""What may be sent ahead to a far end that is not near: its window is not to be what limits an upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,18 @@ class Measured:
             for sample, direct in zip(samples, self.direct, strict=True)
         ]
 
+    def rate_ratio(self) -> float:
+        """Of throughput, ours to the peer's: the median of the turns'."""
+        return statistics.median(
+            a.per_second / b.per_second for a, b in zip(self.ours, self.peer, strict=True)
+        )
+
+    def p50_ratio(self) -> float | None:
+        """Of the median latency, ours to the peer's: the median of the turns'. None if there is none."""
+        if not self.ours[0].p50_us:
+            return None
+        return statistics.median(a.p50_us / b.p50_us for a, b in zip(self.ours, self.peer, strict=True))
+
     def latency_ratio(self) -> float | None:
         """Of the added p99: the median of the turns'. None if there is none to compare."""
         if not self.direct or not self.ours[0].p99_us:
@@ -85,8 +100,13 @@ def standing(world: World, place: Place) -> Iterator[Stand]:
     """Starts what is behind, both subjects, and an app for direct connections."""
     with ExitStack() as block:
         files = (world.certificate, world.key) if place.far == "tls" else ()
-        far = block.enter_context(serving(place.far, *files))
+        window = DISTANT_WINDOW_BYTES if place.round_trip_ms else None
+        far = block.enter_context(serving(place.far, *files, window_bytes=window))
+        if place.round_trip_ms:
+            far = block.enter_context(far_away(far, place.round_trip_ms))
         direct = block.enter_context(serving("h2" if place.h2 else "tcp"))
+        if place.round_trip_ms:
+            direct = block.enter_context(far_away(direct, place.round_trip_ms))
         ours = block.enter_context(place.ours(world, far))
         peer = block.enter_context(place.peer(world, far))
         yield Stand(world, place, ours, peer, direct)

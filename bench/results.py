@@ -66,13 +66,18 @@ def of_case(measured: Measured) -> Json:
     case = measured.case
     ratios = measured.ratios()
     sides = {"ours": measured.ours, measured.peer_name: measured.peer, "direct": measured.direct}
-    latency = measured.latency_ratio()
+    latency, p50 = measured.latency_ratio(), measured.p50_ratio()
     return {
         "place": case.place.name,
         "name": case.name,
         "unit": case.unit,
         "mark": case.mark,
         "latency_mark": case.latency_mark,
+        "round_trip_ms": case.place.round_trip_ms,
+        "rate_mark": case.rate_mark,
+        "rate_ratio": round(measured.rate_ratio(), 3),
+        "p50_mark": case.p50_mark,
+        "p50_ratio": None if p50 is None else round(p50, 3),
         "ratio": round(statistics.median(ratios), 3),
         "ratio_low": round(min(ratios), 3),
         "ratio_high": round(max(ratios), 3),
@@ -136,7 +141,14 @@ def table(results: Json) -> str:
     ]
     lines += [case_line(case) for case in results["cases"]]
     lines += [f"{place:10}left out: no {what}" for place, what in results.get("left_out", {}).items()]
-    lines += _latencies([case for case in results["cases"] if case["latency_ratio"] is not None])
+    lines += _over_distance([case for case in results["cases"] if case.get("round_trip_ms")])
+    lines += _latencies(
+        [
+            case
+            for case in results["cases"]
+            if case["latency_ratio"] is not None and not case.get("round_trip_ms")
+        ]
+    )
     if results["figures"]:
         lines += ["", f"{'':10}{'':51}{'ours':>12}{'envoy':>12}  ratio              mark"]
         lines += [_figure_line(figure) for figure in results["figures"]]
@@ -186,6 +198,27 @@ def _latencies(cases: Sequence[Json]) -> list[str]:
         met = None if case["latency_mark"] is None else case["latency_ratio"] <= case["latency_mark"]
         text = f"{case['place']:10}{case['name']:44}" + "".join(f"{cell:>{width}}" for cell in line)
         lines.append(f"{text}{case['latency_ratio']:>9.2f}  {_verdict(met, case['latency_mark'])}".rstrip())
+    return lines
+
+
+def _over_distance(cases: Sequence[Json]) -> list[str]:
+    """Throughput and the time to the first byte where the path has a latency; a line for each case."""
+    if not cases:
+        return []
+    lines = ["", f"{'':10}{'over distance, by the clock':51}{'ours':>12}{'envoy':>12}  ratio"]
+    for case in cases:
+        if case["p50_ratio"] is None:
+            what, scale, ratio, mark = "MiB/s", 1024.0, case["rate_ratio"], case["rate_mark"]
+            name, sign, met = "per_second", "≥", mark is not None and ratio >= mark
+        else:
+            what, scale, ratio, mark = "ms", 1e-3, case["p50_ratio"], case["p50_mark"]
+            name, sign, met = "p50_us", "≤", mark is not None and ratio <= mark
+        ours, peer = (case["medians"][side][name] * scale for side in ("ours", case["peer"]))
+        verdict = "" if mark is None else f"{sign} {mark:g} {'met' if met else 'NOT MET'}"
+        label = f"{case['name']}, {what}"
+        lines.append(
+            f"{case['place']:10}{label:51}{ours:>12.1f}{peer:>12.1f}  {ratio:<8.2f}{verdict}".rstrip()
+        )
     return lines
 
 

@@ -93,16 +93,32 @@ class _Program:
 
 
 @contextmanager
-def serving(kind: str, *files: Path) -> Iterator[str]:
+def serving(kind: str, *files: Path, window_bytes: int | None = None) -> Iterator[str]:
     """The far end: `tcp` an app, `h2` and `tls` an app in HTTP/2 streams; `files` are certificate and key.
+    `window_bytes` is how much a stream and a connection may send it ahead (None: as hgate and krun have it).
 
     Yields its HOST:PORT.
     """
-    server = _Program(["serve", "127.0.0.1:0", kind, *map(str, files)])
+    more = [] if window_bytes is None else [str(window_bytes)]
+    server = _Program(["serve", "127.0.0.1:0", kind, *map(str, files), *more])
     try:
         yield str(server.read()["listening"])
     finally:
         server.stop()
+
+
+@contextmanager
+def far_away(address: str, round_trip_ms: float) -> Iterator[str]:
+    """A path of `round_trip_ms` milliseconds to `address`, without loss and without a limit of bandwidth.
+    TCP's own handshake is not delayed.
+
+    Yields the HOST:PORT of its near end.
+    """
+    relay = _Program(["delay", "127.0.0.1:0", address, str(round_trip_ms / 2)])
+    try:
+        yield str(relay.read()["listening"])
+    finally:
+        relay.stop()
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,15 +158,20 @@ struct conn *accept_conn(int listener, SSL_CTX *tls, bool h2)
     return conn;
 }
 
-struct conn *open_conn(const char *address, bool h2)
+int connect_to(const char *address)
 {
     struct sockaddr_in name = parse(address);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         die("socket: %s", strerror(errno));
-    struct conn *conn = conn_new(fd, false, h2);
     if (connect(fd, (struct sockaddr *)&name, sizeof name) && errno != EINPROGRESS)
         die("connect to %s: %s", address, strerror(errno));
+    return fd;
+}
+
+struct conn *open_conn(const char *address, bool h2)
+{
+    struct conn *conn = conn_new(connect_to(address), false, h2);
     conn->connecting = true;
     watch(conn, true);
     return conn;

@@ -11,6 +11,8 @@ enum { END_STREAM = 1, ACK = 1, END_HEADERS = 4, PADDED = 8, HAS_PRIORITY = 32 }
 enum { STATUS_200 = 0x88 }; /* indexed field 8 (RFC 7541 appendix A) */
 
 static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/* As hgate and krun have them, so that both of a pair see the same. */
+uint32_t stream_window = 1 << 20, connection_window = 16 << 20;
 static uint8_t pattern[FRAME_BYTES];
 
 static uint32_t u32(const uint8_t *at)
@@ -44,12 +46,12 @@ static void window_update(struct conn *conn, uint32_t id, uint32_t bytes)
 void h2_start(struct conn *conn)
 {
     uint8_t settings[12] = {0, 4, 0, 0, 0, 0, 0, 3, 0, 0, 3, 232}; /* window; 1,000 streams */
-    put_u32(settings + 2, STREAM_WINDOW);
+    put_u32(settings + 2, stream_window);
     if (!conn->server)
         conn_write(conn, PREFACE, sizeof PREFACE - 1);
     conn->preface_seen = !conn->server;
     frame(conn, SETTINGS, 0, 0, settings, sizeof settings);
-    window_update(conn, 0, CONNECTION_WINDOW - 65535);
+    window_update(conn, 0, connection_window - 65535);
 }
 
 /* Streams. */
@@ -228,13 +230,13 @@ struct stream *h2_open(struct conn *conn, const char *path)
 static void consumed(struct conn *conn, struct stream *stream, uint32_t bytes)
 {
     conn->receive_due += bytes;
-    if (conn->receive_due > CONNECTION_WINDOW / 2) {
+    if (conn->receive_due > connection_window / 2) {
         window_update(conn, 0, conn->receive_due);
         conn->receive_due = 0;
     }
     if (stream) {
         stream->receive_due += bytes;
-        if (stream->receive_due > STREAM_WINDOW / 2) {
+        if (stream->receive_due > stream_window / 2) {
             window_update(conn, stream->id, stream->receive_due);
             stream->receive_due = 0;
         }

@@ -4,6 +4,7 @@
  *   conn.c    connections: epoll, TLS, buffers
  *   h2.c      as much of HTTP/2 as tunnels need (RFC 9113), either end
  *   app.c     what serves the bytes of a tunnel at its far end
+ *   delay.c   a path with a latency between two processes
  *   client.c  what opens tunnels, loads them and measures
  *   main.c    the command line
  *
@@ -26,8 +27,6 @@
 enum {
     READ_BYTES = 256 << 10,
     FRAME_BYTES = 16384,           /* DATA as large as every peer takes it without being asked */
-    STREAM_WINDOW = 1 << 20,       /* what a peer may send ahead: as hgate and krun have it, so both of a */
-    CONNECTION_WINDOW = 16 << 20,  /* pair see the same */
     CONGESTED_BYTES = 256 << 10,   /* unsent bytes beyond which no more bulk is produced */
     COMMAND_BYTES = 17,
     BUCKETS = 256,
@@ -78,11 +77,13 @@ struct stream {
 
 /* conn.c */
 extern int poller;
+extern uint32_t stream_window, connection_window; /* what a peer may send ahead */
 extern bool verbose;
 uint64_t now_ns(void);
 void die(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
 int listen_on(const char *address, char *bound, size_t size);
 struct conn *accept_conn(int listener, SSL_CTX *tls, bool h2);
+int connect_to(const char *address);
 struct conn *open_conn(const char *address, bool h2);
 void conn_write(struct conn *, const void *, size_t);
 void conn_wants_flush(struct conn *);
@@ -102,6 +103,9 @@ struct stream *h2_open(struct conn *, const char *path);
 void h2_start(struct conn *);
 void h2_data(struct conn *);
 void pump(struct conn *);
+
+/* delay.c */
+void delay(int listener, const char *to, double one_way_ms) __attribute__((noreturn));
 
 /* app.c and client.c: what the streams tell */
 void app_data(struct stream *, const uint8_t *, size_t);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -42,7 +43,9 @@ int main(int argc, char **argv)
         bool h2 = !strcmp(argv[3], "h2"), tls = !strcmp(argv[3], "tls");
         if (!h2 && !tls && strcmp(argv[3], "tcp"))
             die("serves tcp, h2 or tls");
-        SSL_CTX *context = tls && argc == 6 ? server_tls(argv[4], argv[5]) : NULL;
+        if (argc == 5 || argc == 7)
+            stream_window = connection_window = (uint32_t)strtoul(argv[argc - 1], NULL, 10);
+        SSL_CTX *context = tls && argc >= 6 ? server_tls(argv[4], argv[5]) : NULL;
         if (tls && !context)
             die("tls needs CERTIFICATE KEY");
         int listener = listen_on(argv[2], bound, sizeof bound);
@@ -50,7 +53,15 @@ int main(int argc, char **argv)
         fflush(stdout);
         serve(listener, context, h2 || tls);
     }
-    fputs("usage: load serve HOST:PORT tcp|h2|tls [CERTIFICATE KEY]\n"
+    if (argc == 5 && !strcmp(argv[1], "delay")) {
+        char bound[80];
+        int listener = listen_on(argv[2], bound, sizeof bound);
+        printf("{\"listening\": \"%s\"}\n", bound);
+        fflush(stdout);
+        delay(listener, argv[3], atof(argv[4]));
+    }
+    fputs("usage: load serve HOST:PORT tcp|h2|tls [CERTIFICATE KEY] [WINDOW_BYTES]\n"
+          "       load delay HOST:PORT TO_HOST:PORT ONE_WAY_MS\n"
           "       load client --to HOST:PORT [--h2] [--hello FILE] [--tunnels N] open|rr|bulk|hold ...\n",
           stderr);
     return 2;

@@ -51,6 +51,35 @@ def test_the_table() -> None:
     assert line(text, "hgate and krun on") == f"hgate and krun on Python {python} with {ssl.OPENSSL_VERSION}"
 
 
+DISTANT = [case for case in CASES if case.place.name == "40ms"]
+
+
+def of_distance(first_byte_us: float, per_second: float) -> str:
+    """The table of a run at 40 ms in which the peer takes 80 ms to the first byte, and does 100 MiB/s."""
+    ours = Sample(1.0, 1e-6, per_second / 1024, first_byte_us, first_byte_us, first_byte_us)
+    peer = Sample(1.0, 1e-6, 100 / 1024, 80_000, 80_000, 80_000)
+    bulk = Sample(1.0, 1e-6, per_second / 1024, 0, 0, 0)
+    measured = [Measured(case, [bulk if case.p50_mark is None else ours], [peer]) for case in DISTANT]
+    return table(json.loads(json.dumps(document(measured, [], [], machine(OWN)))))
+
+
+def test_distance() -> None:
+    text = of_distance(40_000, 96)
+    assert line(text, "first byte, warm, ms").split()[-6:] == ["40.0", "80.0", "0.50", "≤", "0.55", "met"]
+    assert line(text, "bulk down, 1 tunnel, MiB/s").split()[-6:] == [
+        "96.0",
+        "100.0",
+        "0.96",
+        "≥",
+        "0.95",
+        "met",
+    ]
+    assert "40000 / 40000" not in text, "the latencies above are those that a process adds"
+    text = of_distance(60_000, 50)
+    assert line(text, "first byte, warm, ms").endswith("≤ 0.55 NOT MET")
+    assert line(text, "bulk up, 8 tunnels, MiB/s").endswith("≥ 0.95 NOT MET")
+
+
 def test_latencies_of_any_length_stay_apart() -> None:
     slow = of_run(9.0)
     slow["cases"][0]["medians"]["envoy"] |= {"p50_us": 71737.0, "p99_us": 228244.0, "p999_us": 1926000.0}

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from bench.tools import BenchError, client, serving
+from bench.tools import BenchError, client, far_away, serving
 from tests.support.hellos import hello
 
 
@@ -59,6 +59,25 @@ def test_the_app_takes_a_hello_then_its_commands() -> None:
             assert answers.read(11) == b"as it comes"
             sock.shutdown(socket.SHUT_WR)
             assert answers.read() == b""
+
+
+def test_a_path_with_a_latency() -> None:
+    with serving("tcp") as far, far_away(far, 50) as near:
+        with client(near, ("rr", "--tunnels", "1", "--seconds", "0.2")) as load:
+            assert load.run().p50_us >= 50_000
+        with client(near, ("bulk", "--tunnels", "2", "--up", "5000000", "--down", str(3 << 20))) as load:
+            result = load.run()
+    assert result.operations == 2 * (5_000_000 + (3 << 20))
+    assert result.seconds >= 0.05
+
+
+def test_a_path_with_a_latency_passes_ends_on_in_order() -> None:
+    with serving("tcp") as far, far_away(far, 20) as near:
+        host, port = near.split(":")
+        with socket.create_connection((host, int(port)), 20) as sock, sock.makefile("rb") as answers:
+            sock.sendall(hello() + b"Ethe last words")
+            sock.shutdown(socket.SHUT_WR)
+            assert answers.read() == b"the last words"
 
 
 def test_a_far_end_that_ends_by_itself_is_no_result() -> None:
