@@ -435,11 +435,18 @@ def haproxy(world: World, configuration: str, **more: str) -> Iterator[Subject]:
 
 
 @contextmanager
+def front_end(world: World, container: str) -> Iterator[Subject]:
+    """HAProxy in the place of Cloud Run's front end: TLS and HTTP/2 in, HTTP/2 to the container."""
+    with haproxy(world, _FRONT_END, container=container) as subject:
+        yield subject
+
+
+@contextmanager
 def _path(world: World, far: str, gateway: Start, agent: Start) -> Iterator[Subject]:
     with (
         agent(world, far) as behind,
-        haproxy(world, _FRONT_END, container=behind.address) as front_end,
-        gateway(world, front_end.address) as before,
+        front_end(world, behind.address) as between,
+        gateway(world, between.address) as before,
     ):
         name = f"{before.name} and {behind.name}" if before.name != behind.name else f"two {before.name}s"
         yield Subject(name, before.address, before.started_in_s, [*before.pids, *behind.pids])

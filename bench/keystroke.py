@@ -1,0 +1,224 @@
+"""A keystroke in an ssh session: from the byte that the terminal sends to its echo.
+
+python -m bench.keystroke [--count N] [--round-trip-ms MS]
+
+ssh → hbone → (a path of MS) → HAProxy as Cloud Run's front end → krun, or Envoy in its place → sshd
+
+One session types while nothing else goes on, then beside a download through the same front end and
+agent. `direct` is ssh without a tunnel. The machine's own noise is in all of them, so they take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bench import subjects
+from bench.needs import PATH
+from bench.subjects import DOMAIN, NAMES, World, free_port
+from bench.tools import BenchError, far_away
+from shared.address import Address
+
+COUNT = 200
+GAP_S = 0.01
+"""Between an echo and the next key: a very fast typist, who still waits for what was typed."""
+
+TURNS = 3
+PATIENCE_S = 30.0
+
+_SSHD = """\
+ListenAddress {address}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+PidFile none
+UsePAM no
+StrictModes no
+"""
+
+_READY = b"ready"
+_TYPED = "stty raw -echo; printf ready; exec cat"
+"""Echoes each byte as it comes, by a process of its own, as an editor does; the terminal echoes nothing."""
+
+
+@contextmanager
+def _sshd(folder: Path) -> Iterator[Address]:
+    """A real sshd for our own user; its address."""
+    keygen = _program("ssh-keygen", "openssh-client")
+    for key in ("host_key", "user_key"):
+        subprocess.run(
+            [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)],
+            check=True,
+            capture_output=True,
+        )
+    address = Address("127.0.0.1", free_port())
+    (folder / "sshd_config").write_text(_SSHD.format(address=address, folder=folder))
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # as Debian's ssh.service does
+    sshd = _program("sshd", "openssh-server")
+    process = subprocess.Popen(
+        [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith("Server listening on"):
+            if not line:
+                raise BenchError("sshd ended by itself")
+        # What it says later is read by nobody: it logs a line for each session, far less than a pipe holds.
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _program(name: str, package: str) -> str:
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        raise BenchError(f"there is no {name} (Debian: apt-get install {package})")
+    return found
+
+
+class _Session:
+    """ssh to our own user; one command runs there, with a terminal."""
+
+    def __init__(
+        self, folder: Path, options: Sequence[str], command: str, environ: Mapping[str, str]
+    ) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(_program("ssh", "openssh-client"), "-tt", "-F", "none", "-i", str(folder / "user_key")),
+                *("-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"),
+                *("-o", f"UserKnownHostsFile={folder}/known_hosts", "-o", "HostKeyAlias=container"),
+                *(*options, f"{getpass.getuser()}@127.0.0.1", command),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environ},
+            bufsize=0,
+        )
+        self._sink: subprocess.Popen[bytes] | None = None
+
+    def wait_ready(self) -> None:
+        """Waits until what is typed is echoed once."""
+        assert self._process.stdout is not None
+        said = b""
+        while not said.endswith(_READY):
+            if not (more := self._process.stdout.read(1)):
+                raise BenchError(f"ssh ended by itself: {said!r}")
+            said += more
+
+    def type(self, count: int) -> list[float]:
+        """Seconds from each of `count` keys to its echo."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        times = []
+        for number in range(count):
+            key = b"abcdefghij"[number % 10 : number % 10 + 1]
+            began = time.perf_counter()
+            self._process.stdin.write(key)
+            if self._process.stdout.read(1) != key:
+                raise BenchError("ssh ended by itself, or another byte came back")
+            times.append(time.perf_counter() - began)
+            time.sleep(GAP_S)
+        return times
+
+    def skip(self) -> None:
+        """Throws away what the session prints, in a process of its own."""
+        assert self._process.stdout is not None
+        self._sink = subprocess.Popen(
+            ["dd", "of=/dev/null", "bs=64k"], stdin=self._process.stdout, stderr=subprocess.DEVNULL
+        )
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        if self._sink is not None:
+            self._sink.wait()  # its input has ended
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+@contextmanager
+def _session(
+    folder: Path, options: Sequence[str], command: str, environ: Mapping[str, str]
+) -> Iterator[_Session]:
+    session = _Session(folder, options, command, environ)
+    try:
+        yield session
+    finally:
+        session.end()
+
+
+def _options(world: World, front_end: str) -> list[str]:
+    """ssh's, for a session through the front end."""
+    hbone = " ".join(world.environment.command("hbone"))
+    url = f"https://{NAMES[0]}.{DOMAIN}/_hbone/15003"
+    return ["-o", f"ProxyCommand={hbone} --ca {world.ca} --connect {front_end} --no-token {url}"]
+
+
+def measure(folder: Path, count: int, round_trip_ms: float) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each keystroke, by who is there (direct, krun, envoy) and what else goes on (idle, beside a
+    download)."""
+    world = World.create(folder)
+    found: dict[str, dict[str, list[float]]] = {}
+    with ExitStack() as block:
+        sshd = str(block.enter_context(_sshd(folder)))
+        near = block.enter_context(far_away(sshd, round_trip_ms)) if round_trip_ms else sshd
+        ways = {"direct": ["-p", near.rpartition(":")[2]]}
+        for name, agent in (("krun", subjects.krun), ("envoy", subjects.envoy_agent)):
+            container = block.enter_context(agent(world, sshd)).address
+            front_end = block.enter_context(subjects.front_end(world, container)).address
+            if round_trip_ms:
+                front_end = block.enter_context(far_away(front_end, round_trip_ms))
+            ways[name] = _options(world, front_end)
+        for turn in range(TURNS):
+            for name in ways if turn % 2 else reversed(ways):
+                with _session(folder, ways[name], _TYPED, {}) as session:
+                    session.wait_ready()
+                    session.type(5)
+                    kinds = found.setdefault(name, {"idle": [], "beside a download": []})
+                    kinds["idle"] += session.type(count // TURNS)
+                    with _session(folder, ways[name], "exec cat /dev/zero", {}) as download:
+                        download.skip()
+                        session.type(10)
+                        kinds["beside a download"] += session.type(count // TURNS)
+    return found
+
+
+def main() -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench.keystroke", description=__doc__)
+    parser.add_argument(
+        "--count", type=int, default=COUNT * TURNS, help="keys typed in each case (%(default)s)"
+    )
+    parser.add_argument("--round-trip-ms", type=float, default=0.0, help="of the path (%(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        try:
+            found = measure(Path(folder), options.count, options.round_trip_ms)
+        except BenchError as error:
+            print(f"bench: {error}", file=sys.stderr)
+            return 2
+    print(f"{'a keystroke and its echo, ms':32}{'p50':>10}{'p99':>10}{'p99 above direct':>20}")
+    for kind in ("idle", "beside a download"):
+        direct = statistics.quantiles(found["direct"][kind], n=100)[98]
+        for name in ("direct", "krun", "envoy"):
+            cuts = statistics.quantiles(found[name][kind], n=100)
+            p50, p99 = cuts[49] * 1e3, cuts[98] * 1e3
+            print(f"{name + ', ' + kind:32}{p50:>10.2f}{p99:>10.2f}{p99 - direct * 1e3:>20.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
