@@ -36,7 +36,7 @@ from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, certificates_in_use
 from gateway.ops.ops_ports import OpsPorts
 from gateway.ports.admission import Admission
-from gateway.ports.hello import EmptyConnectionError, Hellos
+from gateway.ports.hello import Hellos
 from gateway.ports.listeners import Listeners
 from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.reverse_rules import ReverseRules
@@ -51,12 +51,13 @@ from gateway.workers.stopping import StopRequests
 from gateway.workers.worker_link import Answerer, Crew, hold
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.errors import (
-    DOWNSTREAM_RESET,
     EXIT_OK,
     EXIT_SIGINT,
     EXIT_SIGTERM,
+    EmptyConnectionError,
     HboneError,
     LimitError,
+    StoppedError,
 )
 from shared.net.dial import Origin
 from shared.net.legs.tcp_end import last_bytes_left
@@ -67,7 +68,7 @@ from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls import revocation_watch
 from shared.net.tls.contexts import read_again
 from shared.net.tls.revocation_watch import RevocationWatch
-from shared.ops import dns_metrics
+from shared.ops import dns_metrics, families
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
@@ -91,12 +92,6 @@ LAST_BYTES_S = 3.0
 timeout before it, it stays within Kubernetes' 30 seconds."""
 
 
-class StoppedError(HboneError):
-    """The gateway ended before the connection did."""
-
-    flag = "STOPPED"
-
-
 class Gateway:
     """The running gateway."""
 
@@ -118,7 +113,7 @@ class Gateway:
         self._crew = crew
         self._reloads = Reloads(file, self._apply, quiet=crew is not None)
         self._access_log = access_log
-        self.metrics = TunnelMetrics("gateway", more_flags=(DOWNSTREAM_RESET,))
+        self.metrics = TunnelMetrics()
         self.readiness = Readiness()
         limits = self._config.limits
         self._pool = Pool(
@@ -448,40 +443,20 @@ class Gateway:
     def _watch_limits(self) -> None:
         """Adds the metrics of each bound, and of what came up against it."""
         admission, memory, pipes = self._admission, self._memory, self._forward.pipes
-        for name, documentation, read in (
-            ("connections_open", "Downstream connections, from accept to end.", self._open_connections),
-            (
-                "connections_limit",
-                "Downstream connections that may be open.",
-                lambda: admission.most_connections,
-            ),
-            (
-                "source_connections_max",
-                "Of them, those of the address that has most.",
-                lambda: admission.sources.most,
-            ),
-            ("source_connections_limit", "Those that one may have.", lambda: admission.most_per_source),
-            ("buffered_bytes", "Held for all peers, at the last look.", lambda: memory.held_bytes),
-            ("buffered_bytes_limit", "That may be held; 0: no bound.", lambda: memory.most_bytes),
-            (
-                "upstream_waiting_limit",
-                "Tunnels that may wait at one origin.",
-                lambda: self._pool.limits.max_waiting,
-            ),
-            ("splice_pipes", "Pipes that hold bytes of forwarded connections.", lambda: pipes.lent),
-            ("splice_pipes_limit", "Pipes that may be lent at once.", lambda: pipes.most),
-            (
-                "new_audiences_left",
-                "Tokens for new audiences that may be asked for now; 0 without a bound as well.",
-                lambda: self._new_audiences.left,
-            ),
-            (
-                "new_audiences_limit",
-                "Those that may be asked for in a minute; 0: no bound.",
-                lambda: self._new_audiences.most,
-            ),
+        for gauge, read in (
+            (families.CONNECTIONS_OPEN, self._open_connections),
+            (families.CONNECTIONS_LIMIT, lambda: admission.most_connections),
+            (families.SOURCE_CONNECTIONS_MAX, lambda: admission.sources.most),
+            (families.SOURCE_CONNECTIONS_LIMIT, lambda: admission.most_per_source),
+            (families.BUFFERED_BYTES, lambda: memory.held_bytes),
+            (families.BUFFERED_BYTES_LIMIT, lambda: memory.most_bytes),
+            (families.UPSTREAM_WAITING_LIMIT, lambda: self._pool.limits.max_waiting),
+            (families.SPLICE_PIPES, lambda: pipes.lent),
+            (families.SPLICE_PIPES_LIMIT, lambda: pipes.most),
+            (families.NEW_AUDIENCES_LEFT, lambda: self._new_audiences.left),
+            (families.NEW_AUDIENCES_LIMIT, lambda: self._new_audiences.most),
         ):
-            self.metrics.watch(f"hbone_{name}", documentation, read)
+            self.metrics.watch(gauge, read)
         self.metrics.add(admission.refusals.families)
         self.metrics.add(lambda: admission.route_families(self._config.routes))
         self.metrics.add(self._log_families)
@@ -503,11 +478,7 @@ class Gateway:
             yield "source", "routes", watch
 
     def _log_families(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily
-
-        yield CounterMetricFamily(
-            "hbone_access_log_dropped", "Lines that nobody took in time.", value=self._access_log.dropped
-        )
+        yield families.ACCESS_LOG_DROPPED.value(self._access_log.dropped)
 
     def _answers(self) -> dict[str, Handler]:
         """To the front's questions, as one of several workers."""

@@ -5,18 +5,35 @@
   - ConfigError               a configuration file is wrong: names file, line, field and reason
     - ConfigErrors            it has several mistakes
   - UnavailableError          something this process needs is not there (a port, a file, a program)
+  - StoppedError              the gateway ended before the connection did
+  - ClientGoneError           the client broke off while its tunnel was being opened
   - RefusedError              the connection or request is refused; says which rule or peer refused it
     - ClientHelloError        the first bytes are no ClientHello that can be routed
-    - NoRouteError            no route takes the name
+      - NotTlsError           they are no TLS
+      - HelloTimeoutError     they were not all there in time
+      - EmptyConnectionError  there were none
+      - NoNameError           the ClientHello has no server name
+    - AlpnError               the ClientHello does not offer Istio's mTLS, which the route demands
+    - NoRouteError            no route matches the name
+      - SniError              the name has no form that we know
+    - BadRequestError         the request asks for no tunnel, or for one that is forbidden to all
     - DeniedError             the peer's identity is not allowed
+      - TokenNeededError      it has to show a token, or another one
       - RevokedError          its certificate, or one above it, has been revoked
       - ExpiredError          its certificate, or one above it, has expired while it was connected
+    - TokenRejectedError      the caller's token is not accepted
     - TlsFailureError         the peer's TLS handshake failed as TLS
-    - LimitError              one too many: says which limit
+    - LimitError              a limit is reached: says which
+    - LeavingError            the gateway is ending, and its successor accepts registrations
   - TokenError                no token could be had, so nothing was sent
+    - TokenRefusedError       a token service said no, with an HTTP status
+    - TokenDeniedError        the Kubernetes API server said no, and asking again changes nothing
+    - SubjectRefusedError     the subject token of a token exchange was refused
+    - TargetRefusedError      the token exchange has no token of that kind for anybody
   - SigningError              an authority has signed no certificate for us
   - UpstreamError             the far side cannot be reached or broke off
     - DialError               TCP or TLS to it failed, or took too long
+      - KeysError             an issuer's keys cannot be had, so no token can be checked
     - StatusError             it answered with something else than 200
     - StreamResetError        it reset the stream or lost the connection
       - StreamDoneError       it let go of the stream after it had our end, which is no fault
@@ -31,11 +48,14 @@
 Each class carries what the edges need: the process exit code (`exit_code`), the access log's response
 flag (`flag`) and the TLS alert that tells an mTLS client about it (`alert`, RFC 8446 section 6, None: no
 alert, just a close). Text is lower case, `what: cause`, plus a hint where we have one.
+
+Exceptions that only one room raises and catches itself, and that no user meets, stay in that room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 # Exit codes: the ones of sysexits.h that scripts already know; README lists them.
 EXIT_OK = 0
@@ -55,9 +75,84 @@ ALERT_INTERNAL_ERROR = 80
 ALERT_UNRECOGNIZED_NAME = 112
 ALERT_NO_APPLICATION_PROTOCOL = 120
 
-DOWNSTREAM_RESET = "DOWNSTREAM_RESET"
-"""Response flag of a tunnel that the client broke: nobody's fault here, and in no way rare (a client that
-closes before it has read the last close_notify)."""
+
+class Flag(StrEnum):
+    """The response flags: how a connection or tunnel ended. They are values of the access log's `flags` and
+    of metrics' labels."""
+
+    meaning: str
+    client_sees: str
+
+    def __new__(cls, value: str, meaning: str, client_sees: str) -> Flag:
+        """`meaning` and `client_sees` are Markdown for the reference."""
+        flag = str.__new__(cls, value)
+        flag._value_ = value
+        flag.meaning = meaning
+        flag.client_sees = client_sees
+        return flag
+
+    NONE = "-", "an orderly end", ""
+    NOT_TLS = "NOT_TLS", "the first bytes are no TLS", "a close"
+    HELLO_TIMEOUT = "HELLO_TIMEOUT", "no whole ClientHello came in time", "a close"
+    EMPTY = "EMPTY", "the client closed without a byte, as health checks do; not in the access log", "a close"
+    BAD_HELLO = "BAD_HELLO", "the ClientHello is malformed, too large or cut off", "decode_error"
+    NO_SNI = "NO_SNI", "the ClientHello has no server name", "unrecognized_name"
+    BAD_SNI = "BAD_SNI", "the server name has no form that hgate knows", "unrecognized_name"
+    NO_ROUTE = "NO_ROUTE", "no route matches the name; at krun: no such target", "unrecognized_name; 404"
+    ALPN = (
+        "ALPN",
+        "the name is one of Istio's on a `forward:` route, and the client does not offer Istio's ALPN",
+        "no_application_protocol",
+    )
+    IDENTITY_ERROR = (
+        "IDENTITY_ERROR",
+        "no token could be had; on the HBONE port: no keys to check a token with",
+        "internal_error; 503",
+    )
+    CONNECT = (
+        "CONNECT",
+        "the service cannot be reached: its name is not found, nobody has registered it, or the dial failed",
+        "internal_error; 503",
+    )
+    UPSTREAM = "UPSTREAM", "the service does not answer in time, or not in HTTP/2", "internal_error"
+    STATUS = (
+        "STATUS",
+        "the service answered with another status than 200",
+        "access_denied (401, 403), unrecognized_name (404), internal_error",
+    )
+    UPSTREAM_RESET = (
+        "UPSTREAM_RESET",
+        "the service reset the tunnel, or the request for it, or the connection was lost",
+        "RST; internal_error",
+    )
+    DOWNSTREAM_RESET = (
+        "DOWNSTREAM_RESET",
+        "the client broke off; nobody's fault here, logged at INFO",
+        "",
+    )
+    DENY = (
+        "DENY",
+        "the peer's identity is not allowed, or its certificate is revoked or has expired (the line says so)",
+        "access_denied or certificate_revoked; on the HBONE port 401; GOAWAY; RST; REFUSED_STREAM",
+    )
+    TLS_FAILURE = (
+        "TLS_FAILURE",
+        "the peer's TLS handshake failed: no certificate, an unknown authority, or too slow",
+        "the TLS library's alert",
+    )
+    LIMIT = (
+        "LIMIT",
+        "a limit is reached, which the line names, or no file descriptor is left",
+        "RST; after the ClientHello internal_error; 503",
+    )
+    IDLE = "IDLE", "no byte passed an open tunnel for the idle timeout", "RST"
+    HALF_CLOSED = "HALF_CLOSED", "one direction ended, and the other was silent for too long", "RST"
+    LIFETIME = "LIFETIME", "an old tunnel was at rest and ended in order; logged at INFO", "FIN"
+    LIFETIME_RESET = "LIFETIME_RESET", "an old tunnel was never at rest", "RST"
+    OVERLOAD = "OVERLOAD", "all tunnels together held too many bytes, and this one held the most", "RST"
+    STOPPED = "STOPPED", "the gateway ended first", "RST; internal_error"
+    BAD_REQUEST = "BAD_REQUEST", "on the HBONE port: no CONNECT, no target, or a forbidden one", "405; 400"
+    INTERNAL = "INTERNAL", "a fault of ours", "internal_error"
 
 
 TOKEN_REASONS = (
@@ -80,7 +175,7 @@ class HboneError(Exception):
     """Anything foreseeable: shown as one line, without a traceback."""
 
     exit_code = EXIT_INTERNAL
-    flag = "INTERNAL"
+    flag: Flag = Flag.INTERNAL
     alert: int | None = ALERT_INTERNAL_ERROR
 
 
@@ -139,30 +234,101 @@ class UnavailableError(HboneError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class StoppedError(HboneError):
+    """The gateway ended before the connection did."""
+
+    flag = Flag.STOPPED
+
+
+class ClientGoneError(HboneError):
+    """The client broke off while its tunnel was being opened."""
+
+    flag = Flag.DOWNSTREAM_RESET
+    alert = None
+
+    def __init__(self) -> None:
+        super().__init__("the client broke off before its tunnel stood")
+
+
 class RefusedError(HboneError):
     """The connection or request is refused by one of our rules."""
 
     exit_code = EXIT_DENIED
-    flag = "DENY"
+    flag = Flag.DENY
     alert: int | None = ALERT_ACCESS_DENIED
 
 
 class ClientHelloError(RefusedError):
     """The first bytes are no ClientHello that can be routed (RFC 8446 section 4.1.2)."""
 
-    flag = "BAD_HELLO"
+    flag = Flag.BAD_HELLO
     alert: int | None = ALERT_DECODE_ERROR
 
 
-class NoRouteError(RefusedError):
-    """No route takes the name that the client asked for."""
+class NotTlsError(ClientHelloError):
+    """The first bytes are no TLS handshake, so their sender would not understand a TLS alert either."""
 
-    flag = "NO_ROUTE"
+    flag = Flag.NOT_TLS
+    alert = None
+
+
+class HelloTimeoutError(ClientHelloError):
+    """The ClientHello was not whole in time."""
+
+    flag = Flag.HELLO_TIMEOUT
+    alert = None
+
+
+class EmptyConnectionError(ClientHelloError):
+    """The peer closed without a byte: a load balancer's health check, not worth a line in the log."""
+
+    flag = Flag.EMPTY
+    alert = None
+
+
+class NoNameError(ClientHelloError):
+    """The ClientHello carries no server name, so there is nothing to route by."""
+
+    flag = Flag.NO_SNI
     alert = ALERT_UNRECOGNIZED_NAME
+
+
+class AlpnError(RefusedError):
+    """The name is one of Istio's, and the ClientHello does not say that the mesh's mTLS follows."""
+
+    flag = Flag.ALPN
+    alert = ALERT_NO_APPLICATION_PROTOCOL
+
+
+class NoRouteError(RefusedError):
+    """No route matches the name that the client asked for."""
+
+    flag = Flag.NO_ROUTE
+    alert = ALERT_UNRECOGNIZED_NAME
+
+
+class SniError(NoRouteError):
+    """The server name looks like Istio's but is not, or is no DNS name at all."""
+
+    flag = Flag.BAD_SNI
+
+
+class BadRequestError(RefusedError):
+    """The request is not one that the HBONE port accepts from anybody."""
+
+    flag = Flag.BAD_REQUEST
 
 
 class DeniedError(RefusedError):
     """The peer proved an identity that is not allowed here."""
+
+
+class TokenNeededError(DeniedError):
+    """The rules ask for a token, or for another one; `challenge` is the answer's `www-authenticate`."""
+
+    def __init__(self, text: str, challenge: bytes) -> None:
+        super().__init__(text)
+        self.challenge = challenge
 
 
 class RevokedError(DeniedError):
@@ -175,17 +341,31 @@ class ExpiredError(DeniedError):
     """The peer's certificate, or one that vouches for it, has ended while its connection was open."""
 
 
+class TokenRejectedError(RefusedError):
+    """A caller's token is not accepted; `status` is the HTTP status for it, `kind` one word of a fixed set,
+    for it becomes a metric's label."""
+
+    def __init__(self, status: int, reason: str, kind: str) -> None:
+        super().__init__(status, reason)
+        self.status = status
+        self.reason = reason
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"token rejected: {self.reason}"
+
+
 class TlsFailureError(RefusedError):
     """The peer's TLS handshake failed as TLS: no certificate, an unknown authority, garbage, too slow."""
 
-    flag = "TLS_FAILURE"
+    flag = Flag.TLS_FAILURE
     alert = None  # OpenSSL has sent its own
 
 
 class LimitError(RefusedError):
-    """One too many: `limit` is the setting's name, one of a fixed set, for it becomes a metric's label."""
+    """A limit is reached: `limit` is the setting's name, of a fixed set, for it becomes a metric's label."""
 
-    flag = "LIMIT"
+    flag = Flag.LIMIT
     alert = ALERT_INTERNAL_ERROR  # it may be otherwise in a moment, which access_denied would deny
 
     def __init__(self, text: str, limit: str) -> None:
@@ -193,42 +373,74 @@ class LimitError(RefusedError):
         self.limit = limit
 
 
+class LeavingError(RefusedError):
+    """The gateway is ending: a workload registers with its successor."""
+
+    flag = Flag.STOPPED
+
+
 class TokenError(HboneError):
     """No token could be had, so nothing was sent: `reason` is one of TOKEN_REASONS, for it becomes a metric's
     label."""
 
     exit_code = EXIT_DENIED
-    flag = "IDENTITY_ERROR"
+    flag = Flag.IDENTITY_ERROR
 
     def __init__(self, text: str, reason: str = "other") -> None:
         super().__init__(text)
         self.reason = reason
 
 
+class TokenRefusedError(TokenError):
+    """A token service said no; `status` is the HTTP status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text, "refused")
+        self.status = status
+
+
+class TokenDeniedError(TokenError):
+    """The Kubernetes API server said no: asking again changes nothing until somebody changes something."""
+
+
+class SubjectRefusedError(TokenError):
+    """Google said no to this subject token, or to what is asked for with it."""
+
+
+class TargetRefusedError(TokenError):
+    """No token of that kind can be had here, whoever asks."""
+
+
 class SigningError(HboneError):
     """An authority has signed no certificate for us: it cannot be reached, refuses, or answers garbage."""
 
     exit_code = EXIT_DENIED
-    flag = "IDENTITY_ERROR"
+    flag = Flag.IDENTITY_ERROR
 
 
 class UpstreamError(HboneError):
     """The far side cannot be reached or broke off."""
 
     exit_code = EXIT_UNAVAILABLE
-    flag = "UPSTREAM"
+    flag = Flag.UPSTREAM
 
 
 class DialError(UpstreamError):
     """TCP or TLS to the far side failed, or took too long."""
 
-    flag = "CONNECT"
+    flag = Flag.CONNECT
+
+
+class KeysError(DialError):
+    """The keys of an issuer cannot be had, so nobody can say whether a token is good (503)."""
+
+    flag = Flag.IDENTITY_ERROR
 
 
 class StatusError(UpstreamError):
     """The far side answered a tunnel request with something else than 200."""
 
-    flag = "STATUS"
+    flag = Flag.STATUS
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -243,7 +455,7 @@ class StatusError(UpstreamError):
 class StreamResetError(UpstreamError):
     """The far side reset the stream (`code`, RFC 9113 section 7) or its connection was lost."""
 
-    flag = "UPSTREAM_RESET"
+    flag = Flag.UPSTREAM_RESET
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -253,7 +465,7 @@ class StreamResetError(UpstreamError):
 class ExpelledError(StreamResetError):
     """We have ended the connection to a peer whose certificate was revoked, or ended, while it was open."""
 
-    flag = "DENY"
+    flag = Flag.DENY
 
 
 class TunnelLimitError(HboneError):
@@ -263,31 +475,31 @@ class TunnelLimitError(HboneError):
 class IdleError(TunnelLimitError):
     """No byte passed, either way, for the idle timeout. Both ends got a reset."""
 
-    flag = "IDLE"
+    flag = Flag.IDLE
 
 
 class HalfClosedError(TunnelLimitError):
     """One direction had ended, and the other was silent for too long. Both ends got a reset."""
 
-    flag = "HALF_CLOSED"
+    flag = Flag.HALF_CLOSED
 
 
 class LifetimeError(TunnelLimitError):
     """The tunnel was old and at rest, so both ends got an orderly end."""
 
-    flag = "LIFETIME"
+    flag = Flag.LIFETIME
 
 
 class LifetimeResetError(TunnelLimitError):
     """The tunnel was never at rest until its lifetime was over. Both ends got a reset."""
 
-    flag = "LIFETIME_RESET"
+    flag = Flag.LIFETIME_RESET
 
 
 class OverloadError(TunnelLimitError):
     """All tunnels together held too many bytes, and this one held the most. Both ends got a reset."""
 
-    flag = "OVERLOAD"
+    flag = Flag.OVERLOAD
 
 
 class StreamDoneError(StreamResetError):

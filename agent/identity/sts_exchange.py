@@ -10,12 +10,10 @@ import ssl
 import time
 from collections.abc import Callable
 
-from agent.identity.sts_server import SubjectRefused, TargetRefused
 from shared.credentials.token_sources.gke_exchange import FederatedToken, GkeExchange, SubjectToken
-from shared.credentials.token_sources.token_answers import TokenRefused
 from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.credentials.tokens.minting import Minted
-from shared.errors import TokenError, UsageError
+from shared.errors import SubjectRefusedError, TargetRefusedError, TokenError, TokenRefusedError, UsageError
 from shared.trust.token_claims import claims_of, expiry_of
 
 REFUSED = range(400, 500)
@@ -52,7 +50,7 @@ class GkeSts:
             exchange = GkeExchange(self._settings, _given(subject), tls=self._tls, now=self._now)
             return await exchange.mint(audience)
         except UsageError as error:
-            raise TargetRefused(str(error)) from error
+            raise TargetRefusedError(str(error)) from error
         except TokenError as error:
             raise _judged(error) from error
 
@@ -72,8 +70,8 @@ def _given(subject: str) -> SubjectToken:
 def _judged(error: TokenError) -> TokenError:
     """The same error as the class that tells whose fault it is."""
     seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, TokenRefused):
+    while seen is not None and not isinstance(seen, TokenRefusedError):
         seen = seen.__cause__
-    if isinstance(seen, TokenRefused) and seen.status in REFUSED and seen.status not in TRANSIENT:
-        return SubjectRefused(str(error))
+    if isinstance(seen, TokenRefusedError) and seen.status in REFUSED and seen.status not in TRANSIENT:
+        return SubjectRefusedError(str(error))
     return error

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from shared.address import Address
 from shared.credentials.tokens.minting import Minted
-from shared.errors import TokenError
+from shared.errors import SubjectRefusedError, TargetRefusedError, TokenError
 from shared.ops.http_server import HttpServer, Limits, Request, Response
 from shared.ops.log import one_line
 from shared.trust.token_claims import MAX_TOKEN_BYTES, claims_of, describe
@@ -64,21 +64,16 @@ class Exchange(Protocol):
     async def access_token(self, subject: str) -> Minted:
         """A federated access token for the Kubernetes token `subject`.
 
-        Raises SubjectRefused when the subject is no good, TargetRefused when nothing can be had for any
-        subject, TokenError for everything else."""
+        Raises:
+            SubjectRefusedError: the subject is no good.
+            TargetRefusedError: nothing can be had for any subject.
+            TokenError: everything else.
+        """
         ...
 
     async def id_token(self, subject: str, audience: str) -> Minted:
         """An ID token for `audience`. Raises as `access_token` does."""
         ...
-
-
-class SubjectRefused(TokenError):
-    """Google's answer to this subject token, or what it is asked for with it, is no."""
-
-
-class TargetRefused(TokenError):
-    """No token of that kind can be had here, whoever asks."""
 
 
 class StsError(Exception):
@@ -128,9 +123,9 @@ class StsServer:
                 minted, kind = await self._exchange.id_token(subject, audience), ID_TOKEN
             else:
                 minted, kind = await self._exchange.access_token(subject), ACCESS_TOKEN
-        except SubjectRefused as error:
+        except SubjectRefusedError as error:
             raise StsError("invalid_request", str(error)) from error
-        except TargetRefused as error:
+        except TargetRefusedError as error:
             raise StsError("invalid_target", str(error)) from error
         except TokenError as error:
             log.warning("token exchange for %s failed: %s", describe(subject), error)

@@ -27,9 +27,8 @@ from agent.config.kubernetes_settings import KubernetesSettings, TokenFile
 from shared import regular_files
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.credentials.kubernetes.kubernetes_names import AUTHORITY_FILE, NAMESPACE_FILE
-from shared.credentials.kubernetes.kubernetes_tokens import TokenDenied
 from shared.credentials.tokens.minting import Minted, Minter
-from shared.errors import HboneError, TokenError, UnavailableError
+from shared.errors import HboneError, TokenDeniedError, TokenError, UnavailableError
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.tokens")
@@ -139,7 +138,7 @@ class TokenFiles:
             try:
                 await self._renew(kept)
                 return
-            except TokenDenied:
+            except TokenDeniedError:
                 raise
             except TokenError as error:
                 left_s = deadline_s - self._clock.now()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config import hbone_settings
 from gateway.config.config import GatewayConfig, load
 from shared.errors import ConfigError, HboneError
+from shared.ops import families
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
@@ -185,24 +186,9 @@ class Reloads:
 
     def families(self) -> Iterator[Metric]:
         """The metrics about it."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        reloads = CounterMetricFamily(
-            "hbone_config_reloads", "Times that the file was read again.", labels=["result"]
-        )
-        reloads.add_metric(["success"], self.succeeded)
-        reloads.add_metric(["failure"], self.failed)
-        yield reloads
-        yield GaugeMetricFamily(
-            "hbone_config_last_reload_successful",
-            "1 if the file as it was last read is in effect.",
-            value=float(self.last_succeeded),
-        )
-        yield GaugeMetricFamily(
-            "hbone_config_last_reload_success_timestamp_seconds",
-            "When the file was last read and put into effect.",
-            value=self.last_success,
-        )
+        yield families.CONFIG_RELOADS.metric([("success", self.succeeded), ("failure", self.failed)])
+        yield families.CONFIG_SUCCESSFUL.value(self.last_succeeded)
+        yield families.CONFIG_SUCCESS_TIME.value(self.last_success)
 
 
 @contextlib.contextmanager

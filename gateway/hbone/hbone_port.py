@@ -39,19 +39,22 @@ from gateway.ports.admission import (
     Refusals,
     Tally,
 )
-from gateway.ports.hello import EmptyConnectionError
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.mesh_connections import DRAIN_TIMEOUT_S, MemberConnection, MeshConnections
 from gateway.rules.claims import Token
-from gateway.rules.hbone_rules import (
-    BadRequestError,
-    Rules,
-    TokenNeededError,
-    read_authority,
-)
+from gateway.rules.hbone_rules import Rules, read_authority
 from gateway.rules.templates import shown
 from shared.address import Address
-from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
+from shared.errors import (
+    BadRequestError,
+    DeniedError,
+    DialError,
+    EmptyConnectionError,
+    HboneError,
+    LimitError,
+    StreamResetError,
+    TokenNeededError,
+)
 from shared.http2.events import Headers
 from shared.http2.frames import CANCEL
 from shared.net.dial import reason
@@ -64,6 +67,7 @@ from shared.net.names.names import resolve
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls.revocation_watch import RevocationWatch
+from shared.ops import families
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
@@ -137,13 +141,13 @@ class HboneListener:
         )
         self.tunnels: set[_Tunnel] = set()
         """Open, or being connected."""
-        for name, documentation, read in (
-            ("connections_open", "Connections to the HBONE port.", lambda: self.open_connections),
-            ("connections_limit", "Connections that it takes.", lambda: self._connections.most),
-            ("tunnels_open", "Tunnels of the HBONE port, open or opening.", lambda: self.open_tunnels),
-            ("tunnels_limit", "Tunnels that it takes.", lambda: self._most_tunnels),
+        for gauge, read in (
+            (families.LISTENER_CONNECTIONS, lambda: self.open_connections),
+            (families.LISTENER_CONNECTIONS_LIMIT, lambda: self._connections.most),
+            (families.LISTENER_TUNNELS, lambda: self.open_tunnels),
+            (families.LISTENER_TUNNELS_LIMIT, lambda: self._most_tunnels),
         ):
-            metrics.watch(f"hbone_listener_{name}", documentation, read)
+            metrics.watch(gauge, read)
         metrics.add(self.tokens.families)
 
     # What the owner asks.

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config.jwt_settings import JwtSettings
 from gateway.rules.claims import NO_TOKEN, Token
-from shared.errors import DialError, UnavailableError
+from shared.errors import KeysError, TokenRejectedError, UnavailableError
 from shared.http2.events import Headers
 from shared.net.legs.stream import header_value
 from shared.net.tls.contexts import ALPN_HTTP1, client_context
+from shared.ops import families
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -42,12 +43,6 @@ _SCHEME = b"bearer "
 
 class KeysAwaitedError(Exception):
     """The issuer's keys have to be waited for: not an error but an answer, which no user meets."""
-
-
-class KeysError(DialError):
-    """The issuer's keys cannot be had: whether a token is good cannot be told (503)."""
-
-    flag = "IDENTITY_ERROR"
 
 
 class HboneTokens:
@@ -98,19 +93,11 @@ class HboneTokens:
 
     def families(self) -> Iterator[Metric]:
         """The metrics about it."""
-        from prometheus_client.core import CounterMetricFamily
-
-        checks = CounterMetricFamily("hbone_jwt_checks", "Tokens that rules asked for.", labels=["result"])
-        for result, count in self.results.items():
-            checks.add_metric([result], count)
-        yield checks
-        fetches = CounterMetricFamily(
-            "hbone_jwt_key_fetches", "Times that an issuer's keys were read or not had.", labels=["result"]
-        )
         keys = self.keys
-        fetches.add_metric(["success"], self._fetched_before + (keys.fetched_total if keys else 0))
-        fetches.add_metric(["failure"], self._failed_before + (keys.failed_total if keys else 0))
-        yield fetches
+        fetched = self._fetched_before + (keys.fetched_total if keys else 0)
+        failed = self._failed_before + (keys.failed_total if keys else 0)
+        yield families.JWT_CHECKS.metric(self.results.items())
+        yield families.JWT_KEY_FETCHES.metric([("success", fetched), ("failure", failed)])
 
     def _drop_keys(self) -> None:
         # A request of theirs that is under way has a deadline, and tunnels that wait for it.
@@ -171,12 +158,12 @@ class ShownToken:
         return key_id_of(self._authorization) if self._authorization is not None else None
 
     def _settle(self) -> None:
-        from shared.trust.jwt_check import MISSING, TokenRejected
+        from shared.trust.jwt_check import MISSING
 
         self._is_settled, self.is_awaited = True, False
         try:
             self._claims = self._checker.check(self._authorization)
-        except TokenRejected as error:
+        except TokenRejectedError as error:
             self.fault = error.reason
             self.challenge = b"Bearer" if error.kind == MISSING else b'Bearer error="invalid_token"'
             self._count(error.kind)

@@ -11,12 +11,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from shared.net.tls.certificate_files import in_use
+from shared.ops.families import CERTIFICATE_EXPIRY
 
 if TYPE_CHECKING:
     from cryptography import x509
     from prometheus_client import Metric
-
-EXPIRY = "hbone_certificate_expiration_timestamp_seconds"
 
 
 def rows() -> list[dict[str, Any]]:
@@ -37,19 +36,12 @@ def rows() -> list[dict[str, Any]]:
 
 def families() -> Iterator[Metric]:
     """When each ends: the first of its chain to do so."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    family = GaugeMetricFamily(
-        EXPIRY, "When the certificate in use, or another one of its chain, ends.", labels=["certificate"]
-    )
     ends: dict[str, float] = {}
     for files in in_use():
         for certificate in _readable(files.chain_pem):
             end = certificate.not_valid_after_utc.timestamp()
             ends[files.purpose] = min(end, ends.get(files.purpose, end))
-    for purpose, end in ends.items():
-        family.add_metric([purpose], end)
-    yield family
+    yield CERTIFICATE_EXPIRY.metric(ends.items())
 
 
 def _readable(pem: bytes) -> Sequence[x509.Certificate]:

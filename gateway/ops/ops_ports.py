@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from gateway.config.config import GatewayConfig
 from shared.address import Address
 from shared.net.listen_close import listening_on
+from shared.ops import families
 from shared.ops.http_server import Handler, HttpServer, Request, Response
 from shared.tasks import spawn
 
@@ -88,24 +89,17 @@ class OpsPorts:
 
     def families(self) -> Iterator[Metric]:
         """The metrics about the ports themselves."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        labels = ["port"]
-        open_now = GaugeMetricFamily("hbone_ops_connections_open", "Connections to it.", labels=labels)
-        most = GaugeMetricFamily("hbone_ops_connections_limit", "Those that it may have.", labels=labels)
-        evicted = CounterMetricFamily(
-            "hbone_ops_connections_evicted", "Connections that had to make room for others.", labels=labels
+        servers = (self._health, self._metrics, self._admin)
+        yield families.OPS_CONNECTIONS.metric((server.name, server.open_connections) for server in servers)
+        yield families.OPS_CONNECTIONS_LIMIT.metric(
+            (server.name, server.limits.connections) for server in servers
         )
-        refused = CounterMetricFamily(
-            "hbone_ops_refusals", "Connections and requests turned away, by why.", labels=["port", "reason"]
+        yield families.OPS_EVICTED.metric((server.name, server.counts.evicted) for server in servers)
+        yield families.OPS_REFUSALS.metric(
+            (server.name, reason, count)
+            for server in servers
+            for reason, count in server.counts.refused.items()
         )
-        for server in (self._health, self._metrics, self._admin):
-            open_now.add_metric([server.name], server.open_connections)
-            most.add_metric([server.name], server.limits.connections)
-            evicted.add_metric([server.name], server.counts.evicted)
-            for reason, count in server.counts.refused.items():
-                refused.add_metric([server.name, reason], count)
-        yield from (open_now, most, evicted, refused)
 
     @property
     def readiness_is_asked_for(self) -> bool:

@@ -19,6 +19,7 @@ from shared.address import client_network
 from shared.errors import LimitError
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.names import resolver
+from shared.ops import families
 from shared.ops.metrics import MAX_LABELS
 
 if TYPE_CHECKING:
@@ -106,14 +107,7 @@ class Refusals:
 
     def families(self) -> Iterator[Metric]:
         """The metric about it."""
-        from prometheus_client.core import CounterMetricFamily
-
-        family = CounterMetricFamily(
-            "hbone_limit_refusals", "Connections and tunnels turned away, by the limit.", labels=["limit"]
-        )
-        for limit, count in self._by_limit.items():
-            family.add_metric([limit], count)
-        yield family
+        yield families.LIMIT_REFUSALS.metric(self._by_limit.items())
 
 
 class Admission:
@@ -156,19 +150,11 @@ class Admission:
 
     def route_families(self, routes: Iterable[Route]) -> Iterator[Metric]:
         """The connections of each route, and how many it may have, as metrics."""
-        from prometheus_client.core import GaugeMetricFamily
-
-        now = GaugeMetricFamily(
-            "hbone_route_connections", "Connections on a route, from its choice to the end.", labels=["route"]
+        shown = list(itertools.islice(routes, MAX_LABELS))
+        yield families.ROUTE_CONNECTIONS.metric((route.host, self.routes.of(route.host)) for route in shown)
+        yield families.ROUTE_CONNECTIONS_LIMIT.metric(
+            (route.host, self.most_per_route(route)) for route in shown
         )
-        most = GaugeMetricFamily(
-            "hbone_route_connections_limit", "Connections that it takes.", labels=["route"]
-        )
-        for route in itertools.islice(routes, MAX_LABELS):
-            now.add_metric([route.host], self.routes.of(route.host))
-            most.add_metric([route.host], self.most_per_route(route))
-        yield now
-        yield most
 
     def enter(self, peer: str) -> None:
         """A connection from `peer`, its address as HOST:PORT, has come. Raises LimitError."""

@@ -11,7 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, DOWNSTREAM_RESET, ClientHelloError, HboneError, LimitError
+from shared.errors import (
+    ClientHelloError,
+    EmptyConnectionError,
+    HboneError,
+    HelloTimeoutError,
+    LimitError,
+    NoNameError,
+)
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.legs.tcp import TcpLeg
 from shared.tls import alerts, client_hello
@@ -20,37 +27,6 @@ from shared.tls.client_hello import ClientHello
 ALERT_LINGER_S = 1.0
 """How long a refused client may take to read its alert. Closing at once with bytes of it unread would make
 the kernel send RST, which destroys the alert on its way (RFC 9112 section 9.6 has the same for HTTP)."""
-
-
-class HelloTimeoutError(ClientHelloError):
-    """The hello was not whole in time."""
-
-    flag = "HELLO_TIMEOUT"
-    alert = None
-
-
-class EmptyConnectionError(ClientHelloError):
-    """The peer closed without a byte: a load balancer's health check, not worth a line in the log."""
-
-    flag = "EMPTY"
-    alert = None
-
-
-class NoNameError(ClientHelloError):
-    """The hello carries no server name, so there is nothing to route by."""
-
-    flag = "NO_SNI"
-    alert = ALERT_UNRECOGNIZED_NAME
-
-
-class ClientGoneError(HboneError):
-    """The client broke off while its tunnel was being opened."""
-
-    flag = DOWNSTREAM_RESET
-    alert = None
-
-    def __init__(self) -> None:
-        super().__init__("the client broke off before its tunnel stood")
 
 
 class ClientLeg(TcpLeg):

@@ -28,9 +28,10 @@ from gateway.ports.admission import (
     Tally,
     source_of,
 )
-from gateway.ports.hello import ALERT_LINGER_S, EmptyConnectionError
+from gateway.ports.hello import ALERT_LINGER_S
 from shared.errors import (
     DeniedError,
+    EmptyConnectionError,
     ExpiredError,
     HboneError,
     LimitError,

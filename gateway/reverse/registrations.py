@@ -29,12 +29,20 @@ from typing import cast
 
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.ports.admission import Refusals
-from gateway.ports.hello import EmptyConnectionError
 from gateway.ports.mesh_connections import MemberConnection
 from gateway.reverse.registry import Registration, Registry
 from gateway.rules.reverse_rules import ReverseRules
 from shared.address import check_host_name
-from shared.errors import DeniedError, HboneError, LimitError, RefusedError, StreamResetError, UpstreamError
+from shared.errors import (
+    DeniedError,
+    EmptyConnectionError,
+    HboneError,
+    LeavingError,
+    LimitError,
+    RefusedError,
+    StreamResetError,
+    UpstreamError,
+)
 from shared.http2.frames import CANCEL
 from shared.net.http2.connection import Connection
 from shared.net.http2.pinged_connection import PingedConnection
@@ -49,12 +57,6 @@ log = logging.getLogger("hbone.gateway")
 
 ROUTE = "reverse"
 """What the lines about these connections have as their route."""
-
-
-class LeavingError(RefusedError):
-    """We end, and a successor will have it."""
-
-    flag = "STOPPED"
 
 
 class WorkloadConnection(MemberConnection, PingedConnection):

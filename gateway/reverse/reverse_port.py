@@ -29,6 +29,7 @@ from shared.http2.frames import REFUSED_STREAM
 from shared.net.http2.answers import AskedOf, refusal
 from shared.net.legs.stream import Stream
 from shared.net.tls.revocation_watch import RevocationWatch
+from shared.ops import families
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 
@@ -92,26 +93,20 @@ class ReverseListener:
 
     def _watch(self, metrics: TunnelMetrics, most: int) -> None:
         registry = self._registry
-        for name, documentation, read in (
-            ("connections", "Connections of workloads that dial us.", lambda: len(self._connections)),
-            ("connections_limit", "Connections that are taken.", lambda: most),
-            ("workloads", "Connections that are registered.", lambda: len(registry)),
-            ("names", "Names that are registered.", lambda: len(registry.names)),
-            ("names_limit", "Names that may be registered.", lambda: registry.most_names),
-            ("largest_name", "Connections of the name that has most.", lambda: registry.largest),
-            ("largest_name_limit", "Connections that a name may have.", lambda: registry.most_per_name),
+        for gauge, read in (
+            (families.REVERSE_CONNECTIONS, lambda: len(self._connections)),
+            (families.REVERSE_CONNECTIONS_LIMIT, lambda: most),
+            (families.REVERSE_WORKLOADS, lambda: len(registry)),
+            (families.REVERSE_NAMES, lambda: len(registry.names)),
+            (families.REVERSE_NAMES_LIMIT, lambda: registry.most_names),
+            (families.REVERSE_LARGEST_NAME, lambda: registry.largest),
+            (families.REVERSE_LARGEST_NAME_LIMIT, lambda: registry.most_per_name),
         ):
-            metrics.watch(f"hbone_reverse_{name}", documentation, read)
+            metrics.watch(gauge, read)
         metrics.add(self._families)
 
     def _families(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily
-
-        yield CounterMetricFamily(
-            "hbone_reverse_registrations",
-            "Times that a workload has registered a name.",
-            value=self._registrations.total,
-        )
+        yield families.REVERSE_REGISTRATIONS.value(self._registrations.total)
 
     # What the owner asks.
 

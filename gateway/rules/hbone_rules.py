@@ -47,7 +47,7 @@ from gateway.rules.host_globs import compile_glob
 from gateway.rules.templates import shown
 from shared import ports
 from shared.address import MAX_PORT, Address
-from shared.errors import DeniedError, RefusedError
+from shared.errors import BadRequestError, DeniedError, TokenNeededError
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain, may_overlap
 from shared.trust.spiffe import SpiffeId
 
@@ -62,21 +62,6 @@ ANY = "*"
 
 # What nobody means with a glob: an address, or a part of one.
 _NUMERIC = re.compile(r"[0-9.*]*[0-9][0-9.*]*")
-
-
-class BadRequestError(RefusedError):
-    """The request is none that this port takes."""
-
-    flag = "BAD_REQUEST"
-
-
-class TokenNeededError(DeniedError):
-    """The rules would have it with a token, or with another one; `challenge` is what `www-authenticate` says
-    of it."""
-
-    def __init__(self, text: str, challenge: bytes) -> None:
-        super().__init__(text)
-        self.challenge = challenge
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,32 +13,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 
-from gateway.ports.hello import ClientGoneError, ClientLeg
+from gateway.ports.admission import DESCRIPTORS
+from gateway.ports.hello import ClientLeg
 from gateway.rules.routes import Target
-from shared.errors import (
-    ALERT_NO_APPLICATION_PROTOCOL,
-    HboneError,
-    RefusedError,
-    StreamResetError,
-)
+from shared.errors import AlpnError, ClientGoneError, LimitError, StreamResetError
 from shared.net.dial import dial_socket, reason
 from shared.net.relay.edge_poll import EdgePoll
 from shared.net.relay.pipes import Pipes
 from shared.net.relay.splice import SpliceRelay
 from shared.tls.istio_sni import ISTIO_ALPN
-
-
-class AlpnError(RefusedError):
-    """The name is one of Istio's, and the hello does not say that the mesh's mTLS follows."""
-
-    flag = "ALPN"
-    alert = ALERT_NO_APPLICATION_PROTOCOL
-
-
-class NoDescriptorError(HboneError):
-    """There is no file descriptor left for the tunnel."""
-
-    flag = "LIMIT"
 
 
 class Forward:
@@ -63,7 +46,7 @@ class Forward:
             AlpnError: the route demands Istio's ALPN and the client has none of it.
             ClientGoneError: the client has broken off meanwhile.
             DialError: the upstream cannot be connected.
-            NoDescriptorError: file descriptors, or watches, have run out.
+            LimitError: file descriptors, or watches, have run out.
         """
         check_alpn(target, alpn)
         upstream = await dial_socket(target.dial, self.connect_timeout_s)
@@ -87,7 +70,8 @@ class Forward:
             raise ClientGoneError() from error
         except OSError as error:
             _close(sockets)
-            raise NoDescriptorError(f"no file descriptor for the tunnel: {reason(error)}") from error
+            text = f"no file descriptor for the tunnel: {reason(error)}"
+            raise LimitError(text, DESCRIPTORS) from error
 
     def close(self) -> None:
         """Lets go of what tunnels share; none may be open any more."""

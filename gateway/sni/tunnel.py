@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.ports.admission import Admission
-from gateway.ports.hello import ClientGoneError, ClientLeg, turn_away
+from gateway.ports.hello import ClientLeg, turn_away
 from gateway.reverse.reverse_port import OK, ReverseListener
 from gateway.rules.routes import MAX_CACHED_TARGETS, RouteTable, Target
 from gateway.sni.forward import Forward
 from gateway.sni.opening import Opening
 from gateway.sni.upstream import Upstreams
 from shared.address import Address
-from shared.errors import DOWNSTREAM_RESET, DialError, HboneError, LimitError, StatusError
+from shared.errors import ClientGoneError, DialError, Flag, HboneError, LimitError, StatusError
 from shared.net.legs.stream import Stream
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.relay.splice import SpliceRelay
@@ -318,9 +318,9 @@ class Tunnels:
         self._clock.forget(relay)
         self._count(tunnel)
         error = relay.error
-        flag = "-" if error is None else error.flag
+        flag = Flag.NONE if error is None else error.flag
         if relay.broken_downstream:
-            flag = DOWNSTREAM_RESET
+            flag = Flag.DOWNSTREAM_RESET
         if tunnel.counts is not None:
             tunnel.counts.closed(flag)
         target = tunnel.target

@@ -27,7 +27,7 @@ from gateway.ops.ops_ports import OpsPorts
 from gateway.workers import metric_sums
 from gateway.workers.worker_link import Asker, hold
 from shared.errors import EXIT_OK, UpstreamError
-from shared.ops import metrics
+from shared.ops import families, metrics
 from shared.ops.http_server import Request, Response
 from shared.tasks import spawn
 
@@ -180,15 +180,11 @@ class Front:
         return Response(200, *metrics.render(metrics.Scrape(self._families), media_type))
 
     def _families(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         yield from self._sums.collect()
         yield from self._reloads.families()
         yield from self._ports.families()
-        yield GaugeMetricFamily("hbone_workers", "Worker processes.", value=len(self._askers))
-        yield CounterMetricFamily(
-            "hbone_worker_restarts", "Workers that took a dead one's place.", value=self._sums.restarts
-        )
+        yield families.WORKERS.value(len(self._askers))
+        yield families.WORKER_RESTARTS.value(self._sums.restarts)
 
 
 def _failed(answers: dict[int, Response | UpstreamError]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shared.address import Address
 from shared.credentials.token_sources.jwks import KeySet, key_id_of
-from shared.errors import HboneError, UnavailableError, UpstreamError
+from shared.errors import HboneError, TokenRejectedError, UnavailableError, UpstreamError
 from shared.http2.events import Headers
 from shared.http2.header_rules import list_bytes
 from shared.http2.session import SessionLimits
@@ -29,7 +29,7 @@ from shared.net.pool.pool_limits import PoolLimits
 from shared.net.relay.relay import Relay
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
-from shared.trust.jwt_check import TokenChecker, TokenRejected
+from shared.trust.jwt_check import TokenChecker
 from shared.trust.token_claims import shown_claim
 
 log = logging.getLogger("hbone.cloudrun")
@@ -147,7 +147,7 @@ class FrontEnd:
     def _admit(self, stream: Stream) -> None:
         try:
             caller = self._check(stream.headers)
-        except TokenRejected as error:
+        except TokenRejectedError as error:
             self._refuse(stream, error.status, error.reason)
             return
         if self._open_requests >= self._limits.concurrency:

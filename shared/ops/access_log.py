@@ -25,7 +25,7 @@ from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Protocol, TypedDict, Unpack
 
-from shared.errors import DOWNSTREAM_RESET, LifetimeError
+from shared.errors import Flag, LifetimeError
 from shared.ops.log import (
     MAX_SCAN_CHARS,
     MAX_VALUE_CHARS,
@@ -56,7 +56,7 @@ has four digits behind the point of a second for the same reason."""
 CLOSE_WAIT_S = 0.5
 """Longest wait of `close`, in which a living reader empties many pipes."""
 
-NO_FAILURES = frozenset({DOWNSTREAM_RESET, LifetimeError.flag})
+NO_FAILURES = frozenset({Flag.DOWNSTREAM_RESET, LifetimeError.flag})
 """Flags of tunnels that have an error and are nobody's failure."""
 
 LOGGER = "hbone.access"
@@ -185,7 +185,7 @@ class AccessLog:
 
     def refused(self, **fields: Unpack[Fields]) -> None:
         """A connection was turned away before it had a tunnel, or broke off itself."""
-        self._add(_COMPLETE if fields.get("flags") == DOWNSTREAM_RESET else _REFUSED, fields)
+        self._add(_COMPLETE if fields.get("flags") == Flag.DOWNSTREAM_RESET else _REFUSED, fields)
 
     def registered(self, **fields: Unpack[Fields]) -> None:
         """A workload that has dialled us has its name now; a line of `tunnel` tells the end of that."""

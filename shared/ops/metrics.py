@@ -1,8 +1,6 @@
-"""Counts of tunnels and connections, as Prometheus metrics.
+"""Counts of tunnels and connections, and the text that a scrape gets of all metrics.
 
-Owned here: the metrics' names and labels, the bounds on label values, and the text that a scrape gets. Not
-owned: the port they are served on (`http_server.py`). It imports prometheus_client, so import it only where
-metrics are counted or served.
+It imports prometheus_client, so import it only where metrics are counted or served.
 
 What is counted per tunnel is kept in plain integers, one object per route and origin, fetched once and held
 by the tunnel: an addition costs tens of nanoseconds, one to a prometheus_client counter 0.23 microseconds
@@ -16,15 +14,17 @@ opposite: there the bytes of the response are the sent ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from shared.errors import HboneError
+from shared.errors import Flag
+from shared.ops import families
+from shared.ops.families import Family
 from shared.ops.pool_counts import OriginCounts
 
 MAX_LABELS = 1000
@@ -34,34 +34,19 @@ OTHER = "other"
 UNKNOWN = "unknown"
 """What Istio calls a label value that is not known."""
 
-NO_FLAG = "-"
-"""The response flag of a tunnel that ended well."""
-
 SETUP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """From a stream on a pooled connection (1 ms) to a cold start of the service (seconds)."""
 
 _OPENMETRICS = "application/openmetrics-text"
 
-_REPORTERS = {"gateway": "source", "agent": "destination"}
-"""Istio's word for the end of the tunnel that a component stands at."""
-
-
-def response_flags() -> frozenset[str]:
-    """Every flag of shared/errors.py, and NO_FLAG: the closed set of values of the label `flags`."""
-    flags = {NO_FLAG}
-    classes: list[type[HboneError]] = [HboneError]
-    while classes:
-        one = classes.pop()
-        flags.add(one.flag)
-        classes.extend(one.__subclasses__())
-    return frozenset(flags)
+_COMPONENT, _REPORTER = "gateway", "source"
+"""Istio's words for hgate, and for the end of a tunnel that it stands at."""
 
 
 class RouteCounts:
     """What happened to one route's tunnels since the start. The relay adds bytes as they pass."""
 
     __slots__ = (
-        "_flags",
         "closed_by_flag",
         "opened_total",
         "received_bytes",
@@ -70,9 +55,8 @@ class RouteCounts:
         "sent_bytes",
     )
 
-    def __init__(self, flags: frozenset[str]) -> None:
-        self._flags = flags
-        self.closed_by_flag: dict[str, int] = {NO_FLAG: 0}
+    def __init__(self) -> None:
+        self.closed_by_flag = {Flag.NONE: 0}
         self.opened_total = 0
         self.sent_bytes = 0
         """Bytes towards the service."""
@@ -91,9 +75,8 @@ class RouteCounts:
         """A tunnel has opened; `closed` follows exactly once."""
         self.opened_total += 1
 
-    def closed(self, flag: str = NO_FLAG) -> None:
+    def closed(self, flag: Flag = Flag.NONE) -> None:
         """A tunnel has ended; `flag` says how, as in the access log."""
-        flag = flag if flag in self._flags else UNKNOWN
         self.closed_by_flag[flag] = self.closed_by_flag.get(flag, 0) + 1
 
     def retried(self, reason: str) -> None:
@@ -104,19 +87,15 @@ class RouteCounts:
 class TunnelMetrics:
     """All metrics of one process, in a registry of its own. All calls are made on the event loop's thread."""
 
-    def __init__(self, component: str, *, more_flags: Iterable[str] = ()) -> None:
-        """`component` is gateway or agent; `more_flags` are flags beside those of shared/errors.py."""
-        self.flags = response_flags() | frozenset(more_flags)
-        self._component = component
-        self._reporter = _REPORTERS.get(component, UNKNOWN)
+    def __init__(self) -> None:
         self._routes: dict[str, RouteCounts] = {}
         self._origins: dict[str, OriginCounts] = {}
-        self._refused = dict.fromkeys(sorted(self.flags - {NO_FLAG}), 0)
+        self._refused = dict.fromkeys(sorted(set(Flag) - {Flag.NONE}), 0)
         self._registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._registry)
         self._setup = prometheus_client.Histogram(
-            "hbone_tunnel_setup_seconds",
-            "From the client's first byte to the open tunnel.",
+            families.TUNNEL_SETUP.name,
+            families.TUNNEL_SETUP.help,
             buckets=SETUP_BUCKETS_S,
             registry=self._registry,
         )
@@ -127,7 +106,7 @@ class TunnelMetrics:
         key = _bounded(host, self._routes)
         counts = self._routes.get(key)
         if counts is None:
-            counts = self._routes[key] = RouteCounts(self.flags)
+            counts = self._routes[key] = RouteCounts()
         return counts
 
     def origin(self, name: str) -> OriginCounts:
@@ -138,23 +117,21 @@ class TunnelMetrics:
             counts = self._origins[key] = OriginCounts()
         return counts
 
-    def refused(self, flag: str) -> None:
+    def refused(self, flag: Flag) -> None:
         """A connection was turned away before it had a tunnel; `flag` says why."""
-        flag = flag if flag in self._refused else UNKNOWN
-        self._refused[flag] = self._refused.get(flag, 0) + 1
+        self._refused[flag] += 1
 
     def tunnel_setup(self, seconds: float) -> None:
         """A tunnel took `seconds` to open."""
         self._setup.observe(seconds)
 
-    def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """Adds the gauge `name`; every scrape calls `read`. For bounds, and for what came up against them."""
-        gauge = prometheus_client.Gauge(name, documentation, registry=self._registry)
-        gauge.set_function(read)
+    def watch(self, gauge: Family, read: Callable[[], float]) -> None:
+        """Adds `gauge`, which has no labels; every scrape calls `read`."""
+        prometheus_client.Gauge(gauge.name, gauge.help, registry=self._registry).set_function(read)
 
-    def add(self, families: Callable[[], Iterator[Metric]]) -> None:
-        """Adds the metrics that `families` makes of other numbers, at every scrape."""
-        self._registry.register(Scrape(families))
+    def add(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        """Adds the metrics that `collect` makes of other numbers, at every scrape."""
+        self._registry.register(Scrape(collect))
 
     def collect(self) -> Iterator[Metric]:
         """All metrics as they are now, for who sums them over several processes."""
@@ -166,63 +143,42 @@ class TunnelMetrics:
 
     def _families(self) -> Iterator[Metric]:
         routes, origins = self._routes.items(), self._origins.items()
-        by_route, by_origin = ("route",), ("origin",)
-        yield _counter("hbone_tunnels_opened", by_route, ((route, c.opened_total) for route, c in routes))
-        yield _counter(
-            "hbone_tunnels_closed",
-            ("route", "flags"),
-            ((route, flag, n) for route, c in routes for flag, n in c.closed_by_flag.items()),
+        yield families.TUNNELS_OPENED.metric((route, c.opened_total) for route, c in routes)
+        yield families.TUNNELS_CLOSED.metric(
+            (route, flag, n) for route, c in routes for flag, n in c.closed_by_flag.items()
         )
-        yield _gauge("hbone_tunnels_open", by_route, ((route, c.open) for route, c in routes))
-        yield _counter("hbone_sent_bytes", by_route, ((route, c.sent_bytes) for route, c in routes))
-        yield _counter("hbone_received_bytes", by_route, ((route, c.received_bytes) for route, c in routes))
-        yield _counter(
-            "hbone_upstream_retries",
-            ("route", "reason"),
-            ((route, reason, n) for route, c in routes for reason, n in c.retries_by_reason.items()),
+        yield families.TUNNELS_OPEN.metric((route, c.open) for route, c in routes)
+        yield families.SENT_BYTES.metric((route, c.sent_bytes) for route, c in routes)
+        yield families.RECEIVED_BYTES.metric((route, c.received_bytes) for route, c in routes)
+        yield families.RETRIES.metric(
+            (route, reason, n) for route, c in routes for reason, n in c.retries_by_reason.items()
         )
-        yield _counter(
-            "hbone_upstream_retries_over_budget",
-            by_route,
-            ((route, c.retries_over_budget) for route, c in routes),
+        yield families.RETRIES_OVER_BUDGET.metric((route, c.retries_over_budget) for route, c in routes)
+        yield families.CONNECTIONS_REFUSED.metric(self._refused.items())
+        yield families.UPSTREAM_CONNECTIONS.metric((name, c.open) for name, c in origins)
+        yield families.UPSTREAM_CONNECTIONS_OPENED.metric((name, c.opened_total) for name, c in origins)
+        yield families.UPSTREAM_CONNECTIONS_CLOSED.metric(
+            (name, reason, n) for name, c in origins for reason, n in c.closed_by_reason.items()
         )
-        yield _counter("hbone_connections_refused", ("flags",), self._refused.items())
-        yield _gauge("hbone_upstream_connections", by_origin, ((name, c.open) for name, c in origins))
-        yield _counter(
-            "hbone_upstream_connections_opened", by_origin, ((name, c.opened_total) for name, c in origins)
-        )
-        yield _counter(
-            "hbone_upstream_connections_closed",
-            ("origin", "reason"),
-            ((name, reason, n) for name, c in origins for reason, n in c.closed_by_reason.items()),
-        )
-        yield _gauge(
-            "hbone_upstream_connections_draining", by_origin, ((name, c.draining) for name, c in origins)
-        )
-        yield _counter(
-            "hbone_upstream_dials_failed", by_origin, ((name, c.dials_failed_total) for name, c in origins)
-        )
-        yield _gauge("hbone_upstream_waiting", by_origin, ((name, c.waiting) for name, c in origins))
-        yield _counter(
-            "hbone_upstream_waiting_refused", by_origin, ((name, c.refused_total) for name, c in origins)
-        )
+        yield families.UPSTREAM_CONNECTIONS_DRAINING.metric((name, c.draining) for name, c in origins)
+        yield families.UPSTREAM_DIALS_FAILED.metric((name, c.dials_failed_total) for name, c in origins)
+        yield families.UPSTREAM_WAITING.metric((name, c.waiting) for name, c in origins)
+        yield families.UPSTREAM_WAITING_REFUSED.metric((name, c.refused_total) for name, c in origins)
         yield from self._istio_families()
 
     def _istio_families(self) -> Iterator[Metric]:
-        labels = ("reporter", "response_flags")
         routes = self._routes.values()
         opened = sum(c.opened_total for c in routes)
-        closed = Counter({NO_FLAG: 0})
+        closed = Counter({Flag.NONE: 0})
         for counts in routes:
             closed.update(counts.closed_by_flag)
         to_client = sum(c.received_bytes for c in routes)
         from_client = sum(c.sent_bytes for c in routes)
-        me = self._reporter
-        yield _counter("istio_tcp_connections_opened", labels, [(me, NO_FLAG, opened)])
-        yield _counter("istio_tcp_connections_closed", labels, ((me, flag, n) for flag, n in closed.items()))
-        yield _counter("istio_tcp_sent_bytes", labels, [(me, NO_FLAG, to_client)])
-        yield _counter("istio_tcp_received_bytes", labels, [(me, NO_FLAG, from_client)])
-        yield _gauge("istio_build", ("component", "tag"), [(self._component, _tag(), 1)])
+        yield families.ISTIO_OPENED.metric([(_REPORTER, Flag.NONE, opened)])
+        yield families.ISTIO_CLOSED.metric((_REPORTER, flag, n) for flag, n in closed.items())
+        yield families.ISTIO_SENT_BYTES.metric([(_REPORTER, Flag.NONE, to_client)])
+        yield families.ISTIO_RECEIVED_BYTES.metric([(_REPORTER, Flag.NONE, from_client)])
+        yield families.ISTIO_BUILD.metric([(_COMPONENT, _tag(), 1)])
 
 
 def render(metrics: Collector, accept: str) -> tuple[str, bytes]:
@@ -238,53 +194,13 @@ def format_of(accept: str) -> str:
 
 
 class Scrape(Collector):
-    """Lets a scrape ask for metrics that are made when it comes, by calling `families`."""
+    """Metrics that `families` makes whenever somebody asks."""
 
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
         return self._families()
-
-
-# What the metrics made from plain integers mean; `_total` is added to counters.
-_DOCUMENTATION = {
-    "hbone_tunnels_opened": "Tunnels opened.",
-    "hbone_tunnels_closed": "Tunnels ended, by response flag.",
-    "hbone_tunnels_open": "Tunnels that are open now.",
-    "hbone_sent_bytes": "Bytes carried towards the service.",
-    "hbone_received_bytes": "Bytes carried from the service.",
-    "hbone_upstream_retries": "Tunnel requests sent once more, by what came of the one before.",
-    "hbone_upstream_retries_over_budget": "Tunnel requests not sent once more: too many were retries.",
-    "hbone_connections_refused": "Connections turned away before they had a tunnel, by response flag.",
-    "hbone_upstream_connections": "HTTP/2 connections that are open now.",
-    "hbone_upstream_connections_opened": "HTTP/2 connections opened.",
-    "hbone_upstream_connections_closed": "HTTP/2 connections ended, by why they took no new streams.",
-    "hbone_upstream_connections_draining": "HTTP/2 connections that are open and take no new streams.",
-    "hbone_upstream_dials_failed": "Connections that could not be made, or ended before HTTP/2 was spoken.",
-    "hbone_upstream_waiting": "Tunnels that wait for a connection, or for room on one.",
-    "hbone_upstream_waiting_refused": "Tunnels that were not let to wait, because too many did.",
-    "istio_tcp_connections_opened": "Tunnels opened, as Istio counts connections.",
-    "istio_tcp_connections_closed": "Tunnels ended, as Istio counts connections.",
-    "istio_tcp_sent_bytes": "Bytes of responses: carried towards the client.",
-    "istio_tcp_received_bytes": "Bytes of requests: carried from the client.",
-    "istio_build": "Component and version; always 1.",
-}
-
-
-def _counter(name: str, labels: tuple[str, ...], rows: Iterable[tuple[str | int, ...]]) -> Metric:
-    return _filled(CounterMetricFamily(name, _DOCUMENTATION[name], labels=labels), rows)
-
-
-def _gauge(name: str, labels: tuple[str, ...], rows: Iterable[tuple[str | int, ...]]) -> Metric:
-    return _filled(GaugeMetricFamily(name, _DOCUMENTATION[name], labels=labels), rows)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, rows: Iterable[tuple[str | int, ...]]) -> Metric:
-    """`family` with a sample for each row, its label values before its number."""
-    for *values, number in rows:
-        family.add_metric([str(value) for value in values], float(number))
-    return family
 
 
 def _bounded(name: str, table: Mapping[str, object]) -> str:

@@ -1,8 +1,6 @@
 """Metrics of tokens: how old, until when, how often replaced, and why not.
 
-Owned here: their names and labels, and the bound on label values, for an audience may have a client's name
-filled in. What is counted is `shared/ops/token_counts.py`'s. It imports prometheus_client, so import it
-only where metrics are served.
+Their label values are bounded, for an audience may have a client's name filled in.
 """
 
 from __future__ import annotations
@@ -10,13 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import Metric
 
 from shared.errors import TOKEN_REASONS
+from shared.ops import families
 from shared.ops.metrics import MAX_LABELS, OTHER
 from shared.ops.token_counts import TokenCounts, TokenStatus
-
-_LABELS = ("identity", "audience")
 
 Key = tuple[str, str]
 
@@ -46,36 +43,26 @@ class TokenMetrics:
         """All of it, with what may be told of the tokens that there are now; `kept` are the minted ones that
         are kept and how many may be, `new` those that are new and how many may be."""
         minted, ends = self._worst(tokens)
-        now = self._now()
-        age = GaugeMetricFamily("hbone_token_age_seconds", "Since the token is there.", labels=_LABELS)
-        for key, minted_at_s in minted.items():
-            age.add_metric(key, max(0.0, now - minted_at_s))
-        expiry = GaugeMetricFamily(
-            "hbone_token_expiry_timestamp_seconds", "When the token ends.", labels=_LABELS
+        now, counts = self._now(), self._counts.items()
+        yield families.TOKEN_AGE.metric((*key, max(0.0, now - at_s)) for key, at_s in minted.items())
+        yield families.TOKEN_EXPIRY.metric((*key, at_s) for key, at_s in ends.items())
+        yield families.TOKEN_REFRESHES.metric(
+            row
+            for key, c in counts
+            for row in (
+                (*key, "success", c.refreshes_total),
+                (*key, "failure", c.refreshes_failed_total),
+            )
         )
-        for key, ends_at_s in ends.items():
-            expiry.add_metric(key, ends_at_s)
-        refreshes = CounterMetricFamily(
-            "hbone_token_refreshes", "Attempts to get a new token.", labels=(*_LABELS, "result")
+        yield families.TOKEN_FAILURES.metric(
+            (*key, reason if reason in TOKEN_REASONS else OTHER, n)
+            for key, c in counts
+            for reason, n in c.failures_by_reason.items()
         )
-        failures = CounterMetricFamily(
-            "hbone_token_failures",
-            "Tokens that could not be had, or were rejected.",
-            labels=(*_LABELS, "reason"),
-        )
-        for key, counts in self._counts.items():
-            refreshes.add_metric((*key, "success"), counts.refreshes_total)
-            refreshes.add_metric((*key, "failure"), counts.refreshes_failed_total)
-            for reason, count in counts.failures_by_reason.items():
-                failures.add_metric((*key, reason if reason in TOKEN_REASONS else OTHER), count)
-        yield from (age, expiry, refreshes, failures)
-        for name, documentation, value in (
-            ("entries", "Minted tokens that are kept, but for new ones.", kept[0]),
-            ("entries_limit", "Those that may be kept.", kept[1]),
-            ("new_entries", "Minted tokens that are kept and that no service has accepted yet.", new[0]),
-            ("new_entries_limit", "Those that may be kept.", new[1]),
-        ):
-            yield GaugeMetricFamily(f"hbone_token_{name}", documentation, value=value)
+        yield families.TOKEN_ENTRIES.value(kept[0])
+        yield families.TOKEN_ENTRIES_LIMIT.value(kept[1])
+        yield families.TOKEN_NEW_ENTRIES.value(new[0])
+        yield families.TOKEN_NEW_ENTRIES_LIMIT.value(new[1])
 
     def _worst(self, tokens: Iterable[TokenStatus]) -> tuple[dict[Key, float], dict[Key, float]]:
         """When tokens were minted and when they end, by their labels: of several the first."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from struct import Struct
 
-from shared.errors import ClientHelloError
+from shared.errors import ClientHelloError, NotTlsError
 
 MAX_RECORDS = 64
 """Most TLS records that one hello may be split over. OpenSSL and BoringSSL take splits after any byte, and
@@ -56,13 +56,6 @@ _RECORD_HEADER = Struct("!BBBH")
 _EXTENSION_HEADER = Struct("!HH")
 _NAME_HEADER = Struct("!HBH")
 _U16 = Struct("!H")
-
-
-class NotTlsError(ClientHelloError):
-    """The first bytes are no TLS handshake, so its sender would not understand a TLS alert either."""
-
-    flag = "NOT_TLS"
-    alert = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shared.errors import NoRouteError
+from shared.errors import SniError
 
 ISTIO_ALPN: frozenset[str] = frozenset(
     {"istio", "istio-peer-exchange", "istio-http/1.0", "istio-http/1.1", "istio-h2"}
@@ -38,12 +38,6 @@ _MAX_PORT = 65535
 _SUBSET = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 # DNS labels, with "_" as resolvers take it, and none of them empty.
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
-
-
-class SniError(NoRouteError):
-    """The server name looks like Istio's but is not, or is no DNS name at all."""
-
-    flag = "BAD_SNI"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from shared.errors import RefusedError
+from shared.errors import TokenRejectedError
 from shared.trust.token_claims import MAX_TOKEN_BYTES, claims_of, shown_claim
 
 LEEWAY_S = 10
@@ -44,21 +44,7 @@ MISSING, MALFORMED, UNKNOWN_KEY, SIGNATURE = "missing", "malformed", "unknown_ke
 TIME, AUDIENCE, ISSUER = "time", "audience", "issuer"
 
 KINDS = (MISSING, MALFORMED, UNKNOWN_KEY, SIGNATURE, TIME, AUDIENCE, ISSUER)
-"""Every kind of fault that a TokenRejected can have: the values of a metric's label."""
-
-
-class TokenRejected(RefusedError):
-    """A caller's token does not open this service; `status` is the HTTP status that says so, `kind` is one of
-    KINDS."""
-
-    def __init__(self, status: int, reason: str, kind: str) -> None:
-        super().__init__(status, reason)
-        self.status = status
-        self.reason = reason
-        self.kind = kind
-
-    def __str__(self) -> str:
-        return f"token rejected: {self.reason}"
+"""Every kind of fault that a TokenRejectedError can have: the values of a metric's label."""
 
 
 class TokenChecker:
@@ -87,11 +73,11 @@ class TokenChecker:
     def check(self, authorization: str | None) -> dict[str, Any]:
         """Returns the claims of the token in an `authorization` header value.
 
-        Raises TokenRejected, with status 403 when there is no header and 401 for everything else, as Cloud
-        Run answers.
+        Raises TokenRejectedError, with status 403 when there is no header and 401 for everything else, as
+        Cloud Run answers.
         """
         if authorization is None or not authorization.strip():
-            raise TokenRejected(STATUS_FORBIDDEN, "the request carries no token", MISSING)
+            raise TokenRejectedError(STATUS_FORBIDDEN, "the request carries no token", MISSING)
         scheme, _, token = authorization.strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer":
@@ -152,8 +138,8 @@ class TokenChecker:
             raise _unauthorized(f"its issuer is {shown_claim(issuer)}, expected {self._issuer}", ISSUER)
 
 
-def _unauthorized(reason: str, kind: str) -> TokenRejected:
-    return TokenRejected(STATUS_UNAUTHORIZED, reason, kind)
+def _unauthorized(reason: str, kind: str) -> TokenRejectedError:
+    return TokenRejectedError(STATUS_UNAUTHORIZED, reason, kind)
 
 
 def algorithm(key: object) -> str | None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from shared.address import Address
 from shared.errors import (
-    DOWNSTREAM_RESET,
     DialError,
+    Flag,
     HboneError,
     LimitError,
     RefusedError,
@@ -54,7 +54,7 @@ class TunnelRecord:
     status: int
     duration_s: float
     """From the request to the end."""
-    flag: str = "-"
+    flag: Flag = Flag.NONE
     sent_bytes: int = 0
     """From the peer to the target."""
     received_bytes: int = 0
@@ -166,7 +166,7 @@ class ServedTunnel:
 
     def _gone(self, error: StreamResetError) -> None:
         if self.record is None:
-            self._end(GONE, DOWNSTREAM_RESET, error)
+            self._end(GONE, Flag.DOWNSTREAM_RESET, error)
             carrying, self._carrying = self._carrying, None  # it may not have begun
             if carrying is not None:
                 carrying.cancel()
@@ -174,10 +174,10 @@ class ServedTunnel:
     def _over(self, relay: Relay) -> None:
         if self._clock is not None:
             self._clock.forget(relay)
-        flag = "-" if relay.error is None else relay.error.flag
-        self._end(OK, DOWNSTREAM_RESET if relay.broken is relay.downstream else flag, relay.error)
+        flag = Flag.NONE if relay.error is None else relay.error.flag
+        self._end(OK, Flag.DOWNSTREAM_RESET if relay.broken is relay.downstream else flag, relay.error)
 
-    def _end(self, status: int, flag: str, error: HboneError | None) -> None:
+    def _end(self, status: int, flag: Flag, error: HboneError | None) -> None:
         relay = self.relay
         self.relay = None  # the two name each other, and would wait for the garbage collector
         self.stream.on_gone = None  # likewise

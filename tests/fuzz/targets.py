@@ -61,7 +61,14 @@ from hbone import target
 from shared.address import Address
 from shared.credentials.certificates.protobuf_fields import bytes_field, fields, integer_field
 from shared.credentials.token_sources.jwks import MAX_KEYS, read_keys
-from shared.errors import ClientHelloError, ConfigError, DeniedError, NoRouteError, UsageError
+from shared.errors import (
+    ClientHelloError,
+    ConfigError,
+    DeniedError,
+    NoRouteError,
+    TokenRejectedError,
+    UsageError,
+)
 from shared.http2 import events, frames, grpc_message
 from shared.http2.flood_guard import FloodLimits
 from shared.http2.peer_settings import FIRST_WINDOW
@@ -74,7 +81,7 @@ from shared.http2.session import (
 from shared.http2.stream_state import REMEMBERED_STREAMS
 from shared.tls import client_hello, istio_sni
 from shared.trust import revocation_lists, revocations, spiffe, token_claims
-from shared.trust.jwt_check import TokenChecker, TokenRejected, algorithm
+from shared.trust.jwt_check import TokenChecker, algorithm
 from shared.trust.peer_patterns import TrustDomain, split_patterns
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.roots import bundle_map
@@ -1279,7 +1286,7 @@ def _part(data: bytes) -> str:
 
 def fuzz_token(data: bytes) -> None:
     """What a token says is claims or ValueError, what may be shown of it one line, what an `authorization`
-    header proves its claims or TokenRejected, and no text tells the signature, which makes it a secret.
+    header proves its claims or TokenRejectedError, and no text tells the signature, which makes it a secret.
 
     The first byte: 0 the rest is the header's value, 1 the claims of a badly signed token, 2 of a well signed
     one, 3 the first part of a badly signed one."""
@@ -1307,7 +1314,7 @@ def fuzz_token(data: bytes) -> None:
         assert not secret or secret not in shown
     try:
         proved = CHECKER.check(value)
-    except TokenRejected as error:
+    except TokenRejectedError as error:
         told(error, secret)
         assert error.status in (401, 403)
     else:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from shared import errors
-from shared.errors import ConfigError, ConfigErrors, HboneError, StatusError, StreamResetError
+from shared.errors import ConfigError, ConfigErrors, Flag, HboneError, StatusError, StreamResetError
 
 TABLE = {
     "HboneError": (70, "INTERNAL", 80),
@@ -37,6 +37,23 @@ TABLE = {
     "RevokedError": (77, "DENY", 44),
     "ExpiredError": (77, "DENY", 49),
     "ExpelledError": (69, "DENY", 80),
+    "StoppedError": (70, "STOPPED", 80),
+    "ClientGoneError": (70, "DOWNSTREAM_RESET", None),
+    "NotTlsError": (77, "NOT_TLS", None),
+    "HelloTimeoutError": (77, "HELLO_TIMEOUT", None),
+    "EmptyConnectionError": (77, "EMPTY", None),
+    "NoNameError": (77, "NO_SNI", 112),
+    "AlpnError": (77, "ALPN", 120),
+    "SniError": (77, "BAD_SNI", 112),
+    "BadRequestError": (77, "BAD_REQUEST", 49),
+    "TokenNeededError": (77, "DENY", 49),
+    "TokenRejectedError": (77, "DENY", 49),
+    "LeavingError": (77, "STOPPED", 49),
+    "TokenRefusedError": (77, "IDENTITY_ERROR", 80),
+    "TokenDeniedError": (77, "IDENTITY_ERROR", 80),
+    "SubjectRefusedError": (77, "IDENTITY_ERROR", 80),
+    "TargetRefusedError": (77, "IDENTITY_ERROR", 80),
+    "KeysError": (69, "IDENTITY_ERROR", 80),
 }
 """Exit code, response flag, alert."""
 
@@ -62,6 +79,10 @@ def test_the_drawing_is_the_tree() -> None:
             drawn[name] = above[-1] if above else "Exception"
             above.append(name)
     assert drawn == {name: kind.__bases__[0].__name__ for name, kind in CLASSES.items()}
+
+
+def test_every_flag_has_an_error() -> None:
+    assert {kind.flag for kind in CLASSES.values()} == set(Flag) - {Flag.NONE}
 
 
 def test_each_has_a_docstring() -> None:

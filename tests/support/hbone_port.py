@@ -156,7 +156,7 @@ async def serving(
     )
     access_log = AccessLog(write_end, "json", "hgate")
     os.close(write_end)
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     listener = HboneListener(
         wanted,
         access_log,

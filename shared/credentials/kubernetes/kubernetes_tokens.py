@@ -23,15 +23,11 @@ from shared.credentials.kubernetes.kubernetes_names import (
     check_service_account,
 )
 from shared.credentials.tokens.minting import Minted
-from shared.errors import HboneError, StatusError, TokenError, UpstreamError
+from shared.errors import HboneError, StatusError, TokenDeniedError, TokenError, UpstreamError
 from shared.trust.token_claims import MAX_TOKEN_BYTES, claims_of, shown_claim
 
 TRANSIENT = (429, 500, 502, 503, 504)
 """Answers that may be others a moment later."""
-
-
-class TokenDenied(TokenError):
-    """The API server has said no: to ask again changes nothing until somebody changes something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +71,12 @@ class KubernetesTokens:
     async def mint(self, audience: str) -> Minted:
         """A new token for `audience`; empty: for the API server itself.
 
-        Raises TokenDenied when the answer is no, TokenError when there is none, or a broken one.
+        Raises TokenDeniedError when the answer is no, TokenError when there is none, or a broken one.
         """
         try:
             answer = await self._api.ask("POST", self._path, self._request(audience))
         except StatusError as error:
-            kind = TokenError if error.status in TRANSIENT else TokenDenied
+            kind = TokenError if error.status in TRANSIENT else TokenDeniedError
             raise kind(f"no token of service account {self._name}: {error}", "refused") from error
         except TokenError as error:  # of our own, for the API server
             raise TokenError(f"no token of service account {self._name}: {error}", error.reason) from error

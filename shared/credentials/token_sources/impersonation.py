@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from shared.credentials.token_sources.access_tokens import AccessTokens
-from shared.credentials.token_sources.token_answers import TokenRefused, ask, jwt_for
+from shared.credentials.token_sources.token_answers import ask, jwt_for
 from shared.credentials.tokens.minting import Minted
+from shared.errors import TokenRefusedError
 
 HINTS = {
     401: "it does not take the access token",
@@ -64,7 +65,7 @@ class Impersonated:
         access = await self._access.access_token()
         try:
             return await self._ask(access, audience)
-        except TokenRefused as error:
+        except TokenRefusedError as error:
             if error.status != 401:
                 raise
         # One that was kept may have been revoked meanwhile.

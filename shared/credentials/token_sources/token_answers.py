@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.credentials.tokens.minting import Minted
 from shared.credentials.tokens.tokens import demand_fit, demand_sendable
-from shared.errors import DialError, TokenError, UpstreamError
+from shared.errors import DialError, TokenError, TokenRefusedError, UpstreamError
 from shared.net.http1 import Response, Target, request
 from shared.trust.token_claims import claims_of, expiry_of
 
@@ -41,8 +41,11 @@ async def ask(
 ) -> dict[str, Any]:
     """Posts `body` as JSON to the service that `place` names for error texts, and returns its JSON object.
 
-    `timeout_s` bounds the exchange in seconds; `hints` says what a status may mean. Raises TokenRefused for
-    another status than 200, TokenError for everything else that goes wrong.
+    `timeout_s` bounds the exchange in seconds; `hints` says what a status may mean.
+
+    Raises:
+        TokenRefusedError: the status is another than 200.
+        TokenError: anything else went wrong.
     """
     try:
         response = await request(
@@ -60,7 +63,7 @@ async def ask(
         raise TokenError(f"no token from {place}: {error}") from error
     if response.status != 200:
         hint = (hints or {}).get(response.status)
-        raise TokenRefused(
+        raise TokenRefusedError(
             f"no token from {place} at {Target.parse(url)}: it answered "
             f"{said(response)}{f'; {hint}' if hint else ''}",
             response.status,
@@ -71,14 +74,6 @@ async def ask(
             f"no token from {place} at {Target.parse(url)}: its answer is no JSON object", "garbled"
         )
     return answer
-
-
-class TokenRefused(TokenError):
-    """A token service said no; `status` is the HTTP status."""
-
-    def __init__(self, text: str, status: int) -> None:
-        super().__init__(text, "refused")
-        self.status = status
 
 
 def said(response: Response) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from shared import regular_files
 from shared.errors import ConfigError, HboneError, RevokedError, UnavailableError
 from shared.net.tls.certificate_files import stamps
+from shared.ops import families as metrics
 from shared.tasks import spawn
 from shared.trust.revocation_lists import MAX_FILE_BYTES, RevocationList, parse
 from shared.trust.revocations import Proof, Revocations
@@ -229,8 +230,6 @@ def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Me
 
     `istio_crl_policy_rejections` has ztunnel's name.
     """
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
     rejected: dict[str, int] = {}
     ended: dict[str, int] = {}
     failed: dict[str, int] = {}
@@ -241,20 +240,7 @@ def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Me
         failed[place] = failed.get(place, 0) + watch.failed
         if watch.next_update:
             due[place] = min(due.get(place, watch.next_update), watch.next_update)
-    for name, documentation, label, values in (
-        ("istio_crl_policy_rejections", "Peers refused as revoked.", "reporter", rejected),
-        ("hbone_crl_connections_ended", "Open connections ended as revoked.", "place", ended),
-        ("hbone_crl_read_failures", "Times that changed lists could not be used.", "place", failed),
-    ):
-        counter = CounterMetricFamily(name, documentation, labels=[label])
-        for value, count in values.items():
-            counter.add_metric([value], count)
-        yield counter
-    gauge = GaugeMetricFamily(
-        "hbone_crl_next_update_timestamp_seconds",
-        "When the first of the lists is overdue.",
-        labels=["place"],
-    )
-    for place, when in due.items():
-        gauge.add_metric([place], when)
-    yield gauge
+    yield metrics.CRL_REJECTIONS.metric(rejected.items())
+    yield metrics.CRL_CONNECTIONS_ENDED.metric(ended.items())
+    yield metrics.CRL_READ_FAILURES.metric(failed.items())
+    yield metrics.CRL_NEXT_UPDATE.metric(due.items())

@@ -8,14 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.identity.sts_exchange import GkeSts
-from agent.identity.sts_server import (
-    JWT,
-    StsServer,
-    SubjectRefused,
-    TargetRefused,
-)
+from agent.identity.sts_server import JWT, StsServer
 from shared.address import Address
-from shared.errors import TokenError
+from shared.errors import SubjectRefusedError, TargetRefusedError, TokenError
 from tests.agent.identity.test_sts_server import Sts, form
 from tests.support.google import Google
 from tests.support.google_services import DATA_PLANE, WORKLOAD
@@ -61,21 +56,21 @@ async def test_nobody_gets_what_another_ones_token_was_good_for(google: Google) 
     it = exchange(google)
     await it.id_token(google.kubernetes_token(), AUDIENCE)
     expired = google.kubernetes_token(lifetime_s=-60)
-    with pytest.raises(SubjectRefused):
+    with pytest.raises(SubjectRefusedError):
         await it.id_token(expired, AUDIENCE)
-    with pytest.raises(SubjectRefused):
+    with pytest.raises(SubjectRefusedError):
         await it.access_token(expired)
 
 
 async def test_a_token_for_somebody_else(google: Google) -> None:
-    with pytest.raises(SubjectRefused, match=r"it answered 400 \(invalid_grant\)") as refused:
+    with pytest.raises(SubjectRefusedError, match=r"it answered 400 \(invalid_grant\)") as refused:
         await exchange(google).access_token(google.kubernetes_token("istio-ca"))
     assert google.found_in(str(refused.value)) == []
 
 
 async def test_a_subject_without_the_role(google: Google) -> None:
     google.grants.clear()
-    with pytest.raises(SubjectRefused, match=r"PERMISSION_DENIED"):
+    with pytest.raises(SubjectRefusedError, match=r"PERMISSION_DENIED"):
         await exchange(google).id_token(google.kubernetes_token(), AUDIENCE)
 
 
@@ -84,19 +79,19 @@ async def test_what_is_not_the_subjects_fault(google: Google, status: int) -> No
     google.faults["sts"] = Answer(b"", status)
     with pytest.raises(TokenError, match=f"it answered {status}") as failed:
         await exchange(google).access_token(google.kubernetes_token())
-    assert not isinstance(failed.value, SubjectRefused)
+    assert not isinstance(failed.value, SubjectRefusedError)
 
 
 async def test_nobody_answers(google: Google) -> None:
     google.closed.add("sts")
     with pytest.raises(TokenError, match=r"within 0\.1 s") as failed:
         await exchange(google, step_timeout_s=0.1).access_token(google.kubernetes_token())
-    assert not isinstance(failed.value, SubjectRefused)
+    assert not isinstance(failed.value, SubjectRefusedError)
 
 
 async def test_without_an_account_there_are_no_id_tokens(google: Google) -> None:
     it = exchange(google, project_number="")
-    with pytest.raises(TargetRefused, match="PROJECT_NUMBER"):
+    with pytest.raises(TargetRefusedError, match="PROJECT_NUMBER"):
         await it.id_token(google.kubernetes_token(), AUDIENCE)
     await it.access_token(google.kubernetes_token())
 

@@ -22,14 +22,12 @@ from agent.identity.sts_server import (
     JWT,
     StsError,
     StsServer,
-    SubjectRefused,
-    TargetRefused,
     is_google_api,
     read_form,
 )
 from shared.address import Address
 from shared.credentials.tokens.minting import Minted
-from shared.errors import TokenError, UpstreamError
+from shared.errors import SubjectRefusedError, TargetRefusedError, TokenError, UpstreamError
 from shared.net.http1 import Response, request
 from shared.ops.http_server import Limits, Request
 from tests.support.metadata_server import PATIENCE_S, unsigned_token
@@ -222,7 +220,9 @@ async def test_the_same_twice_is_no_contradiction(sts: Sts) -> None:
 
 
 async def test_a_subject_that_google_refuses(sts: Sts) -> None:
-    sts.exchanges.failure = SubjectRefused('no token from Google\'s STS: it answered 400 ("invalid_grant")')
+    sts.exchanges.failure = SubjectRefusedError(
+        'no token from Google\'s STS: it answered 400 ("invalid_grant")'
+    )
     await refused(await sts.post(form()), 400, "invalid_request", "it answered 400 ('invalid_grant')")
 
 
@@ -235,7 +235,7 @@ async def test_google_is_away(sts: Sts) -> None:
 
 
 async def test_an_id_token_that_nobody_could_have(sts: Sts) -> None:
-    sts.exchanges.failure = TargetRefused("no token exchange: set PROJECT_NUMBER")
+    sts.exchanges.failure = TargetRefusedError("no token exchange: set PROJECT_NUMBER")
     await refused(await sts.post(form(audience=CLOUD_RUN)), 400, "invalid_target", "set PROJECT_NUMBER")
 
 

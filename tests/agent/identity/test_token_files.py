@@ -17,9 +17,8 @@ import pytest
 
 from agent.config.kubernetes_settings import KubernetesSettings, TokenFile
 from agent.identity.token_files import Clock, TokenFiles, make_token_files
-from shared.credentials.kubernetes.kubernetes_tokens import TokenDenied
 from shared.credentials.tokens.minting import Minted
-from shared.errors import TokenError, UnavailableError
+from shared.errors import TokenDeniedError, TokenError, UnavailableError
 from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer, api_server, kubeconfig
 from tests.support.metadata_server import PATIENCE_S
 
@@ -198,7 +197,7 @@ async def test_a_server_that_never_answers(turned: Turned, tmp_path: Path) -> No
 
 
 async def test_a_refusal_is_told_at_once(turned: Turned, tmp_path: Path) -> None:
-    mint = Mint(turned, failure=lambda: TokenDenied("no token: answered 403"))
+    mint = Mint(turned, failure=lambda: TokenDeniedError("no token: answered 403"))
     async with kept(mint, TokenFile("a", tmp_path / "a"), TokenFile("b", tmp_path / "b")) as it:
         with pytest.raises(TokenError, match="403"):
             await it.start(30)
@@ -301,7 +300,7 @@ async def test_a_refusal_later_on_is_no_end_either(
     mint = Mint(turned)
     async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
         await it.start(30)
-        mint.failure = lambda: TokenDenied("no token: answered 403")
+        mint.failure = lambda: TokenDeniedError("no token: answered 403")
         await turned.to(HOUR_S + 60)
         assert "the one in it has ended: no token: answered 403" in caplog.text
         mint.failure = None

@@ -11,14 +11,10 @@ from pathlib import Path
 import pytest
 
 from gateway.config.jwt_settings import JwtSettings
-from gateway.hbone.hbone_tokens import (
-    HboneTokens,
-    KeysAwaitedError,
-    KeysError,
-    bearer,
-)
+from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError, bearer
 from gateway.rules.claims import NO_TOKEN
 from shared.credentials.certificates.authority import Authority
+from shared.errors import KeysError
 from shared.http2.events import Headers
 from shared.trust.jwt_check import GOOGLE_ISSUER, KINDS, Issuer
 from tests.support.key_server import KeyServer, served

@@ -14,6 +14,7 @@ from gateway.ops import certificates_in_use
 from shared.net.tls.certificate_files import CertificateFiles, in_use
 from shared.net.tls.certificate_folder import NAMES
 from shared.net.tls.mesh_tls import client_context, identity_files
+from shared.ops.families import CERTIFICATE_EXPIRY
 from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, Mesh
@@ -33,7 +34,7 @@ async def test_what_hgate_shows_and_its_metric(tmp_path: Path) -> None:
         assert (row["certificate"], row["ca_path"]) == ("hbone", f"{own}/ca_certificates.pem")
         assert row["cert_chain"][0]["identity"] == str(GATEWAY)
         assert row["ca_cert"][0]["trust_domain"] == GATEWAY.trust_domain
-        assert await gateway.metric(certificates_in_use.EXPIRY, certificate="hbone") == end_of(own)
+        assert await gateway.metric(CERTIFICATE_EXPIRY.name, certificate="hbone") == end_of(own)
         assert "PRIVATE" not in (await gateway.get("admin", "/certs")).body.decode()
 
 

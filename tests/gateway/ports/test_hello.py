@@ -9,17 +9,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.ports.hello import (
-    ALERT_LINGER_S,
-    ClientLeg,
+from gateway.ports.hello import ALERT_LINGER_S, ClientLeg, Hellos, turn_away
+from shared.address import Address
+from shared.errors import (
+    ALERT_ACCESS_DENIED,
     EmptyConnectionError,
-    Hellos,
+    HboneError,
     HelloTimeoutError,
     NoNameError,
-    turn_away,
+    TokenError,
 )
-from shared.address import Address
-from shared.errors import ALERT_ACCESS_DENIED, HboneError, TokenError
 from shared.listen import bound_address, listen
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.tcp import EARLY_BYTES, TcpLeg

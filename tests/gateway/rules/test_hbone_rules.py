@@ -12,17 +12,15 @@ from gateway.rules.address_forms import contains, is_about_near, is_near
 from gateway.rules.hbone_rules import (
     FORBIDDEN_PORTS,
     MAX_AUTHORITY_BYTES,
-    BadRequestError,
     Rule,
     Rules,
-    TokenNeededError,
     address_of,
     bypasses,
     check_target,
     read_authority,
 )
 from shared.address import MAX_PORT, Address, read_ipv6
-from shared.errors import DeniedError
+from shared.errors import BadRequestError, DeniedError, TokenNeededError
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId
 

@@ -18,10 +18,10 @@ from gateway.rules.routes import (
 )
 from gateway.rules.templates import Template, TunnelUrl, read_target
 from shared.address import Address
-from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
+from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError, SniError
 from shared.net.tls.mesh_tls import MeshIdentity
 from shared.tls import istio_sni
-from shared.tls.istio_sni import Destination, SniError
+from shared.tls.istio_sni import Destination
 
 HELLO = Destination("hello.demo.svc.cluster.local", 8080, "v1", "outbound")
 HELLO_NAME = "outbound_.8080_.v1_.hello.demo.svc.cluster.local"

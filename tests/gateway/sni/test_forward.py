@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from gateway.rules.routes import Route, RouteTable
-from gateway.sni.forward import AlpnError, check_alpn
+from gateway.sni.forward import check_alpn
 from shared.address import Address
+from shared.errors import AlpnError
 from shared.tls import istio_sni
 from tests.support.gateway_world import GLOB, World
 from tests.support.hellos import INTERNAL_ERROR, NAME, alert, hello
@@ -243,6 +244,7 @@ async def test_no_descriptor_is_left(world: World, left: int, flag: str, what: s
             assert await client.rest() == INTERNAL_ERROR
         line = await gateway.line()
         assert (line["flags"], line["error"]) == (flag, f"{what.format(port=port)}: Too many open files")
+        assert await gateway.metric("hbone_limit_refusals_total", limit="descriptors") == (flag == "LIMIT")
         client = await world.client(said)
         for _ in range(used + left + 1):  # the first one's, the one in vain if it came so far, and this one's
             upstream, _ = await asyncio.wait_for(loop.sock_accept(istiod), PATIENCE_S)

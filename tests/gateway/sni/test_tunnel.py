@@ -440,7 +440,7 @@ def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> T
 async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> None:
     with socket.create_server(("127.0.0.1", 0)) as service:
         route = Route("**", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
-        tunnels = made(RouteTable([route]), access_log, TunnelMetrics("gateway"))
+        tunnels = made(RouteTable([route]), access_log, TunnelMetrics())
         hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
         listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
         port = bound_address(listener).port
@@ -458,7 +458,7 @@ async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> N
 async def test_a_fault_of_ours_costs_one_connection(
     access_log: AccessLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     tunnels = made(FaultyTable(()), access_log, metrics)
     hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
     listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")

@@ -38,7 +38,7 @@ class Worker:
         self.asker = Asker(number, self._asks)
         self.ready = Response.text(200, "ready")
         self.pid = 100 + number
-        self.metrics = TunnelMetrics("gateway")
+        self.metrics = TunnelMetrics()
         self.mistake: str | None = None
         self.reloads = 0
         self.answers: dict[str, Handler] = {

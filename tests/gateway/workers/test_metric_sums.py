@@ -12,6 +12,8 @@ from gateway.workers.metric_sums import (
     decode,
     encode,
 )
+from shared.errors import Flag
+from shared.ops.families import CONFIG_SUCCESSFUL
 from shared.ops.metrics import TunnelMetrics, render
 from shared.ops.token_counts import TokenStatus
 from shared.ops.token_metrics import TokenMetrics
@@ -20,13 +22,13 @@ from tests.support.wall_clock import START, Clock
 
 def told(*, opened: int, closed: int, setup_s: float = 0.002) -> list[Family]:
     """What a worker with so many tunnels tells."""
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     for _ in range(opened):
         metrics.route("*.demo").opened()
         metrics.tunnel_setup(setup_s)
     for _ in range(closed):
         metrics.route("*.demo").closed()
-    metrics.watch("hbone_test_successful", "For the test.", lambda: 1.0 if closed else 0.0)
+    metrics.watch(CONFIG_SUCCESSFUL, lambda: 1.0 if closed else 0.0)
     return decode(encode(metrics.collect()))
 
 
@@ -43,10 +45,10 @@ SETUPS = "hbone_tunnel_setup_seconds_count"
 
 
 def test_one_worker_is_shown_as_it_is() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     metrics.route("*.demo").opened()
     metrics.origin("https://hello.a.run.app").opened()
-    metrics.refused("NO_ROUTE")
+    metrics.refused(Flag.NO_ROUTE)
     metrics.tunnel_setup(0.3)
     sums = Sums()
     sums.heard(1, 100, decode(encode(metrics.collect())))
@@ -73,7 +75,7 @@ def test_what_cannot_be_summed_is_the_least() -> None:
     sums.heard(1, 100, told(opened=1, closed=1))
     sums.heard(2, 200, told(opened=1, closed=0))
     samples = shown(sums)
-    assert samples["hbone_test_successful"] == 0
+    assert samples["hbone_config_last_reload_successful"] == 0
     assert samples['istio_build{component="gateway",tag="0.1.0"}'] == 1
 
 
@@ -100,7 +102,7 @@ def test_an_answer_that_is_none(answer: str) -> None:
 
 
 def test_an_answer_is_text() -> None:
-    assert json.loads(encode(TunnelMetrics("gateway").collect()))
+    assert json.loads(encode(TunnelMetrics().collect()))
 
 
 def test_of_tokens_the_oldest_and_the_first_to_end_count() -> None:

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import DOWNSTREAM_RESET
+from shared.errors import Flag
 from shared.ops.access_log import CLOSE_WAIT_S, MAX_BYTES, MAX_LINES, AccessLog, Fields
 from shared.ops.log import MAX_VALUE_CHARS, Format, Redactor, cut
 from tests.support.tcp_peer import PATIENCE_S
@@ -158,7 +158,7 @@ async def test_a_workload_that_registered(pipe: Pipe) -> None:
 
 async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
     log = AccessLog(pipe.writer, "text", "gateway")
-    log.tunnel(flags=DOWNSTREAM_RESET, error="connection reset")
+    log.tunnel(flags=Flag.DOWNSTREAM_RESET, error="connection reset")
     log.close()
     (line,) = pipe.lines()
     assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
@@ -166,7 +166,7 @@ async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
 
 async def test_nor_is_one_that_breaks_off_before_its_tunnel_stands(pipe: Pipe) -> None:
     log = AccessLog(pipe.writer, "text", "gateway")
-    log.refused(flags=DOWNSTREAM_RESET, error="the client broke off")
+    log.refused(flags=Flag.DOWNSTREAM_RESET, error="the client broke off")
     log.close()
     (line,) = pipe.lines()
     assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line

@@ -1,10 +1,8 @@
-"""Metrics of look-ups, and that ARCHITECTURE.md lists them."""
+"""Metrics of look-ups."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from pathlib import Path
 
 from shared.address import Address
 from shared.net.names.dns_query import KINDS, ResolveError
@@ -17,8 +15,6 @@ from shared.net.names.resolver import (
 from shared.ops.dns_metrics import families
 from shared.tasks import spawn
 from tests.support.name_server import failing, name_server, never
-
-ROOT = Path(__file__).parents[3]
 
 
 def samples(resolver: Resolver) -> dict[tuple[str, ...], float]:
@@ -66,9 +62,3 @@ async def test_what_came_of_look_ups() -> None:
     assert told["lookups_limit", "clients"] == MAX_LOOKUPS
     assert told["lookups_limit", "settings"] == MAX_LOOKUPS_OF_OURS
     assert (told["answers",], told["answers_limit",]) == (3, MAX_KEPT)
-
-
-def test_architecture_lists_them() -> None:
-    listed = set(re.findall(r"`(hbone_[a-z_]+)", (ROOT / "ARCHITECTURE.md").read_text()))
-    served = {sample.name for family in families(Resolver().numbers) for sample in family.samples}
-    assert served <= listed

@@ -10,8 +10,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from shared.errors import NoRouteError, StreamResetError
-from shared.ops.metrics import MAX_LABELS, Scrape, TunnelMetrics, render, response_flags
+from shared.errors import Flag, NoRouteError, StreamResetError
+from shared.ops.families import BUFFERED_BYTES
+from shared.ops.metrics import MAX_LABELS, Scrape, TunnelMetrics, render
 
 ROUTE = "*.demo.svc.cluster.local"
 ORIGIN = "https://hello.a.run.app:443"
@@ -28,7 +29,7 @@ def scrape(metrics: TunnelMetrics) -> dict[tuple[str, ...], float]:
 
 
 def test_a_tunnels_life() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     route = metrics.route(ROUTE)
     route.opened()
     route.opened()
@@ -51,17 +52,14 @@ def test_a_tunnels_life() -> None:
     assert scrape(metrics)["hbone_tunnels_open", ROUTE] == 0
 
 
-@pytest.mark.parametrize(
-    ("component", "reporter"), [("gateway", "source"), ("agent", "destination"), ("x", "unknown")]
-)
-def test_istios_names_sum_over_routes(component: str, reporter: str) -> None:
-    metrics = TunnelMetrics(component)
+def test_istios_names_sum_over_routes() -> None:
+    metrics, reporter = TunnelMetrics(), "source"
     for host in ("a", "b"):
         route = metrics.route(host)
         route.opened()
         route.opened()
         route.closed()
-        route.closed("CONNECT")
+        route.closed(Flag.CONNECT)
         route.sent_bytes += 100
         route.received_bytes += 7
     samples = scrape(metrics)
@@ -71,11 +69,11 @@ def test_istios_names_sum_over_routes(component: str, reporter: str) -> None:
     # Istio's sent bytes are those of the response.
     assert samples["istio_tcp_sent_bytes_total", reporter, "-"] == 14
     assert samples["istio_tcp_received_bytes_total", reporter, "-"] == 200
-    assert samples["istio_build", component, version("hbone")] == 1
+    assert samples["istio_build", "gateway", version("hbone")] == 1
 
 
 def test_connections_to_an_origin() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     origin = metrics.origin(ORIGIN)
     origin.opened()
     origin.opened()
@@ -96,13 +94,13 @@ def test_connections_to_an_origin() -> None:
 
 
 def test_refusals_are_there_before_the_first() -> None:
-    metrics = TunnelMetrics("gateway", more_flags=["DRAIN"])
+    metrics = TunnelMetrics()
     metrics.refused(NoRouteError.flag)
     samples = scrape(metrics)
     refusals = {
         key[1]: value for key, value in samples.items() if key[0] == "hbone_connections_refused_total"
     }
-    assert refusals.keys() == (response_flags() | {"DRAIN"}) - {"-"}
+    assert refusals.keys() == set(Flag) - {"-"}
     assert refusals.pop("NO_ROUTE") == 1
     assert set(refusals.values()) == {0}
 
@@ -111,13 +109,13 @@ def test_refusals_are_there_before_the_first() -> None:
 
 
 def test_the_same_name_is_the_same_object() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     assert metrics.route(ROUTE) is metrics.route(ROUTE)
     assert metrics.origin(ORIGIN) is metrics.origin(ORIGIN)
 
 
 def test_labels_are_bounded() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     for number in range(MAX_LABELS + 50):
         metrics.origin(f"https://{number}.test:443").opened()
         metrics.route(f"{number}.test").opened()
@@ -128,19 +126,8 @@ def test_labels_are_bounded() -> None:
     assert metrics.route("0.test").opened_total == 1
 
 
-def test_flags_are_a_closed_set() -> None:
-    metrics = TunnelMetrics("gateway")
-    for flag in ("BAD_HELLO", "made up", "made up too"):
-        metrics.refused(flag)
-        metrics.route(ROUTE).closed(flag)
-    samples = scrape(metrics)
-    assert samples["hbone_connections_refused_total", "unknown"] == 2
-    assert samples["hbone_tunnels_closed_total", "unknown", ROUTE] == 2
-    assert not [key for key in samples if "made up" in key]
-
-
 def test_label_values_are_escaped() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     metrics.route('a"b\\c\nd').opened()
     assert scrape(metrics)["hbone_tunnels_opened_total", 'a"b\\c\nd'] == 1
 
@@ -149,7 +136,7 @@ def test_label_values_are_escaped() -> None:
 
 
 def test_the_public_names() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     _, body = metrics.render("")
     names = {line.split()[2] for line in body.decode().splitlines() if line.startswith("# TYPE ")}
     assert {name for name in names if not name.startswith("process_")} == {
@@ -196,7 +183,7 @@ def test_the_public_names() -> None:
     ],
 )
 def test_the_format_follows_accept(accept: str, content_type: str) -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     metrics.route(ROUTE).opened()
     metrics.tunnel_setup(1)
     offered, body = metrics.render(accept)
@@ -206,17 +193,17 @@ def test_the_format_follows_accept(accept: str, content_type: str) -> None:
 
 
 def test_watched_numbers_are_read_at_the_scrape() -> None:
-    metrics = TunnelMetrics("gateway")
-    dropped = [0]
-    metrics.watch("hbone_access_log_dropped", "Lines lost.", lambda: dropped[0])
-    dropped[0] = 5
-    assert scrape(metrics)["hbone_access_log_dropped",] == 5
+    metrics = TunnelMetrics()
+    held = [0]
+    metrics.watch(BUFFERED_BYTES, lambda: held[0])
+    held[0] = 5
+    assert scrape(metrics)["hbone_buffered_bytes",] == 5
     with pytest.raises(ValueError, match="Duplicated"):
-        metrics.watch("hbone_access_log_dropped", "Again.", lambda: 0)
+        metrics.watch(BUFFERED_BYTES, lambda: 0)
 
 
 def test_numbers_of_others_are_asked_for_at_the_scrape() -> None:
-    metrics = TunnelMetrics("gateway")
+    metrics = TunnelMetrics()
     count = [0]
     metrics.add(lambda: iter([GaugeMetricFamily("hbone_test", "For the test.", value=count[0])]))
     count[0] = 3
@@ -231,7 +218,7 @@ def test_any_collector_can_be_rendered() -> None:
 
 
 def test_the_registry_is_our_own() -> None:
-    one, other = TunnelMetrics("gateway"), TunnelMetrics("agent")
+    one, other = TunnelMetrics(), TunnelMetrics()
     one.route(ROUTE).opened()
     assert ("hbone_tunnels_opened_total", ROUTE) not in scrape(other)
     assert b"hbone_" not in prometheus_client.generate_latest()

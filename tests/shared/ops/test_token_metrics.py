@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-from shared.errors import TOKEN_REASONS
 from shared.ops import token_metrics
 from shared.ops.token_counts import TokenStatus
 from shared.ops.token_metrics import TokenMetrics
 from tests.support.wall_clock import START, Clock
-
-ROOT = Path(__file__).parents[3]
 
 
 def told(audience: str, minted_at_s: float | None, expires_at_s: float | None) -> TokenStatus:
@@ -91,13 +85,3 @@ def test_names_that_clients_make_up_leave_half_of_the_labels(monkeypatch: pytest
     assert others[2] is others[3] is metrics.of("other", "other")
     assert metrics.of("me", "good") is not metrics.of("other", "other")
     assert metrics.of("me", "random-0", is_new=True) is others[0]
-
-
-def test_architecture_lists_them() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    metrics = TokenMetrics(Clock())
-    for family in metrics.families((), kept=(0, 0), new=(0, 0)):
-        assert f"`{family.name}" in text
-    reasons = re.search(r"`hbone_token_failures_total` \| .*reason: ([^|]+) \|", text)
-    assert reasons is not None
-    assert tuple(reasons[1].split(", ")) == TOKEN_REASONS

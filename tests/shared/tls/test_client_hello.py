@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import ALERT_DECODE_ERROR, ClientHelloError
-from shared.tls.client_hello import (
-    MAX_HELLO_BYTES,
-    MAX_PEEK_BYTES,
-    MAX_RECORDS,
-    ClientHello,
-    NotTlsError,
-    parse,
-)
+from shared.errors import ALERT_DECODE_ERROR, ClientHelloError, NotTlsError
+from shared.tls.client_hello import MAX_HELLO_BYTES, MAX_PEEK_BYTES, MAX_RECORDS, ClientHello, parse
 
 RECORDED = {path.stem: path.read_bytes() for path in Path(__file__).with_name("hellos").glob("*.bin")}
 ISTIO_NAME = "outbound_.8080_._.hello.demo.svc.cluster.local"

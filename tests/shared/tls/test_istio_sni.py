@@ -4,14 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError
-from shared.tls.istio_sni import (
-    ISTIO_ALPN,
-    MAX_NAME_CHARS,
-    Destination,
-    SniError,
-    parse,
-)
+from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError, SniError
+from shared.tls.istio_sni import ISTIO_ALPN, MAX_NAME_CHARS, Destination, parse
 
 HOST = "hello.demo.svc.cluster.local"
 

@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from shared.errors import EXIT_DENIED, RefusedError
+from shared.errors import EXIT_DENIED, RefusedError, TokenRejectedError
 from shared.trust.jwt_check import (
     GOOGLE_ISSUER,
     KINDS,
@@ -23,7 +23,6 @@ from shared.trust.jwt_check import (
     Issuer,
     PublicKey,
     TokenChecker,
-    TokenRejected,
 )
 from shared.trust.token_claims import claims_of, describe
 
@@ -54,8 +53,8 @@ def checker(issuer: Issuer, **keys: PublicKey) -> TokenChecker:
     return TokenChecker(issuer.public_keys | keys, [AUDIENCE, "custom"], GOOGLE_ISSUER, now=now)
 
 
-def rejected(checker: TokenChecker, authorization: str | None) -> TokenRejected:
-    with pytest.raises(TokenRejected) as caught:
+def rejected(checker: TokenChecker, authorization: str | None) -> TokenRejectedError:
+    with pytest.raises(TokenRejectedError) as caught:
         checker.check(authorization)
     assert caught.value.kind in KINDS
     return caught.value

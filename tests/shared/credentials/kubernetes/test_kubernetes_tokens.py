@@ -11,9 +11,9 @@ import jwt
 import pytest
 
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
-from shared.credentials.kubernetes.kubernetes_tokens import BoundObject, KubernetesTokens, TokenDenied
+from shared.credentials.kubernetes.kubernetes_tokens import BoundObject, KubernetesTokens
 from shared.credentials.tokens.minting import Minted, Minter
-from shared.errors import TokenError
+from shared.errors import TokenDeniedError, TokenError
 from tests.support.api_server import (
     API_AUDIENCE,
     NAMESPACE,
@@ -87,12 +87,12 @@ async def test_a_token_that_ends_with_its_pod(server: ApiServer) -> None:
 
 
 async def test_a_pod_that_is_not_there(server: ApiServer) -> None:
-    with pytest.raises(TokenDenied, match='404 NotFound: pods "gone" not found'):
+    with pytest.raises(TokenDeniedError, match='404 NotFound: pods "gone" not found'):
         await tokens(server, bound_to=BoundObject("Pod", "gone")).mint(AUDIENCE)
 
 
 async def test_without_the_permission_the_error_names_it(server: ApiServer) -> None:
-    with pytest.raises(TokenDenied) as denied:
+    with pytest.raises(TokenDeniedError) as denied:
         await tokens(server, server.forbidden).mint(AUDIENCE)
     text = str(denied.value)
     assert text.startswith(f"no token of service account demo/hello: {server.url} answered 403 Forbidden: ")
@@ -100,13 +100,15 @@ async def test_without_the_permission_the_error_names_it(server: ApiServer) -> N
 
 
 async def test_a_token_of_ours_that_the_server_does_not_know(server: ApiServer) -> None:
-    with pytest.raises(TokenDenied, match="answered 401 Unauthorized; it does not know our token") as denied:
+    with pytest.raises(
+        TokenDeniedError, match="answered 401 Unauthorized; it does not know our token"
+    ) as denied:
         await tokens(server, "made-up-T0ken").mint(AUDIENCE)
     assert "made-up" not in str(denied.value)
 
 
 async def test_a_service_account_that_is_not_there(server: ApiServer) -> None:
-    with pytest.raises(TokenDenied, match='404 NotFound: serviceaccounts "gone" not found'):
+    with pytest.raises(TokenDeniedError, match='404 NotFound: serviceaccounts "gone" not found'):
         await tokens(server, service_account="gone").mint(AUDIENCE)
 
 
@@ -114,7 +116,7 @@ async def test_a_lifetime_that_the_server_does_not_take(server: ApiServer) -> No
     # Ours to refuse as a rule, so asked for past the check.
     minter = tokens(server)
     minter._lifetime_s = 60
-    with pytest.raises(TokenDenied, match=r"422 Invalid: .*less than 10 minutes"):
+    with pytest.raises(TokenDeniedError, match=r"422 Invalid: .*less than 10 minutes"):
         await minter.mint(AUDIENCE)
 
 
@@ -232,7 +234,7 @@ async def test_what_may_be_otherwise_in_a_moment(local: LocalApiServer, code: in
     local.answer = lambda _: status(code, "Reason", "message")
     with pytest.raises(TokenError) as error:
         await tokens(local).mint(AUDIENCE)
-    assert isinstance(error.value, TokenDenied) is final
+    assert isinstance(error.value, TokenDeniedError) is final
 
 
 async def test_a_minted_token_is_not_shown(local: LocalApiServer) -> None:
@@ -251,6 +253,6 @@ async def test_a_signature_of_another_cluster_is_noticed_by_the_test(local: Loca
 async def test_a_server_that_asks_for_more_is_asked_once(local: LocalApiServer) -> None:
     """A token that is rejected, and has no successor, is not sent again."""
     seen: list[Asked] = local.asked
-    with pytest.raises(TokenDenied):
+    with pytest.raises(TokenDeniedError):
         await tokens(local, "made-up").mint(AUDIENCE)
     assert len(seen) == 1

@@ -22,9 +22,9 @@ from shared.credentials.token_sources.jwks import (
     key_id_of,
     read_keys,
 )
-from shared.errors import UnavailableError
+from shared.errors import TokenRejectedError, UnavailableError
 from shared.tasks import spawn
-from shared.trust.jwt_check import Issuer, TokenChecker, TokenRejected
+from shared.trust.jwt_check import Issuer, TokenChecker
 from tests.shared.net.loopback import until
 from tests.support.key_server import KeyServer, served
 from tests.support.metadata_server import closed_port, listening
@@ -120,7 +120,7 @@ async def test_an_issuer_that_rotates_its_keys_is_followed(old: Issuer, new: Iss
         clock.now += jwks.MIN_PACE_S
         assert not verify.is_at_hand(bearer(new))
         await verify.check(bearer(new))
-        with pytest.raises(TokenRejected, match="not known here"):
+        with pytest.raises(TokenRejectedError, match="not known here"):
             verify.check_at_hand(bearer(old))
 
 
@@ -130,11 +130,11 @@ async def test_tokens_of_unknown_keys_cannot_make_us_ask_all_the_time(old: Issue
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
         for _ in range(50):
-            with pytest.raises(TokenRejected, match="not known here"):
+            with pytest.raises(TokenRejectedError, match="not known here"):
                 await verify.check(bearer(new))
         assert server.asked == 1
         clock.now += jwks.MIN_PACE_S
-        with pytest.raises(TokenRejected):
+        with pytest.raises(TokenRejectedError):
             await verify.check(bearer(new))
         assert server.asked == 2
 
@@ -178,7 +178,7 @@ async def test_a_key_that_was_withdrawn_while_nobody_came(old: Issuer, new: Issu
         server.issuers = [new]
         clock.now += 600
         assert not verify.is_at_hand(bearer(old)), "they count no longer than the issuer said"
-        with pytest.raises(TokenRejected, match="not known here"):
+        with pytest.raises(TokenRejectedError, match="not known here"):
             await verify.check(bearer(old))
 
 
@@ -305,7 +305,7 @@ async def test_a_file_is_read_again_when_it_changes(
     os.replace(tmp_path / "next", file)
     assert verify.is_at_hand(bearer(old)) and old.kid in verify.keys.keys, "not looked at for each token"
     await verify.check(bearer(new))
-    with pytest.raises(TokenRejected, match="not known here"):
+    with pytest.raises(TokenRejectedError, match="not known here"):
         await verify.check(bearer(old))
     file.write_text("garbage")
     clock.now += jwks.LOOK_EVERY_S
