@@ -30,7 +30,7 @@ from shared.credentials.token_sources.access_tokens import SCOPE, KeptAccessToke
 from shared.credentials.token_sources.google_file import Credentials, Impersonation
 from shared.credentials.token_sources.google_request import (
     FAILURES,
-    LoopRequest,
+    Request,
     check_url,
     in_thread,
 )
@@ -75,7 +75,7 @@ class GoogleCredentials:
             )
         return await minter.mint(audience)
 
-    def _current(self, _: LoopRequest) -> Minter:
+    def _current(self, _: Request) -> Minter:
         """The minter that the file's present content means."""
         path = google_file.find(self._settings)
         try:
@@ -162,7 +162,7 @@ class _Key:
         self.identity = str(credentials.info["client_email"])
 
     async def mint(self, audience: str) -> Minted:
-        def work(request: LoopRequest) -> object:
+        def work(request: Request) -> object:
             from google.oauth2 import service_account
 
             try:
@@ -205,7 +205,7 @@ class _User:
                 f"only; {IMPERSONATE}"
             )
 
-        def work(request: LoopRequest) -> object:
+        def work(request: Request) -> object:
             user = _google_auth(self._credentials, self._settings)
             user.refresh(request)
             return user.id_token
@@ -245,7 +245,7 @@ class GoogleAccess(KeptAccessToken):
             else "google-auth cannot use it",
         )
 
-    def _refreshed(self, request: LoopRequest) -> Minted:
+    def _refreshed(self, request: Request) -> Minted:
         # A new one each time: the thread of an attempt that was given up may still be at work on its own.
         try:
             own = _google_auth(self._credentials, self._settings)
@@ -259,7 +259,7 @@ class GoogleAccess(KeptAccessToken):
         # What google-auth has not looked at: whether it is a token, and how long it is said to live.
         left_s = own.expiry.replace(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
         answer = {"access_token": own.token, "expires_in": left_s}
-        return access_token(answer, f"what {request.answered} gave", now_s, now_s)
+        return access_token(answer, f"what {request.http.answered} gave", now_s, now_s)
 
 
 def _google_auth(credentials: Credentials, settings: TokenSettings) -> Any:

@@ -1,11 +1,6 @@
-"""google-auth's requests made by our own HTTP client: it runs in a thread, its requests on the event loop.
+"""google-auth at work: in a thread of its own, over its own transport (urllib3), with a deadline.
 
-google-auth is written for threads that wait. Here it has a few of its own (`in_thread`), and each request
-that it makes in one is carried out on the loop by `http1_client`, with a bound on the answer and what is left
-of the deadline, so that neither `requests` nor `urllib3` is needed and nobody waits longer than agreed.
-
-Owned here: that bridge, and what may be told about an exchange that failed. What google-auth itself says is
-not repeated anywhere, for it quotes answers. What it is asked for is `google_credentials`' matter.
+What google-auth and urllib3 say of a failure is not repeated anywhere, for it quotes answers, files and URLs.
 """
 
 from __future__ import annotations
@@ -13,34 +8,31 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import ipaddress
-import queue
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
-from google.auth import exceptions, transport
+import google.auth.transport.urllib3
+import urllib3
+from google.auth import exceptions
+from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
+from urllib3.exceptions import TimeoutError as LateError
 
 from shared.credentials.token_sources.token_answers import MAX_ANSWER_BYTES, said
 from shared.credentials.token_sources.token_settings import is_own_machine, target_of
-from shared.errors import HboneError, TokenError
-from shared.net import http1
-from shared.net.http1 import Target
-from shared.tasks import spawn
+from shared.errors import TokenError
+from shared.net.dial import reason
+from shared.net.http1 import Response, Target
+from shared.net.tls.contexts import ALPN_HTTP1, client_context
 
 T = TypeVar("T")
 
-THREADS = 4
-"""Threads of google-auth's: one for each credential at a time, and some that may hang in an executable."""
-
 MOST_STEPS = 3
 """Exchanges towards one token: AWS' metadata service has two before Google's STS."""
-
-HELD_BACK_S = 1.0
-"""How much longer the thread waits than the request may take: the loop tells it before."""
 
 METADATA_HOSTS = ("fd00:ec2::254", "metadata.google.internal")
 """Metadata services that are asked in the clear, besides those at link-local addresses (169.254.169.254)."""
@@ -50,53 +42,25 @@ RETRIED_STATUSES = frozenset((408, 429, *range(500, 600)))
 has its own pace."""
 
 
-class _Threads:
-    """Like an executor, but that nobody waits for its threads at the end of the process: a federation's
-    program may take two minutes, and Kubernetes waits for half of one."""
+class Answer(NamedTuple):
+    """What google-auth's transport looks at in an answer."""
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[concurrent.futures.Future[Any], Callable[[], Any]]]
-        self._work = queue.SimpleQueue()
-        self._started = 0
-
-    def submit(self, work: Callable[[], T]) -> concurrent.futures.Future[T]:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._work.put((future, work))
-        if self._started < THREADS:
-            self._started += 1
-            threading.Thread(target=self._serve, name=f"google-auth {self._started}", daemon=True).start()
-        return future
-
-    def _serve(self) -> None:
-        while True:
-            future, work = self._work.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(work())
-                except BaseException as error:
-                    future.set_exception(error)
-            del future, work  # what was done is not kept until there is more to do
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
 
 
-@functools.cache
-def _threads() -> _Threads:
-    return _Threads()
+class Exchanges:
+    """The exchanges towards one token, with bounds: google-auth's transport calls it in place of a pool of
+    urllib3's. It follows no redirection and repeats nothing."""
 
-
-class LoopRequest(transport.Request):
-    """What google-auth calls for an HTTP exchange, from a thread that is not the loop's.
-
-    Made on the loop. `failure` tells afterwards what went wrong, if something did.
-    """
-
-    def __init__(self, deadline: float, step_timeout_s: float, tls: ssl.SSLContext | None) -> None:
-        """`deadline` is the loop's time for all requests together, `step_timeout_s` bounds each."""
-        self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
+    def __init__(self, step_timeout_s: float, tls: ssl.SSLContext) -> None:
+        """`step_timeout_s` bounds each exchange in seconds, MOST_STEPS times as much all of them."""
+        self.deadline = time.monotonic() + MOST_STEPS * step_timeout_s
         self._step_timeout_s = step_timeout_s
-        self._tls = tls
-        self._task: asyncio.Task[None] | None = None
-        self._given_up = False
+        self._http = urllib3.PoolManager(retries=False, ssl_context=tls)
+        self.given_up = False
+        """Set when nobody waits for the token any more: nothing further is asked."""
         self.failure = ""
         """What the last exchange came to: a reason, or empty when it was answered with 200."""
         self.reason = "file"
@@ -104,157 +68,167 @@ class LoopRequest(transport.Request):
         self.answered = ""
         """Who has answered last."""
 
-    def __call__(
+    def request(
         self,
+        method: str,
         url: str,
-        method: str = "GET",
         body: bytes | str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float | None = None,
         **options: object,
     ) -> Answer:
-        """Raises TransportError when there is no answer, or one that is not to be had again at once."""
+        """The whole answer. Raises HTTPError when there is none, or one that google-auth would retry."""
         if options.get("cert"):
-            self.failure = "credentials that are used over mTLS (X.509 federation) are not supported"
-            raise exceptions.TransportError(self.failure)
-        content = body.encode() if isinstance(body, str) else body or b""
-        outcome: concurrent.futures.Future[http1.Response] = concurrent.futures.Future()
+            raise self._failed("credentials that are used over mTLS (X.509 federation) are not supported")
+        left_s = min(self._step_timeout_s, self.deadline - time.monotonic())
+        if self.given_up or left_s <= 0:
+            raise HTTPError("given up")
+        self.reason = "unreachable"
         try:
-            self._loop.call_soon_threadsafe(self._start, outcome, method, url, dict(headers or {}), content)
-            response = outcome.result(self._step_timeout_s + HELD_BACK_S)
-        except (TimeoutError, concurrent.futures.CancelledError, RuntimeError) as error:
-            # RuntimeError: the loop has been closed meanwhile.
-            raise exceptions.TransportError("given up") from error
-        except HboneError as error:
-            self.failure, self.reason = str(error), "unreachable"
-            raise exceptions.TransportError("no answer") from error
-        self.answered = str(Target.parse(url))
-        self.failure, self.reason = "", "garbled"
-        if response.status != 200:
-            self.reason = "refused"
-            self.failure = f"{self.answered} answered {said(response)}"
-        if response.status in RETRIED_STATUSES:
-            raise exceptions.TransportError("not now")
-        return Answer(response)
-
-    def give_up(self) -> None:
-        """Ends the request under way, and refuses further ones; on the loop."""
-        self._given_up = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def _start(
-        self,
-        outcome: concurrent.futures.Future[http1.Response],
-        method: str,
-        url: str,
-        headers: dict[str, str],
-        body: bytes,
-    ) -> None:
-        if self._given_up:
-            outcome.cancel()
-            return
-        exchange = self._exchange(outcome, method, url, headers, body)
-        self._task = spawn(exchange, name="request of google-auth")
-        # Without effect on one that has a result: nothing is left waiting when the task is cancelled.
-        self._task.add_done_callback(lambda _: outcome.cancel())
-
-    async def _exchange(
-        self,
-        outcome: concurrent.futures.Future[http1.Response],
-        method: str,
-        url: str,
-        headers: dict[str, str],
-        body: bytes,
-    ) -> None:
-        try:
-            check_url(url)
-            left_s = self._deadline - self._loop.time()
-            response = await http1.request(
-                method,
-                url,
-                headers=headers,
-                body=body,
-                timeout_s=max(0.0, min(self._step_timeout_s, left_s)),
-                max_bytes=MAX_ANSWER_BYTES,
-                tls=self._tls,
-            )
-        except HboneError as error:
-            outcome.set_exception(error)
+            target = check_url(url)
         except ValueError as error:
-            outcome.set_exception(TokenError(str(error)))
-        else:
-            outcome.set_result(response)
+            raise self._failed(str(error)) from None
+        try:
+            answer = self._exchange(target, method, url, body, headers, time.monotonic() + left_s)
+        except (NewConnectionError, SSLError) as error:
+            raise self._failed(f"cannot connect to {target}: {_cause(error)}") from None
+        except LateError:
+            late = f"no complete answer from {target} within {self._step_timeout_s:g} s"
+            raise self._failed(late) from None
+        except HTTPError:
+            broken = f"broken answer from {target}: it is no complete HTTP/1.1 response"
+            raise self._failed(self.failure or broken) from None
+        self.answered = str(target)
+        self.failure, self.reason = "", "garbled"
+        if answer.status != 200:
+            self.reason = "refused"
+            response = Response(answer.status, dict(answer.headers), answer.data)
+            self.failure = f"{target} answered {said(response)}"
+        if answer.status in RETRIED_STATUSES:
+            raise HTTPError("not now")
+        return answer
+
+    def close(self) -> None:
+        """Lets go of the connections."""
+        self._http.clear()
+
+    def _failed(self, failure: str) -> HTTPError:
+        self.failure = failure
+        return HTTPError("no answer")
+
+    def _exchange(
+        self,
+        target: Target,
+        method: str,
+        url: str,
+        body: bytes | str | None,
+        headers: Mapping[str, str] | None,
+        deadline: float,
+    ) -> Answer:
+        self.failure = ""
+        streamed = self._http.request(
+            method,
+            url,
+            body=body,
+            headers={**(headers or {}), "connection": "close"},
+            timeout=deadline - time.monotonic(),
+            retries=False,
+            preload_content=False,
+        )
+        content = b""
+        try:
+            # urllib3's timeout is for each read. Nothing is unpacked, for the bound is on what is kept.
+            while part := streamed.read1(MAX_ANSWER_BYTES, decode_content=False):
+                content += part
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise self._failed(f"answer from {target} is longer than {MAX_ANSWER_BYTES} bytes")
+                if time.monotonic() >= deadline:
+                    raise LateError
+        finally:
+            streamed.close()
+        return Answer(streamed.status, streamed.headers, content)
 
 
-class Answer(transport.Response):
-    """An answer as google-auth wants to have it."""
-
-    def __init__(self, response: http1.Response) -> None:
-        self._response = response
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
-
-    @property
-    def data(self) -> bytes:
-        return self._response.body
+def _cause(error: BaseException) -> str:
+    """Why a connection was not made, without the address that urllib3 puts into it."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, OSError):
+        seen = seen.__cause__ or seen.__context__
+    return reason(seen) if seen is not None else "TLS failed"
 
 
-def check_url(url: str) -> None:
-    """Raises ValueError for a URL that would carry secrets in the clear to another machine."""
+def check_url(url: str) -> Target:
+    """Where `url` leads. Raises ValueError where secrets would go to another machine in the clear."""
     target = target_of(url)
     if target.scheme == "https" or is_own_machine(target.host) or target.host in METADATA_HOSTS:
-        return
+        return target
     with contextlib.suppress(ValueError):  # raised for what is no address
         if ipaddress.ip_address(target.host).is_link_local:
-            return
+            return target
     raise ValueError(f"{target} would have to be asked over https, for others can read what is in the clear")
+
+
+class Request(google.auth.transport.urllib3.Request):
+    """google-auth's own transport."""
+
+    http: Exchanges
 
 
 async def in_thread(
     place: str,
-    work: Callable[[LoopRequest], T],
+    work: Callable[[Request], T],
     *,
     step_timeout_s: float,
     tls: ssl.SSLContext | None,
     without_answer: str = "google-auth cannot use it",
 ) -> T:
-    """What `work` returns, run in one of google-auth's threads with a request that it can use.
+    """What `work` returns, run in a thread with a request that google-auth can use.
 
     Raises TokenError, naming `place`, for whatever goes wrong, `without_answer` being the reason if nobody
     was asked at all; also when it is not done within MOST_STEPS times `step_timeout_s` seconds. Then, and
-    when its caller is cancelled, the request under way ends, and with it the thread's work.
+    when its caller is cancelled, the thread asks nobody any more and ends with its present exchange.
     """
-    loop = asyncio.get_running_loop()
-    allowed_s = MOST_STEPS * step_timeout_s
-    request = LoopRequest(loop.time() + allowed_s, step_timeout_s, tls)
+    now_s = asyncio.get_running_loop().time()
+    exchanges = Exchanges(step_timeout_s, tls or client_context(None, now_s, ALPN_HTTP1))
 
     def told() -> T:
         try:
-            return work(request)
+            return work(Request(exchanges))  # type: ignore[no-untyped-call]
         except FAILURES:
-            if request.failure:
-                reason = request.failure
-            elif request.answered:
-                reason = f"{request.answered} gave an answer without a token"
+            if exchanges.failure:
+                reason = exchanges.failure
+            elif exchanges.answered:
+                reason = f"{exchanges.answered} gave an answer without a token"
             else:
                 reason = without_answer
             # Without the original: google-auth's errors quote answers and files.
-            raise TokenError(f"no token with {place}: {reason}", request.reason) from None
+            raise TokenError(f"no token with {place}: {reason}", exchanges.reason) from None
+        finally:
+            exchanges.close()
 
+    allowed_s = MOST_STEPS * step_timeout_s
     try:
         async with asyncio.timeout(allowed_s):
-            return await asyncio.wrap_future(_threads().submit(told))
+            return await asyncio.wrap_future(_daemon(told))
     except TimeoutError as error:
         raise TokenError(f"no token with {place} within {allowed_s:g} s", "unreachable") from error
     finally:
-        request.give_up()
+        exchanges.given_up = True
+
+
+def _daemon(work: Callable[[], T]) -> concurrent.futures.Future[T]:
+    """The result of `work`, in a thread that the end of the process does not wait for: a federation's program
+    may take two minutes, and Kubernetes waits for half of one. The token cache bounds how many there are."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="google-auth", daemon=True).start()
+    return future
 
 
 FAILURES: tuple[type[Exception], ...] = (

@@ -1,8 +1,9 @@
-"""google-auth's requests on our loop: what comes back, what is refused, and how it ends when nobody waits."""
+"""google-auth's requests in a thread: what comes back, what is refused, and how it ends when nobody waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import subprocess
 import sys
@@ -15,13 +16,13 @@ from google.auth import exceptions
 
 from shared.credentials.token_sources.google_request import (
     MOST_STEPS,
-    LoopRequest,
+    Request,
     check_url,
     in_thread,
 )
 from shared.errors import TokenError
 from tests.support.google import Google
-from tests.support.metadata_server import PATIENCE_S, Answer
+from tests.support.metadata_server import PATIENCE_S, Answer, listening
 
 T = TypeVar("T")
 
@@ -32,14 +33,14 @@ async def google() -> AsyncIterator[Google]:
         yield services
 
 
-async def run(work: Callable[[LoopRequest], T], *, step_timeout_s: float = 5, tls: ssl.SSLContext) -> T:
+async def run(work: Callable[[Request], T], *, step_timeout_s: float = 5, tls: ssl.SSLContext) -> T:
     return await in_thread("the test's", work, step_timeout_s=step_timeout_s, tls=tls)
 
 
 async def test_a_request_and_its_answer(google: Google) -> None:
     google.faults["oauth"] = Answer(b"body", 418, (("x-name", "value"),))
 
-    def work(request: LoopRequest) -> tuple[int, bytes, str, str]:
+    def work(request: Request) -> tuple[int, bytes, str, str]:
         url = f"{google.url}/token?a=b"
         answer = request(url, "POST", "text", {"x-ours": "1"}, timeout=120)
         return answer.status, answer.data, answer.headers["x-name"], threading.current_thread().name
@@ -60,6 +61,29 @@ async def test_what_google_auth_would_try_again_is_an_error_at_once(google: Goog
     assert len(google.requests) == 1
 
 
+async def test_a_redirection_is_not_followed(google: Google) -> None:
+    google.faults["oauth"] = Answer(b"", 307, (("location", f"{google.url}/subject"),))
+    status = await run(lambda request: request(f"{google.url}/token", "POST", b"x").status, tls=google.tls)
+    assert (status, len(google.requests)) == (307, 1)
+
+
+async def test_an_answer_that_drips_has_an_end() -> None:
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+
+    tls = ssl.create_default_context()
+    async with listening(drip) as port:
+        late = rf"no complete answer from 127\.0\.0\.1:{port} within 0.2 s"
+        with pytest.raises(TokenError, match=late) as caught:
+            await run(lambda request: request(f"http://127.0.0.1:{port}/"), step_timeout_s=0.2, tls=tls)
+    assert caught.value.reason == "unreachable"
+
+
 async def test_client_certificates_are_refused(google: Google) -> None:
     with pytest.raises(TokenError, match="over mTLS"):
         await run(lambda request: request(f"{google.url}/token", cert=("a", "b")), tls=google.tls)
@@ -75,7 +99,7 @@ async def test_a_url_that_is_none(google: Google) -> None:
 async def test_all_steps_together_have_an_end(google: Google) -> None:
     let_go = threading.Event()
 
-    def work(request: LoopRequest) -> None:
+    def work(request: Request) -> None:
         let_go.wait(PATIENCE_S)
 
     try:
@@ -89,7 +113,7 @@ async def test_who_has_given_up_asks_nobody_any_more(google: Google) -> None:
     go_on, outcomes = threading.Event(), asyncio.Queue[BaseException]()
     loop = asyncio.get_running_loop()
 
-    def work(request: LoopRequest) -> None:
+    def work(request: Request) -> None:
         go_on.wait(PATIENCE_S)
         try:
             request(f"{google.url}/token")
@@ -108,7 +132,7 @@ def test_a_thread_outlives_its_loop() -> None:
     go_on, outcomes = threading.Event(), []
     done = threading.Event()
 
-    def work(request: LoopRequest) -> None:
+    def work(request: Request) -> None:
         go_on.wait(PATIENCE_S)
         try:
             request("https://127.0.0.1:1/")
