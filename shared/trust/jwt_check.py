@@ -1,8 +1,6 @@
 """Checks and mints ID tokens the way Google's front end and token service do.
 
-Owns signatures, audiences and the statuses that tell a caller what is wrong with its token. Does not fetch
-keys (`jwks` does), and knows no IAM roles. Imported only where tokens are checked: it brings in PyJWT and
-cryptography. Counterpart: `tokens`, which obtains and sends what is checked here.
+Import it only where tokens are checked: it brings in PyJWT and cryptography.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.types import Options
 
 from shared.errors import TokenRejectedError
 from shared.trust.token_claims import MAX_TOKEN_BYTES, claims_of, shown_claim
@@ -32,10 +31,10 @@ RSA_BITS = 2048
 GOOGLE_ISSUER = "https://accounts.google.com"
 
 STATUS_UNAUTHORIZED = 401
-"""The token is malformed, expired, badly signed or meant for somebody else (FACTS section 1)."""
+"""The token is malformed, expired, badly signed or meant for somebody else."""
 
 STATUS_FORBIDDEN = 403
-"""There is no token, and the service is not open to everybody (FACTS section 1)."""
+"""There is no token, and the service is not open to everybody."""
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
@@ -47,19 +46,21 @@ KINDS = (MISSING, MALFORMED, UNKNOWN_KEY, SIGNATURE, TIME, AUDIENCE, ISSUER)
 """Every kind of fault that a TokenRejectedError can have: the values of a metric's label."""
 
 
+_OPTIONS: Options = {"require": ["exp"], "verify_sub": False, "verify_jti": False}
+"""Rules look at the subject, and nobody at the token's id."""
+
+
 class TokenChecker:
-    """Holds `authorization` headers against keys, audiences and an issuer."""
+    """Checks `authorization` headers against keys, audiences and an issuer."""
 
     def __init__(
         self,
         keys: Mapping[str, PublicKey],
         audiences: Collection[str],
         issuer: str | None = None,
-        *,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        """`keys` maps key ids to public keys (RSA for RS256, P-256 for ES256) and is looked at on each check,
-        so it may change. `issuer` None accepts any that the keys vouch for; `now` gives seconds since 1970.
+        """`keys` maps key ids to public keys (RSA for RS256, P-256 for ES256) and is read at each check, so
+        it may change. `issuer` None accepts any that the keys vouch for.
         Raises ValueError when there is no audience or a bare string in place of several.
         """
         if isinstance(audiences, str) or not audiences:
@@ -67,8 +68,6 @@ class TokenChecker:
         self._keys = keys
         self._audiences = frozenset(audiences)
         self._issuer = issuer
-        self._now = now
-        self._signatures = jwt.PyJWS(algorithms=["RS256", "ES256"])
 
     def check(self, authorization: str | None) -> dict[str, Any]:
         """Returns the claims of the token in an `authorization` header value.
@@ -88,58 +87,72 @@ class TokenChecker:
             claims = claims_of(token)
         except ValueError as error:
             raise _unauthorized(str(error), MALFORMED) from error
-        self._check_signature(token)
-        self._check_times(claims)
-        self._check_names(claims)
-        return claims
+        key, own_algorithm = self._key(token)
+        try:
+            return jwt.decode(
+                token,
+                key,
+                [own_algorithm],
+                options=_OPTIONS,
+                audience=self._audiences,
+                issuer=self._issuer,
+                leeway=LEEWAY_S,
+            )
+        except (jwt.PyJWTError, ArithmeticError) as error:
+            # Without the original: some of PyJWT's texts quote what the token holds.
+            raise self._rejection(error, claims) from None
 
-    def _check_signature(self, token: str) -> None:
-        # PyJWT's own texts stay out of ours: some of them quote what the token holds.
+    def _key(self, token: str) -> tuple[PublicKey, str]:
+        """The key with which it says to be signed, and the key's own algorithm: the token must not choose how
+        it is checked (RFC 8725 section 3.1)."""
         try:
             header = jwt.get_unverified_header(token)
         except (jwt.PyJWTError, RecursionError):
             raise _unauthorized("its header cannot be read", MALFORMED) from None
-        # Here, for not every PyJWT that we run with knows it (RFC 7515 section 4.1.11).
+        # PyJWT knows one extension, which no JWT may use (RFC 7797 section 7).
         if "crit" in header:
             raise _unauthorized("it demands extensions that are not known here", MALFORMED)
         key_id = header.get("kid")
         key = self._keys.get(key_id) if isinstance(key_id, str) else None
         if key is None:
             raise _unauthorized("it is signed with a key that is not known here", UNKNOWN_KEY)
-        # Only the key's own algorithm: the token must not choose how it is checked (RFC 8725, 3.1).
         own = algorithm(key)
         if own is None:
             raise _unauthorized("it is signed with a key that is too weak or of another kind", UNKNOWN_KEY)
-        try:
-            self._signatures.decode_complete(token, key, algorithms=[own])
-        except jwt.PyJWTError:
-            raise _unauthorized("its signature is not valid", SIGNATURE) from None
+        return key, own
 
-    def _check_times(self, claims: dict[str, Any]) -> None:
-        now = self._now()
-        expires_at = _time(claims, "exp")
-        if expires_at is None:
-            raise _unauthorized("it has no expiry", TIME)
-        if now >= expires_at + LEEWAY_S:
-            raise _unauthorized(f"it expired {now - expires_at:.0f} s ago", TIME)
-        for claim in ("iat", "nbf"):
-            valid_from = _time(claims, claim)
-            if valid_from is not None and now < valid_from - LEEWAY_S:
-                raise _unauthorized(f"it is valid only in {valid_from - now:.0f} s ({claim})", TIME)
-
-    def _check_names(self, claims: dict[str, Any]) -> None:
-        audience = claims.get("aud")
-        named = audience if isinstance(audience, list) else [audience]
-        if not any(isinstance(name, str) and name in self._audiences for name in named):
-            expected = ", ".join(sorted(self._audiences))
-            raise _unauthorized(f"its audience is {shown_claim(audience)}, expected {expected}", AUDIENCE)
-        issuer = claims.get("iss")
-        if self._issuer is not None and issuer != self._issuer:
-            raise _unauthorized(f"its issuer is {shown_claim(issuer)}, expected {self._issuer}", ISSUER)
+    def _rejection(self, error: Exception, claims: dict[str, Any]) -> TokenRejectedError:
+        """What PyJWT found, in words for the caller."""
+        match error:
+            case jwt.InvalidSignatureError() | jwt.InvalidAlgorithmError() | jwt.InvalidKeyError():
+                return _unauthorized("its signature is not valid", SIGNATURE)
+            case jwt.ExpiredSignatureError():
+                return _unauthorized(f"it expired {_seconds_to(claims['exp'])} s ago", TIME)
+            case jwt.ImmatureSignatureError():
+                claim = "nbf" if "nbf" in str(error) else "iat"
+                return _unauthorized(f"it is valid only in {_seconds_to(claims[claim])} s ({claim})", TIME)
+            case jwt.MissingRequiredClaimError(claim="exp"):
+                return _unauthorized("it has no expiry", TIME)
+            case jwt.InvalidAudienceError() | jwt.MissingRequiredClaimError(claim="aud"):
+                expected = ", ".join(sorted(self._audiences))
+                shown = shown_claim(claims.get("aud"))
+                return _unauthorized(f"its audience is {shown}, expected {expected}", AUDIENCE)
+            case jwt.InvalidIssuerError() | jwt.MissingRequiredClaimError(claim="iss"):
+                shown = shown_claim(claims.get("iss"))
+                return _unauthorized(f"its issuer is {shown}, expected {self._issuer}", ISSUER)
+        return _unauthorized("its times or its signature cannot be read", MALFORMED)
 
 
 def _unauthorized(reason: str, kind: str) -> TokenRejectedError:
     return TokenRejectedError(STATUS_UNAUTHORIZED, reason, kind)
+
+
+def _seconds_to(date: str | float) -> str:
+    """How far away a NumericDate (RFC 7519 section 2) is that PyJWT could read."""
+    try:
+        return f"{abs(int(date) - time.time()):.0f}"
+    except OverflowError:
+        return "very many"
 
 
 def algorithm(key: object) -> str | None:
@@ -149,17 +162,6 @@ def algorithm(key: object) -> str | None:
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         return "ES256"
     return None
-
-
-def _time(claims: dict[str, Any], name: str) -> float | None:
-    """A NumericDate (RFC 7519 section 2) in seconds, None when the claim is missing."""
-    value = claims.get(name)
-    if value is None:
-        return None
-    # The range keeps infinities, NaN and integers without end out of the arithmetic.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
-        raise _unauthorized(f"its {name} is not a time", TIME)
-    return float(value)
 
 
 class Issuer:
