@@ -133,7 +133,7 @@ class Flag(StrEnum):
     DENY = (
         "DENY",
         "the peer's identity is not allowed, or its certificate is revoked or has expired (the line says so)",
-        "access_denied or certificate_revoked; on the HBONE port 401; GOAWAY; RST; REFUSED_STREAM",
+        "access_denied or certificate_revoked; krun: internal_error; on the HBONE port 401; GOAWAY; RST",
     )
     TLS_FAILURE = (
         "TLS_FAILURE",

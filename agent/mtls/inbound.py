@@ -1,14 +1,9 @@
 """The built-in mTLS end: what Envoy does on 127.0.0.1:15003, where no Envoy runs.
 
-Owned here: the listener, who may come in, the way to the app, the drain. Its TLS is `shared/net/legs/tls.py`
-and `shared/net/legs/tls_handshake.py`, the renewal of its files `shared/net/tls/certificate_files.py`, its
-rules about names `shared/trust/peer_policy.py`, about revoked certificates
-`shared/net/tls/revocation_watch.py`; the log line is the caller's (`finished`).
-
 The rules:
 
-1. The app is dialled only for a peer that has proved an allowed SPIFFE identity. A peer that is not allowed,
-   and one whose app cannot be reached, gets a TLS alert before a byte of its data was taken.
+1. The app is dialled only for a peer that has proved an allowed SPIFFE identity. The TLS handshake of any
+   other peer fails, and a peer whose app cannot be reached is reset, before a byte of its data was read.
 2. Each connection is reported once: when it ended, or when it was refused.
 3. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
    be used change nothing: the certificate in use stays, and the log says so once.
@@ -184,9 +179,8 @@ class Inbound:
         if self._revocations is not None:
             try:
                 visit.proof = self._revocations.check(leg.proved_chain())
-            except DeniedError as error:
-                leg.refuse(error)
-                self._report(visit, error)
+            except DeniedError as error:  # revoked since it was let in
+                self._cut(visit, error)
                 return
         visit.identity = str(peer_id(leg.certificate))
         leg.certificate = b""  # for as long as the connection lives the name will do
@@ -217,13 +211,19 @@ class Inbound:
 
     def _checks(self, file: Path | None) -> Callable[[list[bytes]], None]:
         bundles = TrustBundles() if file is None else trust_bundles(file)
-        return lambda chain: self._policy.check(bundles.proved(chain))
+
+        def check(chain: list[bytes]) -> None:
+            self._policy.check(bundles.proved(chain))
+            if self._revocations is not None:
+                self._revocations.check(chain)
+
+        return check
 
     async def _serve(self, visit: _Visit) -> None:
         try:
             app = await dial(self._settings.app, self._settings.dial_timeout_s)
         except DialError as error:
-            visit.leg.refuse(error)
+            visit.leg.abort()
             self._report(visit, error)
             return
         visit.relay = Relay(

@@ -107,7 +107,7 @@ def test_a_trust_domain_that_is_not_allowed(world: World) -> None:
     pair = world.mesh.issue(SpiffeId.of_workload("other.local", "demo", "client"))
     code, reason = refusal(world, caller=world.identity("foreigner", world.mesh, pair))
     assert code in (SSL_CONNECT_ERROR, RECV_ERROR)
-    assert {"envoy": "alert certificate unknown", "builtin": "alert access denied"}[world.inbound] in reason
+    assert {"envoy": "alert certificate unknown", "builtin": "alert internal error"}[world.inbound] in reason
 
 
 def test_no_client_certificate(world: World) -> None:

@@ -1,23 +1,19 @@
-"""The TLS leg: mutual TLS ended in this process, as one end of a tunnel (rules in `contract.py`).
-
-Owned here: TLS over a plain TCP transport by OpenSSL's memory BIOs, its deadlines, its ends and its refusals.
-Whom to let in is the caller's rule, what OpenSSL is told and what a handshake comes to `tls_handshake.py`'s;
-where the bytes go is the owner's.
+"""The TLS leg: mutual TLS ended in this process, as one end of a tunnel.
 
 The rules:
 
-1. Nothing leaves for the peer after its certificate until the owner has decided. What OpenSSL writes when
-   the handshake completes is held; `join` sends it, `refuse` sends a fatal alert in its place. The peer's
-   early data waits in the BIO, at most one read, with the transport paused; a peer that leaves meanwhile is
-   noticed by `join`.
+1. Who may come in is decided during the handshake. When it is complete the leg is held until the owner joins
+   or aborts it: what OpenSSL wrote last is not sent yet, and the peer's early data waits in the BIO, at most
+   one read, with the transport paused. `join` notices a peer that has left meanwhile.
 2. close_notify ends one direction (RFC 8446 section 6.1). After ours the TCP connection stays open in both
    directions until the peer has ended too: a FIN of ours would become an END_STREAM in the tunnel, and
    HTTP/2 proxies take a complete response as leave to cut off the request (RFC 9113 section 8.1).
 3. FIN without close_notify is truncation, whoever may have sent it: the leg breaks and the other leg is
    reset. There is no lenience for careless HTTP/1 clients, because the bytes are not known to be HTTP.
    `close` keeps to rule 2: what still comes is dropped, and FIN goes out last (`tcp_end.LastBytes`).
-4. After a refusal or a TLS error the alert goes out, then FIN; what the peer still sends is read and dropped
-   for a moment: closing over unread data sends RST, which can overtake the alert (RFC 9112 section 9.6).
+4. After a failed handshake or a TLS error the alert goes out, then FIN; what the peer still sends is read and
+   dropped for a moment: closing over unread data sends RST, which can overtake the alert (RFC 9112 section
+   9.6).
 """
 
 from __future__ import annotations
@@ -69,7 +65,7 @@ class Owner(Protocol):
     """Who accepted a TLS leg and decides about it. `established` or `refused` comes first, `closed` last."""
 
     def established(self, leg: TlsServerLeg) -> None:
-        """The handshake is complete and the certificate verified: now join the leg or refuse it."""
+        """The handshake is complete and the peer allowed: now join the leg or abort it."""
 
     def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
         """There will be no TLS connection; what the peer can be told it is being told."""
@@ -160,7 +156,6 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._state = _State.JOINED
         self._relay = relay
         set_end(self._transport, RESET_ON_CLOSE)
-        self._handshake.forget_secret()
         self._transport.write(outgoing(self._tls))
         self.resume_reading()
 
@@ -223,13 +218,6 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         """The chain that the client was verified by, in DER, the leaf first and its root last."""
         return self._handshake.proved_chain()
 
-    def refuse(self, error: HboneError) -> None:
-        """Ends a held leg with the alert that `error` calls for, if any; any other leg is reset."""
-        if self._state is _State.HELD:
-            self._turn_away(self._handshake.refusal(error))
-        else:
-            self.abort()
-
     # asyncio.BufferedProtocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -270,7 +258,6 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         state, self._state = self._state, _State.GONE
         self._small = None
         relay, self._relay = self._relay, None
-        self._handshake.forget_secret()
         # 40 KiB, which would wait for the garbage collector to find the relay's cycle.
         del self._tls, self._handshake
         if state is _State.HANDSHAKE:
@@ -325,18 +312,13 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             if not self._handshake.receive_data(data):
                 self._transport.write(self._handshake.data_to_send())
                 return
+            self.certificate = self._handshake.certificate()
         except HboneError as error:
             self._reject(error)
             return
         self._timer.cancel()
         self._transport.pause_reading()
         self._state = _State.HELD
-        try:
-            self.certificate = self._handshake.admit()
-        except HboneError as error:
-            self.refuse(error)
-            self._owner.refused(self, error)
-            return
         self.alpn = self._tls.get_alpn_proto_negotiated().decode("ascii")
         self._owner.established(self)
 
@@ -344,7 +326,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._reject(TlsFailureError(f"tls handshake: not complete within {self._handshake_timeout_s:g} s"))
 
     def _reject(self, error: HboneError) -> None:
-        """Ends a handshake that is not complete."""
+        """Ends a handshake that has failed."""
         self._turn_away(self._handshake.last_words(error))
         self._owner.refused(self, error)
 

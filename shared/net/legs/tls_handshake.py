@@ -1,11 +1,7 @@
-"""The mesh server's TLS as OpenSSL is told it: the context, and one handshake under it.
+"""The mesh server's TLS: the context that OpenSSL gets, and one handshake under it. Bytes in and bytes out.
 
-Owned here: versions, ciphers and ALPN, the certificate files, OpenSSL's callbacks, and what a handshake
-comes to: who the client is, or why there will be no connection. All of it is bytes in and bytes out. Not
-owned: whom to let in (`verify`), the transport, the clock and the data (`contexts.py`).
-
-pyOpenSSL instead of the ssl module, which can neither end one direction of a connection nor refuse a client
-certificate with an alert. No session is resumed, so every connection proves its certificate anew.
+pyOpenSSL instead of the ssl module, which can neither end one direction of a connection nor ask us about a
+client certificate during the handshake. No session is resumed: every connection proves its certificate anew.
 """
 
 from __future__ import annotations
@@ -18,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from OpenSSL import SSL
+from OpenSSL.crypto import FILETYPE_ASN1, X509, dump_certificate
 
 from shared import regular_files
 from shared.errors import (
@@ -38,13 +35,12 @@ from shared.net.tls.contexts import (
     read_file,
 )
 from shared.tls import alerts
-from shared.tls.sealed_alert import SUITES, sealed_alert
 
 CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
 """TLS 1.2: forward secrecy and AEAD only, what RFC 9325 section 4.2 recommends."""
 
-CIPHERS_13 = ":".join(SUITES).encode("ascii")
-"""TLS 1.3: all that `sealed_alert` can speak."""
+CIPHERS_13 = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+"""TLS 1.3, best first (RFC 8446 appendix B.4)."""
 
 CONTROL_BYTES = 4 << 10
 """Room for what OpenSSL sends by itself: the handshake's flights, alerts and key updates of some 30 bytes."""
@@ -54,7 +50,6 @@ _VERDICTS = {
     for name in dir(SSL.X509VerificationCodes)
     if name.startswith("ERR_")
 }
-_SERVER_SECRET = b"SERVER_TRAFFIC_SECRET_0"
 _HANDSHAKE_RECORD = 22  # RFC 8446 section 5.1, ContentType
 
 
@@ -72,8 +67,9 @@ def server_context(
     that client certificates must lead to. By ALPN the first of `alpn` that a client offers is agreed; with
     none in common the client goes on without ALPN.
 
-    `verify` gets the client's chain in DER, the leaf first and its root last, once it and the possession of
-    the leaf's key are proven and before anything is passed on; it raises DeniedError to refuse it.
+    `verify` gets the client's chain in DER, the leaf first and its root last, during the handshake, when
+    OpenSSL has verified the chain. It raises DeniedError to refuse the client: then the handshake fails, with
+    an alert of OpenSSL's. The client has yet to prove that it has the leaf's key.
 
     Raises:
         UnavailableError: a file is missing or cannot be read.
@@ -99,7 +95,6 @@ def server_context(
     context.set_alpn_select_callback(
         lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
     )
-    context.set_keylog_callback(_key_made)
     context.set_app_data(verify)
     return context
 
@@ -140,31 +135,33 @@ def _key(file: Path) -> RSAPrivateKey | EllipticCurvePrivateKey:
     return key
 
 
-# OpenSSL's callbacks. None of them may raise: the traceback would go to standard error.
-
-
 class _Notes:
-    """What the callbacks leave for the handshake; not the handshake itself, to keep connections free of
+    """What the callback leaves for the handshake; not the handshake itself, to keep connections free of
     cycles."""
 
-    __slots__ = ("secret", "verdict")
+    __slots__ = ("chain", "is_allowed", "verdict")
 
     def __init__(self) -> None:
-        self.secret = b""  # the server's first TLS 1.3 traffic secret, until it is decided who comes in
-        self.verdict = ""  # why the chain was refused
+        self.chain: list[bytes] = []  # in DER, as far as it is verified, the root first
+        self.is_allowed = False
+        self.verdict = ""  # why OpenSSL refused the chain
 
 
-def _chain_checked(tls: SSL.Connection, certificate: object, error: int, depth: int, ok: int) -> bool:
-    """OpenSSL's verdict on one certificate of the chain stands; it is only noted."""
+def _chain_checked(tls: SSL.Connection, certificate: X509, error: int, depth: int, ok: int) -> bool:
+    """OpenSSL's verdict on one certificate of the chain, from the root on; `verify` has the last word.
+
+    What it raises comes out of `do_handshake`: pyOpenSSL keeps it until OpenSSL has returned."""
+    notes: _Notes = tls.get_app_data()
     if not ok:
-        tls.get_app_data().verdict = f"{_VERDICTS.get(error, f'error {error}')} (depth {depth})"
-    return bool(ok)
-
-
-def _key_made(tls: SSL.Connection, line: bytes) -> None:
-    """Keeps the one secret that `refusal` needs, in memory only; the others go nowhere."""
-    if line.startswith(_SERVER_SECRET):
-        tls.get_app_data().secret = bytes.fromhex(line.rsplit(b" ", 1)[1].decode("ascii"))
+        notes.verdict = f"{_VERDICTS.get(error, f'error {error}')} (depth {depth})"
+        return False
+    notes.chain.append(dump_certificate(FILETYPE_ASN1, certificate))
+    if depth == 0:
+        verify: Callable[[list[bytes]], None] = tls.get_context().get_app_data()
+        verify(notes.chain[::-1])
+        notes.chain.clear()
+        notes.is_allowed = True
+    return True
 
 
 # One handshake.
@@ -173,9 +170,7 @@ def _key_made(tls: SSL.Connection, line: bytes) -> None:
 class ServerHandshake:
     """One handshake under a context of `server_context`.
 
-    Give `receive_data` what comes and send what `outgoing` gives, until it is complete or has failed. What
-    OpenSSL writes when it completes is for a client that is let in: leave it, and all data after it, in
-    `tls` until that is decided, because `refusal` is to be the first record under the server's keys.
+    Give `receive_data` what comes and send what `data_to_send` gives, until it is complete or has failed.
     """
 
     __slots__ = ("_first_byte", "_notes", "_spoken", "tls")
@@ -195,6 +190,7 @@ class ServerHandshake:
             ClientHelloError: the client does not speak TLS.
             StreamResetError: the client gave up with an alert.
             TlsFailureError: OpenSSL refused the client; `last_words` are its alert.
+            DeniedError: the context's rule refused the client; likewise.
         """
         if self._first_byte < 0:
             self._first_byte = data[0]
@@ -221,14 +217,13 @@ class ServerHandshake:
             return output
         return alerts.fatal(error.alert or ALERT_DECODE_ERROR)
 
-    def admit(self) -> bytes:
-        """Asks the context's rule about the client of a complete handshake and returns its leaf certificate
-        in DER. Raises DeniedError, or TlsFailureError when there is no certificate."""
+    def certificate(self) -> bytes:
+        """The leaf certificate in DER that the client of a complete handshake has proved. Raises
+        TlsFailureError when there is none, or when the context's rule was not asked about it."""
         certificate = self.tls.get_peer_certificate(as_cryptography=True)
-        if certificate is None:  # the context requires one: a second lock on the same door
+        # The context requires both: a second lock on the same door.
+        if certificate is None or not self._notes.is_allowed:
             raise TlsFailureError("tls handshake: no client certificate")
-        verify: Callable[[list[bytes]], None] = self.tls.get_context().get_app_data()
-        verify(self.proved_chain())
         return certificate.public_bytes(Encoding.DER)
 
     def proved_chain(self) -> list[bytes]:
@@ -236,25 +231,6 @@ class ServerHandshake:
         root last."""
         chain = self.tls.get_verified_chain(as_cryptography=True) or ()
         return [certificate.public_bytes(Encoding.DER) for certificate in chain]
-
-    def refusal(self, error: HboneError) -> bytes:
-        """The alert that `error` calls for, to be sent in place of what OpenSSL wrote when the handshake
-        completed; b"" if it calls for none. Forgets the secret.
-
-        In TLS 1.2 our own change of cipher was not sent yet, so the alert goes as plaintext; in TLS 1.3 it
-        is the first record under the server's traffic keys, and no other record under them may ever leave.
-        """
-        secret = self._notes.secret
-        self.forget_secret()
-        if error.alert is None:
-            return b""
-        if self.tls.get_protocol_version() == SSL.TLS1_2_VERSION:
-            return alerts.fatal(error.alert)
-        return sealed_alert(error.alert, self.tls.get_cipher_name() or "", secret) if secret else b""
-
-    def forget_secret(self) -> None:
-        """To be called as soon as nothing can be refused any more."""
-        self._notes.secret = b""
 
     def _failure(self, error: SSL.Error) -> HboneError:
         if self._notes.verdict:

@@ -41,7 +41,3 @@ def test_a_client_that_has_sent_its_hello_understands_it(
 def test_a_description_is_one_byte(description: int) -> None:
     with pytest.raises(ValueError, match=r"not in 0\.\.255"):
         alerts.fatal(description)
-
-
-def test_the_alert_itself_has_no_record_around_it() -> None:
-    assert alerts.message(ALERT_ACCESS_DENIED) == bytes.fromhex("02 31")  # fatal, description

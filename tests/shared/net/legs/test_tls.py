@@ -25,9 +25,7 @@ from shared.errors import (
     ALERT_DECODE_ERROR,
     ClientHelloError,
     DeniedError,
-    DialError,
     HboneError,
-    NoRouteError,
     StreamResetError,
     TlsFailureError,
 )
@@ -269,14 +267,16 @@ async def test_a_client_without_certificate_is_told_so(
 
 
 @each_version
-async def test_a_peer_that_the_rule_denies_gets_access_denied(
+async def test_a_peer_that_the_rule_denies_gets_an_alert(
     strict: Bench,
     authority: Authority,
     certificate: KeyPair,
     version: int,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert "access denied" in await strict.alert(client_context(authority, certificate, version=version))
+    assert "alert internal error" in await strict.alert(
+        client_context(authority, certificate, version=version)
+    )
     refusal = await strict.refusal()
     assert isinstance(refusal, DeniedError)
     assert str(refusal) == "peer denied: no rule allows it"
@@ -284,30 +284,26 @@ async def test_a_peer_that_the_rule_denies_gets_access_denied(
 
 
 @each_version
-async def test_the_owner_can_refuse_with_an_alert_of_its_choice(
+async def test_the_owner_can_reset_a_held_leg(
     bench: Bench, authority: Authority, certificate: KeyPair, version: int
 ) -> None:
-    context = client_context(authority, certificate, version=version)
-    errors = (
-        (DialError("connect to the app: connection refused"), "internal error"),
-        (NoRouteError("no route"), "unrecognized name"),
-        (DeniedError("not you"), "access denied"),
-    )
-    for error, alert in errors:
-        told = spawn(bench.alert(context), name="test client")
-        (await bench.leg()).refuse(error)
-        assert alert in await told
+    client = await bench.tcp(client_context(authority, certificate, version=version))
+    shaking = spawn(client.shake(), name="test client")
+    (await bench.leg()).abort()
+    with pytest.raises((ConnectionResetError, EOFError)):
+        await shaking
+        await client.receive()
 
 
 async def test_an_alert_reaches_a_client_that_is_sending(
-    bench: Bench, authority: Authority, certificate: KeyPair
+    strict: Bench, authority: Authority, certificate: KeyPair
 ) -> None:
-    client, leg = await bench.connect(client_context(authority, certificate))
+    client = await strict.tcp(client_context(authority, certificate))
+    await client.shake()
     client.send(bytes(MIB))
-    leg.refuse(DialError("connect to the app: connection refused"))
     with pytest.raises(SSL.Error) as caught:
         await client.receive()
-    assert "internal error" in reason(caught.value)
+    assert "alert internal error" in reason(caught.value)
 
 
 async def test_what_is_no_tls_is_refused_with_a_plaintext_alert(bench: Bench, authority: Authority) -> None:
@@ -711,8 +707,8 @@ async def test_s_client_is_told_the_reason(
         # Not `communicate`, which closes standard input from Python 3.12 on: then s_client leaves at once.
         errors = await process.stderr.read()
         await process.wait()
-    assert b"alert access denied" in errors
-    assert b"SSL alert number 49" in errors
+    assert b"alert internal error" in errors
+    assert b"SSL alert number 80" in errors
 
 
 # Key updates, which no library sends in numbers.

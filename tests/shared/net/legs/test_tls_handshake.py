@@ -24,16 +24,12 @@ from shared.errors import (
     ClientHelloError,
     ConfigError,
     DeniedError,
-    DialError,
-    HboneError,
-    NoRouteError,
     StreamResetError,
     TlsFailureError,
     UnavailableError,
 )
 from shared.net.legs.tls_handshake import ServerHandshake, outgoing, server_context
 from shared.tls import alerts
-from shared.tls.sealed_alert import SUITES
 from shared.trust.spiffe import SpiffeId
 from tests.support import odd_chains
 from tests.support.tls_client import VERSIONS, client_context, reason
@@ -129,9 +125,8 @@ def test_the_rule_sees_the_certificate_that_the_client_showed(
     seen: list[list[bytes]] = []
     server = ServerHandshake(context_of(files, seen.append))
     shake(client_of(client_context(authority, certificate, version=version)), server)
-    assert seen == []  # a certificate alone proves nothing
-    der = server.admit()
-    assert seen == [[der, authority.root.public_bytes(serialization.Encoding.DER)]]
+    der = server.certificate()
+    assert seen == [server.proved_chain()] == [[der, authority.root.public_bytes(serialization.Encoding.DER)]]
     shown = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
     assert shown == certificate.certificate_pem
 
@@ -142,7 +137,6 @@ def test_what_is_written_last_completes_the_client_s_handshake(
 ) -> None:
     client = client_of(client_context(authority, certificate, version=version))
     shake(client, server)
-    server.admit()
     server.tls.sendall(b"welcome")
     client.bio_write(outgoing(server.tls))
     client.do_handshake()
@@ -201,62 +195,34 @@ def test_a_context_that_forgot_to_ask_for_certificates_lets_nobody_in(
     server = ServerHandshake(context)
     shake(client_of(client_context(authority, None, version=version)), server)
     with pytest.raises(TlsFailureError, match="no client certificate"):
-        server.admit()
-
-
-# Refusals after a complete handshake.
-
-
-@pytest.mark.parametrize("suite", ["", *SUITES], ids=lambda suite: suite or "tls12")
-@pytest.mark.parametrize(
-    ("error", "alert"),
-    [
-        (DeniedError("not you"), "access denied"),
-        (DialError("connect to the app: connection refused"), "internal error"),
-        (NoRouteError("no route"), "unrecognized name"),
-    ],
-    ids=["denied", "no app", "no route"],
-)
-def test_a_refusal_is_told_in_every_suite(
-    server: ServerHandshake,
-    authority: Authority,
-    certificate: KeyPair,
-    suite: str,
-    error: HboneError,
-    alert: str,
-) -> None:
-    version = SSL.TLS1_3_VERSION if suite else SSL.TLS1_2_VERSION
-    client = client_of(client_context(authority, certificate, version=version, suites=suite))
-    shake(client, server)
-    assert alert in told(client, server.refusal(error))
+        server.certificate()
 
 
 @each_version
-def test_a_rule_s_no_is_passed_on_and_leaves_no_traceback(
+def test_who_is_denied_by_the_rule_fails_its_handshake(
     files: Path, authority: Authority, certificate: KeyPair, version: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = ServerHandshake(context_of(files, nobody))
-    client = client_of(client_context(authority, certificate, version=version))
-    shake(client, server)
-    with pytest.raises(DeniedError, match="peer denied: no rule allows it") as caught:
-        server.admit()
-    assert "access denied" in told(client, server.refusal(caught.value))
+    context = context_of(files, nobody)
+    for _ in range(2):
+        server = ServerHandshake(context)
+        client = client_of(client_context(authority, certificate, version=version))
+        with pytest.raises(DeniedError, match="peer denied: no rule allows it") as caught:
+            shake(client, server)
+        assert "alert internal error" in told(client, server.last_words(caught.value))
+        with pytest.raises(TlsFailureError):
+            server.certificate()
     assert capfd.readouterr().err == ""  # where a callback's traceback would go
 
 
-def test_an_error_without_alert_is_refused_in_silence(
-    server: ServerHandshake, authority: Authority, certificate: KeyPair
+@each_version
+def test_the_rule_is_not_asked_about_a_chain_that_openssl_refuses(
+    files: Path, authority: Authority, version: int
 ) -> None:
-    shake(client_of(client_context(authority, certificate)), server)
-    assert server.refusal(TlsFailureError("tls handshake: no client certificate")) == b""
-
-
-def test_a_forgotten_secret_refuses_in_silence(
-    server: ServerHandshake, authority: Authority, certificate: KeyPair
-) -> None:
-    shake(client_of(client_context(authority, certificate)), server)
-    server.forget_secret()
-    assert server.refusal(DeniedError("not you")) == b""
+    seen: list[list[bytes]] = []
+    server = ServerHandshake(context_of(files, seen.append))
+    old = authority.issue(CLIENT, lifetime_s=-60)
+    failure(client_of(client_context(authority, old, version=version)), server)
+    assert seen == []
 
 
 # Handshakes that do not come to an end.
