@@ -13,8 +13,10 @@ needs-%:
 demo: needs-demo $(VENV)/.installed
 	$(BIN)/hbone demo
 
+# Two a core, for most tests wait more than they compute. make test WORKERS=0 runs all in one process.
+WORKERS ?= $(shell expr 2 '*' $$(nproc))
 test: needs-test $(VENV)/.installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 lint: needs-lint $(VENV)/.installed-dev
 	$(BIN)/ruff check .

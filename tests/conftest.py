@@ -28,3 +28,21 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share what a module or a package has started run in one worker of pytest-xdist: else each
+    worker starts its own."""
+    for item in items:
+        if isinstance(item, pytest.Function) and (group := _shared(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _shared(test: pytest.Function) -> str:
+    """A name for what the test shares with others of its module or package; "": nothing."""
+    given = test.callspec.params if hasattr(test, "callspec") else {}
+    fixtures = [definitions[-1] for definitions in test._fixtureinfo.name2fixturedefs.values()]
+    shared = [fixture for fixture in fixtures if fixture.scope in ("module", "package")]
+    place = min((fixture.baseid for fixture in shared), key=len, default="")
+    return " ".join([place, *(str(given[one.argname]) for one in shared if one.argname in given)])

@@ -13,6 +13,9 @@ from agent.config.settings import ENVIRONMENT
 from shared.errors import EXIT_OK, EXIT_USAGE
 from tests.support.process import started
 
+NO_PORTS = {"HBONE_LISTEN": "127.0.0.1:0", "HBONE_INBOUND": "none"}
+"""The customary ports may be another run's."""
+
 
 @pytest.mark.parametrize("argument", ["--help", "-h"])
 def test_help_tells_every_variable(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,27 +52,28 @@ async def test_behind_two_dashes_is_the_command(tmp_path: Path) -> None:
     program = tmp_path / "--version"
     program.write_text("#!/bin/sh\necho mine $1\n")
     program.chmod(0o755)
-    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environ = {**NO_PORTS, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     async with started("agent", "--", "--version", "--", environ=environ) as process:
         code, out, _ = await process.ended()
     assert (code, out) == (EXIT_OK, "mine --\n")
 
 
 async def test_a_command_s_own_version_is_the_command_s() -> None:
-    async with started("agent", "echo", "--version") as process:
+    async with started("agent", "echo", "--version", environ=NO_PORTS) as process:
         _, out, _ = await process.ended()
     assert out.startswith("echo (GNU coreutils)") or out == "--version\n"
 
 
 async def test_help_with_a_command_is_the_commands() -> None:
-    async with started("agent", "sh", "-c", 'echo "$1"', "sh", "--help") as process:
+    command = ("sh", "-c", 'echo "$1"', "sh", "--help")
+    async with started("agent", *command, environ=NO_PORTS) as process:
         code, out, _ = await process.ended()
     assert (code, out) == (EXIT_OK, "--help\n")
 
 
 async def test_arguments_and_environment_are_the_commands_own() -> None:
     script = 'echo "$1|$2|$OWN|$PORT"'
-    environ = {"OWN": "a b", "HBONE_APP": "127.0.0.1:8123"}
+    environ = {**NO_PORTS, "OWN": "a b", "HBONE_APP": "127.0.0.1:8123"}
     async with started("agent", "sh", "-c", script, "sh", "", "x y", environ=environ) as process:
         code, out, _ = await process.ended()
     assert (code, out) == (EXIT_OK, "|x y|a b|8123\n")

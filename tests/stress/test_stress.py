@@ -18,6 +18,8 @@ from tests.support.attacker import End
 from tests.support.floods import Flood, floods, one_byte_frames
 from tests.support.world import find_program
 
+pytestmark = pytest.mark.xdist_group("stress")  # one at a time: each is a load for the others
+
 FRAME_HEADER_BYTES = 9
 
 FLOODS = floods(attack.PATH)

@@ -135,6 +135,8 @@ def _in_log_files(item: pytest.Item) -> Iterator[str]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):
+        return  # a worker of pytest-xdist: the run's watch sees its children, too
     factory = session.config._tmp_path_factory  # type: ignore[attr-defined]  # fixtures are not yet there
     titles = factory.mktemp("titles", numbered=True) / "seen"
     script = Path(__file__).with_name("title_watch.py")
@@ -144,6 +146,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _watch not in session.config.stash:
+        return
     process, titles = session.config.stash[_watch]
     assert process.stdin is not None
     process.stdin.close()  # its sign to end

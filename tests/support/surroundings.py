@@ -2,7 +2,9 @@
 
 A pytest plugin. Kept away from tests and their children are signals that are ignored or blocked (nohup, a
 shell's background job), proxies, the settings of our own commands and of the programs that tests run, and the
-user's home with its configuration files; and of open files there may be as many as the machine allows. What
+user's home with its configuration files; and of open files there may be as many as the machine allows.
+Compiled modules are kept whatever the shell says: a run without them compiles the product for every process
+that it starts, and takes twice as long. What
 users of the product may well have stays as it is: locale, time zone, umask, hard limits, a large uptime.
 `make test-odd` changes one after the other.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -27,7 +30,7 @@ _UNWANTED = re.compile(
     r"|(?!HBONE_TEST_)(?:HBONE|PORT|CAROOT|CLUSTER|PROJECT|MCON|TRUST|WORKLOAD|KUBERNETES|GOOGLE|GCE)_\w+"
     r"|MESH|XDS_ADDR|CA_ADDR|CA_POOL|ENVOY_BIN|KUBECONFIG|NO_GCE_CHECK|CLOUDSDK_\w+"
     # Of the programs that tests run.
-    r"|SSLKEYLOGFILE|SSL_CERT_\w+|OPENSSL_\w+|CURL_\w+|XDG_CONFIG_HOME|COLUMNS|LINES|NO_COLOR|FORCE_COLOR"
+    r"|PYTHONDONTWRITEBYTECODE|SSLKEYLOGFILE|SSL_CERT_\w+|OPENSSL_\w+|CURL_\w+|XDG_CONFIG_HOME|COLUMNS|LINES|NO_COLOR|FORCE_COLOR"
 )
 
 _home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -58,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     open_files.allow_many()
     for name in set(os.environ) - set(without_settings(dict(os.environ))):
         del os.environ[name]
+    sys.dont_write_bytecode = False
     config.stash[_home] = tempfile.TemporaryDirectory(prefix="home-")
     os.environ["HOME"] = config.stash[_home].name
 
