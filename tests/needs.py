@@ -72,29 +72,33 @@ ALL = (
 
 _TESTED = "the tests that talk to it are"
 
+_TESTS = (
+    *(
+        program(name, package, _TESTED)
+        for name, package in (
+            ("curl", "curl"),
+            ("openssl", "openssl"),
+            ("ssh", "openssh-client"),
+            ("sshd", "openssh-server"),
+            ("nghttp", "nghttp2-client"),
+            ("nghttpx", "nghttp2-proxy"),
+            ("nghttpd", "nghttp2-server"),
+            ("haproxy", "haproxy"),
+        )
+    ),
+    *(
+        Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
+        for need in (needs.COMPILER, needs.HEADERS)
+    ),
+)
+
 TARGETS: dict[str, tuple[Need, ...]] = {
     "demo": (),
     "lint": (),
     "types": (),
-    "test": (
-        *(
-            program(name, package, _TESTED)
-            for name, package in (
-                ("curl", "curl"),
-                ("openssl", "openssl"),
-                ("ssh", "openssh-client"),
-                ("sshd", "openssh-server"),
-                ("nghttp", "nghttp2-client"),
-                ("nghttpx", "nghttp2-proxy"),
-                ("nghttpd", "nghttp2-server"),
-                ("haproxy", "haproxy"),
-            )
-        ),
-        *(
-            Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
-            for need in (needs.COMPILER, needs.HEADERS)
-        ),
-    ),
+    "lock": (),
+    "test": _TESTS,
+    "coverage": _TESTS,
     "test-odd": (
         program("unshare", "util-linux", "odd networks, clocks and a full /tmp are"),
         program("setpriv", "util-linux", "user nobody is"),
@@ -104,7 +108,6 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("git", "git", "user nobody is"),
     ),
     "test-install": (program("git", "git"),),
-    "test-tls": (),
     "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(_go())),),
     "test-kube": (
         program("etcd", "etcd-server"),

@@ -7,7 +7,6 @@ for them to say.
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -437,9 +436,20 @@ def test_everything_copied_is_there_and_reaches_the_build(path: Path) -> None:
     assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
 
 
+@every_dockerfile
+def test_only_what_is_locked_is_installed(path: Path) -> None:
+    (whole,) = [" ".join(line) for line in instructions(path) if line[0] == "RUN" and "venv" in line]
+    (built,) = [" ".join(line) for line in instructions(path) if line[0] == "RUN" and "wheel" in line]
+    installs = [step for step in re.split(r"&&|;;", whole + " && " + built) if " install " in step]
+    assert len(installs) == 3
+    assert [one for one in installs if "--require-hashes" not in one and "--no-deps" not in one] == []
+    assert "--no-build-isolation" in built
+
+
 def test_envoy_is_an_extra_that_krun_s_image_can_leave_out() -> None:
     words = instructions(DEPLOY / "krun" / "Dockerfile")
     assert ["ARG", "ENVOY=1"] in words
-    (run,) = [" ".join(line) for line in words if line[0] == "RUN" and "pip" in line]
-    extras = {extra for word in shlex.split(run) for extra in re.findall(r"\[(\w+)\]", word)}
-    assert extras == {"envoy"} <= set(PROJECT["optional-dependencies"])
+    (run,) = [" ".join(line) for line in words if line[0] == "RUN" and "venv" in line]
+    locks = set(re.findall(r"what=(\w+)", run))
+    assert locks == {"envoy", "runtime"}
+    assert [lock for lock in locks if not (ROOT / "requirements" / f"{lock}.txt").exists()] == []
