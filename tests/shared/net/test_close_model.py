@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import hypothesis
 import pytest
@@ -185,7 +185,12 @@ class CloseOrders(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            self.do(lambda: [carried.settle() for carried in self.carried] and None)
+
+            def settle() -> None:
+                for carried in self.carried:
+                    carried.settle()
+
+            self.do(settle)
             self.run(self._settled())
             self.look()
         finally:
@@ -296,7 +301,7 @@ class Service(CloseOrders):
         def steps() -> None:
             if ended:
                 app.finish()
-            app.break_off(code)
+            cast(StreamEnd, app).break_off(code)
 
         self.do(steps)
 
@@ -342,4 +347,4 @@ def play(machine: type[CloseOrders]) -> None:
         # To make a failing example smaller takes minutes: each try waits for what does not come.
         phases=[hypothesis.Phase.reuse, hypothesis.Phase.generate],
     )
-    run_state_machine_as_test(machine, settings=settings)  # type: ignore[no-untyped-call]  # untyped there
+    run_state_machine_as_test(machine, settings=settings)

@@ -21,7 +21,7 @@ def test_the_request_asks_for_one_name_and_is_signed_with_its_key(kind: KeyKind)
     request = x509.load_pem_x509_csr(made.request_pem)
     assert request.is_signature_valid
     (extension,) = request.extensions
-    assert list(extension.value) == [x509.UniformResourceIdentifier(str(HELLO))]  # type: ignore[call-overload]
+    assert list(extension.value) == [x509.UniformResourceIdentifier(str(HELLO))]
     assert extension.critical, "the subject is empty"
     assert list(request.subject) == []
     key = load_pem_private_key(made.key_pem, None)

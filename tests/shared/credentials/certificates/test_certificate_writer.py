@@ -118,7 +118,7 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_same_moment_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificate_writer.time, "time_ns", lambda: 7)
+    monkeypatch.setattr("time.time_ns", lambda: 7)
     write(tmp_path, contents(1))
     write(tmp_path, contents(2))
     assert (current_version(tmp_path), shown(tmp_path)[0]) == ("..8", b"chain 2")

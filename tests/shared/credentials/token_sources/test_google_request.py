@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
+from operator import methodcaller
 from typing import TypeVar
 
 import pytest
@@ -92,7 +93,7 @@ async def test_client_certificates_are_refused(google: Google) -> None:
 async def test_a_url_that_is_none(google: Google) -> None:
     for url in ("ftp://host/", "https://host name/", "", "https://user:SECRET@host/", "https://user:SECRET/"):
         with pytest.raises(TokenError) as caught:
-            await run(lambda request, url=url: request(url), tls=google.tls)
+            await run(methodcaller("__call__", url), tls=google.tls)
         assert "SECRET" not in str(caught.value)
 
 

@@ -53,7 +53,8 @@ def new() -> Issuer:
 
 
 def key_set(server: KeyServer, now: Clock) -> KeySet:
-    return KeySet(server.url, tls=(lambda: tls) if (tls := server.tls) else None, now=now)
+    tls = server.tls
+    return KeySet(server.url, tls=None if tls is None else lambda: tls, now=now)
 
 
 class Verifier:

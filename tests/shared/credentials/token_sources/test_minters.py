@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ async def test_the_exchange_on_gke(google: Google, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_the_exchange_needs(changes: dict[str, str], missing: str) -> None:
+def test_what_the_exchange_needs(changes: dict[str, Any], missing: str) -> None:
     whole = TokenSettings(
         source="gke", project_id="p", project_number="1", cluster_name="c", cluster_location="l"
     )

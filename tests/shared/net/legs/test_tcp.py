@@ -233,11 +233,11 @@ async def test_what_the_far_side_does_not_take_is_no_large_read() -> None:
     leg, _, seen = on_a_wire()
     received = seen.received
 
-    def full(leg_: object, data: object) -> None:
-        received(leg, data)  # type: ignore[arg-type]  # a view, as ever
+    def full(leg_: Leg, data: bytes | bytearray | memoryview) -> None:
+        received(leg, data)
         leg.pause_reading()
 
-    seen.received = full  # type: ignore[method-assign]
+    seen.received = full  # type: ignore[assignment,method-assign]
     for _ in range(3):
         read(leg, BULK)
         assert len(leg.get_buffer(-1)) == READ_BYTES
@@ -356,7 +356,7 @@ async def test_a_watch_ends_with_the_connection() -> None:
         assert leg._closing is not None
         timer = leg._closing._timer
         await peer.rst()
-        await until(lambda: timer.cancelled())
+        await until(lambda: timer is not None and timer.cancelled())
 
 
 @pytest.mark.parametrize("how", ["closed", "aborted", "reset by the peer"])

@@ -14,13 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from OpenSSL import SSL
 
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-    KeyPair,
-)
+from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.errors import (
     ALERT_DECODE_ERROR,
     ClientHelloError,
@@ -34,6 +28,7 @@ from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.legs.tls import CONTROL_LIMIT_BYTES, RECORD_BYTES, TlsServerLeg
 from shared.net.legs.tls_handshake import server_context
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tasks import spawn
 from shared.tls import alerts
 from shared.trust.spiffe import SpiffeId
@@ -210,17 +205,17 @@ def files(authority: Authority, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def anybody(certificate_der: bytes) -> None:
+def anybody(chain: list[bytes]) -> None:
     """A rule that lets every verified certificate in."""
 
 
-def nobody(certificate_der: bytes) -> None:
+def nobody(chain: list[bytes]) -> None:
     raise DeniedError("peer denied: no rule allows it")
 
 
-def context_of(files: Path, verify: Callable[[bytes], None] = anybody) -> SSL.Context:
-    names = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
-    return server_context(*names, verify, alpn=("istio",))
+def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
+    certificates, key, roots = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
+    return server_context(certificates, key, roots, verify, alpn=("istio",))
 
 
 @pytest.fixture

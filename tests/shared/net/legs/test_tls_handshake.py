@@ -12,13 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL, crypto
 
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-    KeyPair,
-)
+from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.errors import (
     ALERT_DECODE_ERROR,
     ClientHelloError,
@@ -29,6 +23,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.net.legs.tls_handshake import ServerHandshake, outgoing, server_context
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tls import alerts
 from shared.trust.spiffe import SpiffeId
 from tests.support import odd_chains
@@ -60,19 +55,18 @@ def files(authority: Authority, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def anybody(certificate_der: bytes) -> None:
+def anybody(chain: list[bytes]) -> None:
     """A rule that lets every verified certificate in."""
 
 
-def nobody(certificate_der: bytes) -> None:
+def nobody(chain: list[bytes]) -> None:
     raise DeniedError("peer denied: no rule allows it")
 
 
-def context_of(files: Path, verify: Callable[[bytes], None] = anybody) -> SSL.Context:
+def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
+    certificates, key, roots = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
     return server_context(
-        *(files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE)),
-        verify,
-        alpn=("istio", "istio-http/1.1", "http/1.1", "h2"),
+        certificates, key, roots, verify, alpn=("istio", "istio-http/1.1", "http/1.1", "h2")
     )
 
 

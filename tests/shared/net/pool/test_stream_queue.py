@@ -64,7 +64,7 @@ async def test_in_order_as_long_as_there_is_room() -> None:
     room = Room(3)
     queue.serve(room.open_now)
     assert (len(queue), counts.waiting) == (2, 2)
-    assert cast("list[Any]", await asyncio.gather(*tasks[:3])) == room.opened
+    assert await asyncio.gather(*tasks[:3]) == room.opened
     queue.refuse(DialError("no more"))
     for task in tasks[3:]:
         with pytest.raises(DialError, match="no more"):

@@ -30,7 +30,7 @@ class Watched:
         self._loop = asyncio.get_running_loop()
         self._ahead = START - self._loop.time()
         self.ends = START + left_s
-        self.story: list[tuple[str, float]] = []
+        self.story: list[tuple[str, object]] = []
         """What was called, and how long after the end."""
         self.drain_timeout_s = DRAIN_S
         self.expiry = CertificateExpiry(

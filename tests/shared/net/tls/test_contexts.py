@@ -322,7 +322,8 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_password(
     tmp_path: Path, credentials: Credentials
 ) -> None:
     locked = tmp_path / "locked.pem"
-    made = ["openssl", "pkcs8", "-topk8", "-passout", "pass:secret", "-in", credentials.key, "-out", locked]
+    made = ["openssl", "pkcs8", "-topk8", "-passout", "pass:secret"]
+    made += ["-in", str(credentials.key), "-out", str(locked)]
     subprocess.run(made, check=True, timeout=PATIENCE_S)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with pytest.raises(ValueError, match="the key is encrypted"):

@@ -16,12 +16,7 @@ from cryptography.hazmat.primitives import serialization
 
 from shared.address import Address
 from shared.credentials.certificates import certificate_writer
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-)
+from shared.credentials.certificates.authority import Authority
 from shared.credentials.certificates.certificate_writer import Contents
 from shared.errors import (
     ConfigError,
@@ -35,7 +30,7 @@ from shared.net.dial import Origin, dial_http2
 from shared.net.http2.connection import Connection
 from shared.net.pool import pool
 from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles, in_use
-from shared.net.tls.certificate_folder import BUNDLES_FILE
+from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.mesh_tls import (
     MeshIdentity,
     client_context,
@@ -271,7 +266,7 @@ async def test_a_map_that_is_none_is_named(server: Path, client: MeshIdentity) -
 async def test_a_hundred_rotations_of_a_client_disturb_no_tunnel(
     mesh: Authority, server: Path, client: MeshIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__, "look_every_s", 0.0)
+    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__ or {}, "look_every_s", 0.0)
     context = server_context(server, tls12=False)
     async with Service.listening(context) as service, dialled(service, client) as connection:
         stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])

@@ -9,15 +9,17 @@ import ssl
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from shared import regular_files
-from shared.credentials.certificates.authority import ROOTS_FILE, Authority, KeyPair
+from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.errors import ConfigError, RevokedError, UnavailableError
 from shared.net.tls import revocation_watch
+from shared.net.tls.certificate_folder import ROOTS_FILE
 from shared.net.tls.contexts import proved_chain
 from shared.net.tls.revocation_watch import RevocationWatch, families
 from shared.trust.revocation_lists import RevocationList
@@ -269,7 +271,7 @@ async def test_reading_does_not_hold_others_up(
     threads = []
     read = revocation_watch._read
 
-    def told(*files: Path) -> object:
+    def told(*files: Any) -> object:
         import threading
 
         threads.append(threading.current_thread())
