@@ -17,9 +17,10 @@ from gateway import app
 from gateway.app import Gateway
 from gateway.config import reload
 from shared.address import Address
-from shared.credentials.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
+from shared.credentials.certificates.authority import Authority
 from shared.errors import ConfigError, UnavailableError, UsageError
 from shared.listen import bound_address, listen
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE
 from shared.net.tls.contexts import server_context
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn

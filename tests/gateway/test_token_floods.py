@@ -15,8 +15,9 @@ import pytest
 
 from gateway.config.limit_settings import Limits
 from gateway.sni.new_audiences import MINUTE_S
-from shared.credentials.certificates.authority import CERTIFICATES_FILE, PRIVATE_KEY_FILE, Authority
+from shared.credentials.certificates.authority import Authority
 from shared.net.legs.stream import Stream, header_value
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId

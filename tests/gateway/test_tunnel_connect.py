@@ -118,8 +118,8 @@ async def test_a_peer_s_policy_is_not_our_token(world: World, port: HbonePort, s
     """As ztunnel has it: a bare 401, and no token was sent."""
     folder, here = port.mesh.member(CALLER), port.mesh.member(GATEWAY)
     async with Service.listening(mesh_tls.server_context(here, tls12=False)) as ztunnel:
-        fields = {"tunnel": f"https://127.0.0.1:{ztunnel.port}", "identity": str(folder)}
-        gateway = await world.start(route(port, 80, **fields))
+        there = f"https://127.0.0.1:{ztunnel.port}"
+        gateway = await world.start(route(port, 80, tunnel=there, identity=str(folder)))
         client = await world.client()
         (await ztunnel.request()).respond(status, end=True)
         assert await client.rest() == ACCESS_DENIED

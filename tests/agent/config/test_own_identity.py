@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.config.own_identity import own_identity, own_trust_domain
-from shared.credentials.certificates.authority import CERTIFICATES_FILE, Authority
+from shared.credentials.certificates.authority import Authority
 from shared.errors import DeniedError, UnavailableError
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE
 from shared.trust.spiffe import SpiffeId
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")

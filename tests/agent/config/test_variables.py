@@ -54,7 +54,7 @@ def test_empty_counts_as_not_set(text: str) -> None:
 def test_a_wrong_value_is_shown_in_one_short_line() -> None:
     for text, shown in [("x", "=x"), ("a\nb", "='a\\nb'"), ("x" * 70, f"={'x' * 60}...")]:
         with pytest.raises(UsageError) as caught:
-            Variables({"A": text})("A", seconds, 0)
+            Variables({"A": text})("A", seconds, 0.0)
         assert str(caught.value) == f"invalid A{shown} (not a number of seconds)"
 
 

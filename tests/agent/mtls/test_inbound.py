@@ -24,13 +24,7 @@ from OpenSSL import SSL
 from agent.mtls.inbound import Inbound, InboundSettings
 from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-    KeyPair,
-)
+from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.certificate_keeper import CertificateKeeper, KeeperSettings
 from shared.errors import (
     ConfigError,
@@ -43,7 +37,7 @@ from shared.errors import (
     UnavailableError,
 )
 from shared.net.legs.tcp import reset
-from shared.net.tls.certificate_folder import BUNDLES_FILE
+from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.root_files import RootSources
 from shared.tasks import spawn
 from shared.trust.peer_patterns import TrustDomain

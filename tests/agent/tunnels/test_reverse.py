@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -337,12 +338,12 @@ async def test_who_says_nothing_is_given_up(
 
 
 async def test_pauses_grow_up_to_a_bound(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reverse.random, "uniform", lambda least, most: most)
+    monkeypatch.setattr("random.uniform", lambda least, most: most)
     loop = asyncio.get_running_loop()
     async with dialling(mesh) as krun:
         assert krun.tunnels._places == []
     settings = ReverseSettings((Address("127.0.0.1", 1),), (NAME,))
-    nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
+    nothing: dict[str, Any] = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
     (place,) = ReverseTunnels(settings, mesh.member(WORKLOAD), 1.0, drain_timeout_s=1.0, **nothing)._places
     for doublings, pause_s in ((0, 1.0), (1, 2.0), (2, 4.0), (3, 8.0), (100, MAX_PAUSE_S / FIRST_PAUSE_S)):
         place._not_before = 0.0
@@ -402,7 +403,7 @@ async def test_a_gateway_of_a_foreign_authority_is_refused(mesh: Mesh, tmp_path:
 
 async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
     settings = ReverseSettings((Address("127.0.0.1", 1),), (NAME,))
-    nothing = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
+    nothing: dict[str, Any] = dict.fromkeys(("request", "opened", "lost"), lambda _: None)
     with pytest.raises(UnavailableError, match="certificate"):
         ReverseTunnels(settings, tmp_path, 1.0, drain_timeout_s=1.0, **nothing)
 

@@ -16,13 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    PRIVATE_KEY_FILE,
-    ROOTS_FILE,
-    Authority,
-)
+from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_CONFIG, EXIT_OK
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
 from tests.support.gateway_world import GLOB, tunnel

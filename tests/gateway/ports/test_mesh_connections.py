@@ -451,7 +451,7 @@ def rotate(mesh: Mesh) -> bytes:
 @pytest.fixture
 def at_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificate files are looked at each time, instead of once a second."""
-    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__, "look_every_s", 0.0)
+    monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__ or {}, "look_every_s", 0.0)
 
 
 @pytest.mark.usefixtures("at_every_connection")

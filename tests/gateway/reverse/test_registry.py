@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.ports.mesh_connections import LimitError
 from gateway.reverse.registry import Registration, Registry
-from shared.errors import DialError
+from shared.errors import DialError, LimitError
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support.tcp_peer import PATIENCE_S

@@ -555,9 +555,9 @@ def test_claims_and_what_a_name_stands_for() -> None:
     shut = Rules([Rule(("*",), ("10.0.0.0/8:*",), True, ME), Rule(*ALL)])
     shut.check_request(ANYBODY, named, Shown(None))
     shut.check(ANYBODY, named, ipaddress.ip_address("11.0.0.1"), Shown(None))
-    for said in ({"sub": "me"}, None):
+    for shown in (Shown({"sub": "me"}), Shown(None)):
         with pytest.raises(TokenNeededError):
-            shut.check(ANYBODY, named, address, Shown(said))
+            shut.check(ANYBODY, named, address, shown)
 
 
 def test_a_token_is_looked_at_by_rules_with_claims_that_take_the_rest_only() -> None:
