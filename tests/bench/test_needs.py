@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """These are not there, all others are."""
     lacking = tuple(
-        dataclasses.replace(need, is_there=lambda there=need.what not in names: there) for need in needs.NEEDS
+        dataclasses.replace(need, is_there=partial(bool, need.what not in names)) for need in needs.NEEDS
     )
     assert {need.what for need in missing(lacking)} == set(names)
     monkeypatch.setattr(needs, "missing", lambda: missing(lacking))

@@ -348,7 +348,7 @@ def test_krun_understands_its_environment(path: Path) -> None:
     for name in environment:
         assert any(fnmatch(name, known) for known in ENVIRONMENT), name
     settings = from_env(environment)
-    assert settings.listen.port == ports.HBONE_H2C
+    assert settings.listen is not None and settings.listen.port == ports.HBONE_H2C
     assert settings.inbound_listen.port == ports.INBOUND_MTLS
     assert settings.xds is None
     assert settings.allow

@@ -263,13 +263,13 @@ async def test_a_file_s_token_for_another_service_goes_nowhere(tls: ssl.SSLConte
     token = unsigned_token(aud="https://other.a.run.app", exp=FAR_FUTURE)
     (tmp_path / "token").write_text(token)
     async with Service.listening(tls) as service:
-        to = (f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}")
+        to = [f"{HOST}:22", "--ca", tmp_path / "ca.pem", "--connect", f"127.0.0.1:{service.port}"]
         ended = await output_of(*to, "--token-file", tmp_path / "token")
         assert_refusal(
             ended, EXIT_DENIED, rf"its token is for https://other\.a\.run\.app, not for https://{HOST}"
         )
         assert service.connections == []
-        to += ("--token-file", tmp_path / "token", "--audience", "https://other.a.run.app")
+        to += ["--token-file", tmp_path / "token", "--audience", "https://other.a.run.app"]
         async with running(*to):
             assert (await service.request())[b"authorization"] == f"Bearer {token}".encode()
 

@@ -52,7 +52,7 @@ FOR_A = {"audience": "a"}
 def test_no_token_in_the_clear(flags: dict[str, Any], url: str, connect: str | None) -> None:
     flag = "--token-file" if flags is TOKEN else "--audience"
     with pytest.raises(UsageError, match=rf"^{flag}: {re.escape(url)} .*use https, or --no-token$"):
-        for_tunnel(target.parse(url), {}, connect=connect and Address.parse(connect), **flags)
+        for_tunnel(target.parse(url), {}, connect=Address.parse(connect) if connect else None, **flags)
 
 
 @pytest.mark.parametrize("flags", [TOKEN, FOR_A], ids=["--token-file", "--audience"])
@@ -68,7 +68,7 @@ def test_no_token_in_the_clear(flags: dict[str, Any], url: str, connect: str | N
     ],
 )
 def test_a_token_over_tls_or_to_this_machine(flags: dict[str, Any], url: str, connect: str | None) -> None:
-    source = for_tunnel(target.parse(url), {}, connect=connect and Address.parse(connect), **flags)
+    source = for_tunnel(target.parse(url), {}, connect=Address.parse(connect) if connect else None, **flags)
     assert not isinstance(source, NoToken)
 
 

@@ -234,8 +234,8 @@ def _nobody(folder: Path) -> Iterator[Changed]:
     folder.chmod(0o755)
     python = copy / ".venv" / "bin" / "python"
     subprocess.run([_public_python(), "-m", "venv", copy / ".venv"], check=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", ".[envoy,dev]"]
-    subprocess.run(pip, cwd=copy, check=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-e", ".[envoy,dev]"], cwd=copy, check=True)
     for path in (home, copy, *copy.rglob("*")):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     yield Changed(

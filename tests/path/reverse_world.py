@@ -54,13 +54,9 @@ class ReverseWorld:
         """Where it takes workloads."""
         self._block = block
         self._started = 0
-        for identity, more in (
-            (GATEWAY, {}),
-            (WORKLOAD, {"dns_names": (SNI, HOST)}),
-            (OTHER, {}),
-            (CALLER, {}),
-        ):
-            self.mesh.write(self.member(identity), self.mesh.issue(identity, **more))
+        for identity in (GATEWAY, WORKLOAD, OTHER, CALLER):
+            names = (SNI, HOST) if identity is WORKLOAD else ()
+            self.mesh.write(self.member(identity), self.mesh.issue(identity, dns_names=names))
         self.caller = Identity(*(self.member(CALLER) / file for file in CLIENT_FILES))
 
     def member(self, identity: SpiffeId) -> Path:

@@ -277,7 +277,7 @@ backend container
   server krun {behind} proto h2
 """
     )
-    command = [find_program("haproxy"), "-db", "-f", folder / "haproxy.cfg"]
+    command: list[str | Path] = [find_program("haproxy"), "-db", "-f", folder / "haproxy.cfg"]
     with program("haproxy", command, folder, port) as address:
         yield address
 

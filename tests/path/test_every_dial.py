@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ DEAD = "app.dead.test"
 SOON_S = 2.0
 """OTHER_FAMILY_S and a head start, with room for a busy machine; less than the 4 s of a look-up in vain."""
 
-Dial = Callable[[str, int], Awaitable[object]]
+Dial = Callable[[str, int], Coroutine[Any, Any, object]]
 
 
 @pytest.fixture

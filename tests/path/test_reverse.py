@@ -66,7 +66,7 @@ def test_64_mib_there_and_back(mesh: ReverseWorld, app: App, inbound: str, tmp_p
     command = [
         *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error"),
         *("-connect", str(mesh.gateway), "-servername", SNI, "-verify_hostname", SNI, "-alpn", "istio"),
-        *("-cert", caller.certificates, "-key", caller.key, "-CAfile", caller.roots),
+        *("-cert", str(caller.certificates), "-key", str(caller.key), "-CAfile", str(caller.roots)),
     ]
     with body.open("rb") as stdin, answer.open("wb") as stdout:
         done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=PATIENCE_S)

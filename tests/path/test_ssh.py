@@ -199,7 +199,7 @@ def test_a_failure_is_one_line_before_sshs_own(config: Path, host: str, reason: 
 @contextmanager
 def session(config: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """An ssh whose command at the far side is there and waits for its input."""
-    command = [find_program("ssh"), "-F", config, *arguments, "echo ready; cat"]
+    command = [find_program("ssh"), "-F", str(config), *arguments, "echo ready; cat"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None

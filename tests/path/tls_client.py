@@ -6,18 +6,30 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from OpenSSL import SSL
 
 from hbone.demo.mesh import SNI
+from shared.address import Address
 from tests.path.app import READ_BYTES
-from tests.support.world import PATIENCE_S, World
+from tests.support.world import PATIENCE_S, Identity
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
+class Mesh(Protocol):
+    """hgate, and a client of it."""
+
+    @property
+    def gateway(self) -> Address: ...
+
+    @property
+    def caller(self) -> Identity: ...
+
+
 @contextmanager
-def connected(world: World) -> Iterator[SSL.Connection]:
+def connected(world: Mesh) -> Iterator[SSL.Connection]:
     """A connection to hgate, its handshake with the workload done; every read and write has a deadline."""
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.load_verify_locations(str(world.caller.roots))

@@ -55,7 +55,6 @@ class ApiServer(Protocol):
     """What tests need of either."""
 
     url: str
-    ca_pem: bytes
     allowed: str
     """The token of a user who may create tokens in NAMESPACE."""
 
@@ -63,6 +62,9 @@ class ApiServer(Protocol):
     """The token of a user who may do nothing."""
 
     pod_uid: str
+
+    @property
+    def ca_pem(self) -> bytes: ...
 
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         """The claims of a token that the server's own keys have signed. Raises jwt.PyJWTError."""

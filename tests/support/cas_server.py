@@ -20,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import h11
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
 
 from shared.credentials.certificates.authority import Authority, KeyPair
@@ -137,6 +138,7 @@ class CasServer:
             identity = SpiffeId.parse(uri)
         key = load_pem_public_key(base64.b64decode(config["publicKey"]["key"], validate=True))
         lifetime_s = int(asked.content["lifetime"].removesuffix("s"))
+        assert isinstance(key, rsa.RSAPublicKey | ec.EllipticCurvePublicKey)
         leaf = self.authority.certify(key, identity, lifetime_s=lifetime_s)
         self.made[request_id] = {
             "name": f"{POOL}/certificates/{name}",

@@ -135,6 +135,7 @@ class Istiod:
             signed_for = self.identity
         if signed_for is None:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "authentication failure")
+            raise AssertionError("abort raises")
         return self._answer(message, signed_for)
 
     def _judged(self, authorization: str) -> SpiffeId | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -213,7 +214,7 @@ def _shown(root: Made, *chain: Made, trusted: bytes = b"", name: str = NAME) -> 
     return Chain(trusted or root.pem, b"".join(one.pem for one in chain), chain[0].key_pem, name)
 
 
-def _of(root: Made, **switches: bool) -> Chain:
+def _of(root: Made, **switches: Any) -> Chain:
     return _shown(root, leaf(root, **switches))
 
 

@@ -13,12 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from shared.atomic_files import PUBLIC_MODE, write_atomically
-from shared.credentials.certificates.authority import (
-    CERTIFICATES_FILE,
-    ROOTS_FILE,
-    Authority,
-    KeyPair,
-)
+from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, ROOTS_FILE
 from shared.trust.spiffe import SpiffeId
 
 HOUR_S = 3600.0
