@@ -155,7 +155,7 @@ class Http2Exchange:
             return
         code = error.code if isinstance(error, StreamResetError) else frames.INTERNAL_ERROR
         connection = self._upstream.connection
-        if connection.lost and not connection.session.peer_settings_seen:
+        if connection.lost and not connection.speaks_http2:
             self._http1()
         refused = code == frames.REFUSED_STREAM
         if (refused or connection.lost) and exchange.repeat(dealt_with=not refused):

@@ -336,7 +336,7 @@ class MeshConnections:
             ended=partial(self._tell_expired, member),
             over=partial(self._expel, member),
             drain_timeout_s=lambda: self.drain_timeout_s,
-            grace_s=0.0 if member.session.client else GRACE_S,
+            grace_s=0.0 if member.client else GRACE_S,
             wall_clock=self._wall_clock,
         )
         member.expiry.start()

@@ -1,6 +1,6 @@
 """What a session tells its owner; the counterpart of the methods of `session.Session`.
 
-`stream` is always the session's own record of the stream (`stream_state.StreamState`), so that an owner never
+`stream` is always the session's own record of the stream (`stream.SessionStream`), so that an owner never
 looks anything up by number.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.http2.stream_state import StreamState
+    from shared.http2.stream import SessionStream
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -27,7 +27,7 @@ class Event:
 class RequestReceived(Event):
     """Server: the peer opened a stream; `ended`: its headers say that no body follows."""
 
-    stream: StreamState
+    stream: SessionStream
     headers: Headers
     ended: bool
 
@@ -44,7 +44,7 @@ class RequestMalformed(Event):
 class InterimReceived(Event):
     """Client: the peer sent an interim response (1xx); the final one is still to come."""
 
-    stream: StreamState
+    stream: SessionStream
     headers: Headers
 
 
@@ -52,7 +52,7 @@ class InterimReceived(Event):
 class ResponseReceived(Event):
     """Client: the peer answered with its final (not 1xx) response headers; `ended`: no body follows."""
 
-    stream: StreamState
+    stream: SessionStream
     headers: Headers
     ended: bool = False
 
@@ -61,7 +61,7 @@ class ResponseReceived(Event):
 class TrailersReceived(Event):
     """The peer sent trailers; `StreamEnded` follows."""
 
-    stream: StreamState
+    stream: SessionStream
     headers: Headers
 
 
@@ -69,7 +69,7 @@ class TrailersReceived(Event):
 class DataReceived(Event):
     """Payload; `data` is a view that lives as long as the buffer given to `receive_data`."""
 
-    stream: StreamState
+    stream: SessionStream
     data: memoryview
 
 
@@ -77,17 +77,18 @@ class DataReceived(Event):
 class StreamEnded(Event):
     """The peer has finished sending on the stream."""
 
-    stream: StreamState
+    stream: SessionStream
 
 
 @dataclass(slots=True)
 class StreamReset(Event):
     """The stream is over: the peer sent RST_STREAM, or we did because of what it sent (`by_peer`); `fault`
-    says more of that, if there is more to say than the code does."""
+    says more of that, if there is more to say than the code does. `local_ended`: we had sent END_STREAM."""
 
-    stream: StreamState
+    stream: SessionStream
     code: int
     by_peer: bool
+    local_ended: bool = False
     fault: str = ""
 
 
@@ -95,7 +96,7 @@ class StreamReset(Event):
 class WindowOpened(Event):
     """There is room again for DATA on `stream`, or on the connection or all its streams (None)."""
 
-    stream: StreamState | None
+    stream: SessionStream | None
 
 
 class NoticeGiven(Event):

@@ -70,7 +70,16 @@ class FloodError(Exception):
 class FloodGuard:
     """Counts for one connection; every method raises FloodError when a budget is used up."""
 
-    __slots__ = ("_control", "_empty", "_header_bytes", "_limits", "_resets", "_updates", "data_frames")
+    __slots__ = (
+        "_control",
+        "_empty",
+        "_header_bytes",
+        "_limits",
+        "_resets",
+        "_updates",
+        "data_frames",
+        "now",
+    )
 
     def __init__(self, limits: FloodLimits) -> None:
         self._limits = limits
@@ -79,47 +88,49 @@ class FloodGuard:
         self._empty = Budget(limits.empty_data, limits.empty_data_per_s)
         self._updates = Budget(limits.window_updates, 0)
         self._header_bytes = 0
+        self.now = 0.0
+        """The time of a steady clock, in seconds; set at each read."""
         self.data_frames = 0
         """DATA frames that we have sent, which call for WINDOW_UPDATEs, since one came; whoever sends them
         counts them here."""
 
-    def control_frame(self, kind: int, flags: int, length: int, now: float) -> None:
-        """A frame that is no DATA has come; `length` is its payload's in bytes, `now` in seconds."""
+    def control_frame(self, kind: int, flags: int, length: int) -> None:
+        """A frame that is no DATA has come; `length` is its payload's in bytes."""
         if kind in (frames.HEADERS, frames.CONTINUATION):
             self._header_block(kind, length)
         elif kind == frames.WINDOW_UPDATE:
             self._updates.earn(self.data_frames * self._limits.window_updates_per_data_frame)
             self.data_frames = 0
-            if not self._updates.spend(now):
+            if not self._updates.spend(self.now):
                 raise FloodError("too many WINDOW_UPDATE frames")
         elif kind != frames.RST_STREAM:
-            self._spend(now, 1)
+            self._spend(1)
 
-    def stale(self, now: float) -> None:
+    def stale(self) -> None:
         """A frame has come on a stream that is over, and has to be judged."""
-        self._spend(now, 1)
+        self._spend(1)
 
-    def stream_windows(self, streams: int, now: float) -> None:
+    def stream_windows(self, streams: int) -> None:
         """SETTINGS change the windows of so many streams."""
-        self._spend(now, streams / STREAMS_PER_CONTROL_FRAME)
+        self._spend(streams / STREAMS_PER_CONTROL_FRAME)
 
-    def empty_data(self, now: float) -> None:
+    def empty_data(self) -> None:
         """A DATA frame without payload, not the stream's last, has come."""
-        if not self._empty.spend(now):
+        if not self._empty.spend(self.now):
             raise FloodError("too many empty DATA frames")
 
-    def stream_wasted(self, now: float, units: float = 1.0) -> None:
+    def stream_wasted(self, units: float = 1.0) -> None:
         """A stream was opened in vain: reset before the answer, refused, or reset for the peer's fault; or
         something was as much work as `units` of these."""
-        if not self._resets.spend(now, units):
+        if not self._resets.spend(self.now, units):
             raise FloodError("too many streams opened in vain")
 
     def forgive_resets(self) -> None:
         """The peer has been given notice: it may open as many streams again until it has seen that."""
         self._resets = Budget(self._limits.resets, self._limits.resets_per_s)
 
-    def _spend(self, now: float, units: float) -> None:
-        if not self._control.spend(now, units):
+    def _spend(self, units: float) -> None:
+        if not self._control.spend(self.now, units):
             raise FloodError("too many control frames")
 
     def _header_block(self, kind: int, length: int) -> None:

@@ -1,8 +1,7 @@
-"""Bytes of a connection into frames: DATA as it comes, everything else whole.
+"""Bytes of a connection into frames: DATA as it comes, all other frames whole.
 
-Owned here: a client's preface, where frames begin and end, half a frame that waits for the rest, and since
-when it has been waiting. What the frames do is their taker's: `data_receiver.py` for DATA, `session.py` for
-others.
+The scanner checks a client's preface, keeps half a frame until the rest has come, and knows since when it has
+been waiting.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from shared.http2 import frames
 from shared.http2.frame_rules import SessionError
 
 
-class FrameTaker(Protocol):
-    """Whom a scanner tells what has come, in order. Every view lives as long as the buffer given to
-    `scan`."""
+class DataTaker(Protocol):
+    """Gets DATA, in order. Every view lives as long as the buffer given to `FrameScanner.scan`."""
 
     def take_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
         """A DATA frame without flags begins at `at`: takes it, and what follows like it, if it is all there
@@ -30,15 +28,28 @@ class FrameTaker(Protocol):
     def take_data_end(self) -> None:
         """It is over, padding and all."""
 
-    def take_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> bool:
-        """A whole frame of another kind. True within a header block, which CONTINUATION has to go on with."""
+
+class FrameTaker(Protocol):
+    """Gets all other frames, in order with DATA."""
+
+    def take_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
+        """A whole frame."""
+
+
+class HeaderBlocks(Protocol):
+    """Knows where a header block begins and ends."""
+
+    block_stream: int
+    """Not 0 within a header block, which CONTINUATION has to go on with."""
 
 
 class FrameScanner:
     """Finds the frames of one connection."""
 
     __slots__ = (
-        "_in_headers",
+        "_data",
+        "_frames",
+        "_headers",
         "_max_frame_bytes",
         "_pad_left",
         "_partial",
@@ -47,12 +58,22 @@ class FrameScanner:
         "since",
     )
 
-    def __init__(self, *, preface: bool, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        data: DataTaker,
+        others: FrameTaker,
+        headers: HeaderBlocks,
+        *,
+        preface: bool,
+        max_frame_bytes: int,
+    ) -> None:
+        self._data = data
+        self._frames = others
+        self._headers = headers
         self._preface_left = len(frames.PREFACE) if preface else 0
         self._max_frame_bytes = max_frame_bytes
         self._partial = b""  # a frame header, or a frame other than DATA, that is not whole
         self._pad_left = 0
-        self._in_headers = False
         self.data_left = 0
         """Payload of the DATA frame that we are inside of, still to come."""
         self.since: float | None = None
@@ -64,12 +85,13 @@ class FrameScanner:
         """How much of an unfinished frame is kept."""
         return len(self._partial)
 
-    def scan(self, data: memoryview, taker: FrameTaker, now: float) -> None:
-        """Finds what frames there are.
+    def scan(self, data: memoryview, now: float) -> None:
+        """Finds what frames there are; `now` is in seconds of a steady clock.
 
         Raises:
-            SessionError: no HTTP/2, or a frame larger than announced, or whatever the taker raises.
+            SessionError: no HTTP/2, or a frame larger than announced, or whatever a taker raises.
         """
+        taker = self._data
         if self._partial:
             data = memoryview(self._partial + data)
             self._partial = b""
@@ -85,7 +107,7 @@ class FrameScanner:
                     taker.take_data_end()
                 continue
             if self._pad_left:
-                at = self._padding(at, size, taker)
+                at = self._padding(at, size)
                 continue
             if size - at < frames.HEADER_BYTES:
                 break
@@ -98,24 +120,22 @@ class FrameScanner:
             if kind == frames.DATA:
                 end = 0 if flags else taker.take_plain_data(data, at, length, stream_id)
                 if not end:
-                    end = self._data_head(data, at, length, flags, stream_id, taker)
+                    end = self._data_head(data, at, length, flags, stream_id)
                     if not end:
                         break
             else:
                 end = at + frames.HEADER_BYTES + length
                 if end > size:
                     break
-                was_in_headers = self._in_headers
-                payload = data[at + frames.HEADER_BYTES : end]
-                self._in_headers = taker.take_frame(kind, flags, stream_id, payload)
-                if self._in_headers and not was_in_headers:
+                self._frames.take_frame(kind, flags, stream_id, data[at + frames.HEADER_BYTES : end])
+                if kind == frames.HEADERS and self._headers.block_stream:
                     self.since = None  # the block begins now
             at = end
         if at < size:
             self._partial = bytes(data[at:])
-        if not (self._partial or self._in_headers):
+        if not (self._partial or self._headers.block_stream):
             self.since = None
-        elif self.since is None or (at and not self._in_headers):
+        elif self.since is None or (at and not self._headers.block_stream):
             self.since = now
 
     def _preface(self, data: memoryview) -> int:
@@ -125,9 +145,7 @@ class FrameScanner:
         self._preface_left -= at
         return at
 
-    def _data_head(
-        self, data: memoryview, at: int, length: int, flags: int, stream_id: int, taker: FrameTaker
-    ) -> int:
+    def _data_head(self, data: memoryview, at: int, length: int, flags: int, stream_id: int) -> int:
         """The head of a DATA frame, pad length included; returns where it ends, or 0 if it is not there
         yet."""
         end = at + frames.HEADER_BYTES
@@ -143,16 +161,16 @@ class FrameScanner:
             raise SessionError("padded DATA without a pad length", frames.FRAME_SIZE_ERROR)
         if overhead > length:
             raise SessionError("more padding than DATA", frames.PROTOCOL_ERROR)
-        taker.take_data_head(length, flags, stream_id, overhead)
+        self._data.take_data_head(length, flags, stream_id, overhead)
         self.data_left = length - overhead
         self._pad_left = padding
         if not (self.data_left or padding):
-            taker.take_data_end()
+            self._data.take_data_end()
         return end
 
-    def _padding(self, at: int, size: int, taker: FrameTaker) -> int:
+    def _padding(self, at: int, size: int) -> int:
         end = min(at + self._pad_left, size)
         self._pad_left -= end - at
         if not self._pad_left:
-            taker.take_data_end()
+            self._data.take_data_end()
         return end

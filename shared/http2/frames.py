@@ -120,7 +120,9 @@ def headers(stream_id: int, block: bytes | bytearray, *, end_stream: bool) -> by
     """A header block as HEADERS, with as many CONTINUATIONs as it needs (RFC 9113 section 4.3)."""
     end = FLAG_END_STREAM if end_stream else 0
     if len(block) <= MAX_PAYLOAD_BYTES:
-        return header(len(block), HEADERS, FLAG_END_HEADERS | end, stream_id) + block
+        length = len(block)
+        # `header`, but for the call: this is done for every stream; likewise below.
+        return HEADER.pack(length >> 8, length & 0xFF, HEADERS, FLAG_END_HEADERS | end, stream_id) + block
     pieces = [block[at : at + MAX_PAYLOAD_BYTES] for at in range(0, len(block), MAX_PAYLOAD_BYTES)]
     out = header(len(pieces[0]), HEADERS, end, stream_id) + pieces[0]
     for piece in pieces[1:-1]:
@@ -130,7 +132,7 @@ def headers(stream_id: int, block: bytes | bytearray, *, end_stream: bool) -> by
 
 def end_stream(stream_id: int) -> bytes:
     """An empty DATA frame with END_STREAM."""
-    return header(0, DATA, FLAG_END_STREAM, stream_id)
+    return HEADER.pack(0, 0, DATA, FLAG_END_STREAM, stream_id)
 
 
 def rst_stream(stream_id: int, code: int) -> bytes:

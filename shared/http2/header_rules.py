@@ -18,9 +18,6 @@ from enum import Enum
 from shared.http2.events import Headers
 from shared.http2.static_table import ENTRY_OVERHEAD_BYTES, INDEX_OF_NAME
 
-NO_LENGTH = -1
-"""`HeaderBlock.content_length` of a list that promises none."""
-
 LENGTH_DIGITS = 19
 """Of a content-length: a body of more bytes ends in no lifetime."""
 
@@ -82,8 +79,8 @@ class HeaderBlock:
 
     shape: Shape
 
-    content_length: int
-    """Bytes of body that it promises, or NO_LENGTH."""
+    content_length: int | None
+    """Bytes of body that it promises."""
 
     status: bytes
     """Of a response."""
@@ -100,7 +97,7 @@ def list_bytes(headers: Headers) -> int:
 def examine(headers: Headers) -> HeaderBlock:
     """Looks at a decoded list. Several cookie fields become one (RFC 9113 section 8.2.3)."""
     pseudo: dict[bytes, bytes] = {}
-    length = NO_LENGTH
+    length: int | None = None
     hosts: list[bytes] = []
     cookies = 0
     in_front = True  # where pseudo-header fields stand
@@ -126,7 +123,7 @@ def examine(headers: Headers) -> HeaderBlock:
                 # A number, and the same one each time (RFC 9110 section 8.6).
                 if not value.isdigit() or len(value) > LENGTH_DIGITS:
                     return _malformed(headers, "content-length is not a number")
-                if length not in (NO_LENGTH, int(value)):
+                if length not in (None, int(value)):
                     return _malformed(headers, "several content-lengths")
                 length = int(value)
             elif name == b"host":
@@ -155,7 +152,7 @@ def examine(headers: Headers) -> HeaderBlock:
 
 
 def _malformed(headers: Headers, fault: str) -> HeaderBlock:
-    return HeaderBlock(headers, Shape.MALFORMED, NO_LENGTH, b"", fault)
+    return HeaderBlock(headers, Shape.MALFORMED, None, b"", fault)
 
 
 def _fault_of_request(pseudo: dict[bytes, bytes], hosts: list[bytes]) -> str:

@@ -22,13 +22,15 @@ _FRAME_BYTES = range(1 << 14, 1 << 24)
 class PeerSettings:
     """What the peer has said, and what holds until it has."""
 
-    __slots__ = ("extended_connect", "header_table_bytes", "initial_window_bytes", "max_streams")
+    __slots__ = ("extended_connect", "header_table_bytes", "initial_window_bytes", "max_streams", "seen")
 
     def __init__(self) -> None:
         self.header_table_bytes = 4096
         self.initial_window_bytes = FIRST_WINDOW
         self.max_streams = UNLIMITED
         self.extended_connect = False
+        self.seen = False
+        """The first SETTINGS have come; set by whoever applies them."""
 
     def take(self, payload: memoryview, *, of_server: bool) -> bool:
         """Reads the payload of SETTINGS that is no acknowledgement. True if it names the initial window.

@@ -72,14 +72,14 @@ from shared.errors import (
 )
 from shared.http2 import events, frames, grpc_message
 from shared.http2.flood_guard import FloodLimits
+from shared.http2.past_streams import REMEMBERED_STREAMS
 from shared.http2.peer_settings import FIRST_WINDOW
 from shared.http2.session import (
     Session,
     SessionError,
     SessionLimits,
-    StreamState,
+    SessionStream,
 )
-from shared.http2.stream_state import REMEMBERED_STREAMS
 from shared.tls import client_hello, istio_sni
 from shared.trust import revocation_lists, revocations, spiffe, token_claims
 from shared.trust.jwt_check import TokenChecker, algorithm
@@ -431,7 +431,7 @@ class Conversation:
 
     def __init__(self, *, client: bool, limits: SessionLimits, seed: int, passive: bool = False) -> None:
         self.session = Session(client=client, limits=limits)
-        self.streams: dict[int, StreamState] = {}
+        self.streams: dict[int, SessionStream] = {}
         """Every stream that there was, by number."""
         self.seen: list[tuple[object, ...]] = []
         """Every event as plain values, neighbouring pieces of DATA joined."""
@@ -509,7 +509,7 @@ class Conversation:
     # The books.
 
     def _note(self, event: events.Event) -> None:
-        stream: StreamState | None = getattr(event, "stream", None)
+        stream: SessionStream | None = getattr(event, "stream", None)
         number = stream.id if stream is not None else 0
         assert number not in self._silent, f"told of a stream that is over: {event}"
         match event:
@@ -551,7 +551,7 @@ class Conversation:
         assert session.pending_bytes == 0
         assert session.client or len(session.streams) <= limits.max_streams
         assert session._scanner.waiting_bytes < 9 + limits.max_frame_bytes
-        assert len(session._past) <= REMEMBERED_STREAMS
+        assert len(session._streams.past) <= REMEMBERED_STREAMS
         extra = limits.connection_window_bytes - FIRST_WINDOW  # announced at the start
         for number, credited in self._ours.credited.items():
             given_back = credited if number else credited - extra
@@ -561,13 +561,15 @@ class Conversation:
             return
         held = sum(stream.held for stream in session.streams.values())
         coming = session._scanner.data_left
-        account = session._receive_window + session._credit + held + coming
+        account = session._windows.receive + session._windows.credit + held + coming
         assert account == limits.connection_window_bytes, f"the connection's window is off: {account}"
         for number, stream in session.streams.items():
             assert number == stream.id and not stream.over and stream.held >= 0 and stream.credit >= 0
             account = stream.receive_window + stream.credit + stream.held
-            account += coming if stream is session._data_stream else 0
-            assert stream.remote_ended or account == limits.stream_window_bytes, f"a window is off: {account}"
+            account += coming if stream is session._data.stream else 0
+            assert not stream.state.receives or account == limits.stream_window_bytes, (
+                f"a window is off: {account}"
+            )
 
     # The owner.
 
@@ -605,13 +607,13 @@ class Conversation:
             if choice > 4:
                 self.write(stream, choice * 9000)
 
-    def answer(self, stream: StreamState, *, end: bool) -> None:
+    def answer(self, stream: SessionStream, *, end: bool) -> None:
         """Server: sends response headers, once."""
         if not self.session.client and stream.id not in self._answered:
             self._answered.add(stream.id)
             self.session.send_headers(stream, [(b":status", b"200")], end_stream=end)
 
-    def write(self, stream: StreamState, count: int) -> None:
+    def write(self, stream: SessionStream, count: int) -> None:
         """Wants to write `count` more bytes and writes what the windows allow."""
         owed = self._owed.get(stream.id, 0) + count
         if owed and (self.session.client or stream.id in self._answered):
@@ -619,7 +621,7 @@ class Conversation:
             assert owed >= 0
         self._owed[stream.id] = owed
 
-    def end(self, stream: StreamState, *, trailers: bool) -> None:
+    def end(self, stream: SessionStream, *, trailers: bool) -> None:
         """Ends the sending side, where the headers are out."""
         if self.session.client or stream.id in self._answered:
             if trailers:
@@ -627,7 +629,7 @@ class Conversation:
             else:
                 self.session.end_stream(stream)
 
-    def consume(self, stream: StreamState, count: int) -> None:
+    def consume(self, stream: SessionStream, count: int) -> None:
         """Has passed on at most `count` of the bytes that it was given."""
         count = min(count, self._unread.get(stream.id, 0))
         if count:

@@ -43,12 +43,13 @@ from shared.http2.events import (
 )
 from shared.http2.header_rules import list_bytes
 from shared.http2.session import (
-    GoAway,
+    GoAwayState,
     Session,
     SessionError,
     SessionLimits,
-    StreamState,
+    SessionStream,
 )
+from shared.http2.stream import StreamState
 from shared.net.http2.answers import answer
 from shared.net.legs.contract import Buffer
 from shared.net.legs.read_buffer import (
@@ -102,6 +103,8 @@ read may be a large one where the last full one shows that this will take less."
 
 HEADERS_TOO_LARGE = 431
 
+_CLOSED = StreamState.CLOSED
+
 
 class Connection(asyncio.BufferedProtocol):
     """An HTTP/2 connection.
@@ -127,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         on_lost: Callable[[Connection], None] | None = None,
         idle_timeout_s: float | None = None,
     ) -> None:
+        self.client = client
         self.session = Session(client=client, limits=limits)
         self.congested = False
         self.lost = False
@@ -178,6 +182,11 @@ class Connection(asyncio.BufferedProtocol):
         """What waits to be sent, beside what the streams hold themselves."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return unsent + self.session.pending_bytes
+
+    @property
+    def speaks_http2(self) -> bool:
+        """Whether the peer has said its SETTINGS."""
+        return self.session.peer_settings_seen
 
     @property
     def usable(self) -> bool:
@@ -268,21 +277,21 @@ class Connection(asyncio.BufferedProtocol):
             self.flush_planned = True
             self._loop.call_soon(self._flush_in_turn)
 
-    def consumed(self, state: StreamState, count: int) -> None:
+    def consumed(self, state: SessionStream, count: int) -> None:
         """`count` bytes of the stream have been passed on."""
         session = self.session
         session.consumed(state, count)
         if session.pending_bytes:
             self.flush_soon()
 
-    def reset(self, state: StreamState, code: int) -> None:
+    def reset(self, state: SessionStream, code: int) -> None:
         """Sends RST_STREAM."""
         self.session.reset(state, code)
         self.flush_soon()
         if state.over:
             self._stream_over(state)
 
-    def stream_changed(self, state: StreamState) -> None:
+    def stream_changed(self, state: SessionStream) -> None:
         """The stream ended its sending side."""
         self.flush_soon()
         # Over with that, if its peer has ended, too; but what came last may be in this very read, and not be
@@ -386,8 +395,8 @@ class Connection(asyncio.BufferedProtocol):
     # Events.
 
     def _handle(self, events: list[Event]) -> None:
-        received: dict[StreamState, Buffer] = {}
-        pieces: dict[StreamState, list[Buffer]] = {}
+        received: dict[SessionStream, Buffer] = {}
+        pieces: dict[SessionStream, list[Buffer]] = {}
         for event in events:
             # Most events by far come first. What a read brings for a stream goes on as one, however many
             # frames of other streams are between: a write of the other leg costs as much as copying 16 KiB.
@@ -412,7 +421,9 @@ class Connection(asyncio.BufferedProtocol):
         if received:
             self._hand_on(received, pieces)
 
-    def _hand_on(self, received: dict[StreamState, Buffer], pieces: dict[StreamState, list[Buffer]]) -> None:
+    def _hand_on(
+        self, received: dict[SessionStream, Buffer], pieces: dict[SessionStream, list[Buffer]]
+    ) -> None:
         """Gives the streams what has been received for them; `pieces` has all of it where there are several.
         Both are empty afterwards."""
         for state, data in received.items():
@@ -437,23 +448,25 @@ class Connection(asyncio.BufferedProtocol):
                     answer(stream, HEADERS_TOO_LARGE, text)
                 elif self._on_request is not None:
                     self._on_request(stream)
-            case ResponseReceived(StreamState(owner=Stream() as stream), headers, ended):
+            case ResponseReceived(SessionStream(owner=Stream() as stream), headers, ended):
                 stream.bodiless = ended
                 stream.on_headers(headers)
-            case InterimReceived(StreamState(owner=Stream(on_interim=tell)), headers) if tell is not None:
+            case InterimReceived(SessionStream(owner=Stream(on_interim=tell)), headers) if tell is not None:
                 tell(headers)
-            case TrailersReceived(StreamState(owner=Stream() as stream), headers):
+            case TrailersReceived(SessionStream(owner=Stream() as stream), headers):
                 stream.trailers = headers
-            case StreamEnded(StreamState(owner=Stream() as stream) as state):
+            case StreamEnded(SessionStream(owner=Stream() as stream) as state):
                 stream.on_ended()
-                if state.local_ended and state.over:  # over by a reset: that is still to be told
+                if state.state is _CLOSED:  # by a reset it is told with that
                     self._stream_over(state)
             case RequestMalformed(_, fault):
                 log.info("refused a request of %s: malformed: %s", self.peer_name, fault)
-            case StreamReset(StreamState(owner=Stream() as stream) as state, code, by_peer, fault):
+            case StreamReset(
+                SessionStream(owner=Stream() as stream) as state, code, by_peer, local_ended, fault
+            ):
                 self._waiting.pop(stream, None)
                 who = "the peer" if by_peer else f"us, for {fault or 'a protocol error'}"
-                done = by_peer and state.local_ended and code in (frames.NO_ERROR, frames.CANCEL)
+                done = by_peer and local_ended and code in (frames.NO_ERROR, frames.CANCEL)
                 kind = StreamDoneError if done else StreamResetError
                 stream.on_broken(kind(f"stream reset by {who}: {frames.error_name(code)}", code))
                 self._stream_over(state)
@@ -473,20 +486,15 @@ class Connection(asyncio.BufferedProtocol):
     def _goaway(self, last_stream_id: int, code: int) -> None:
         log.debug("GOAWAY from %s: %s", self.peer_name, frames.error_name(code))
         self.goaway_code = code
-        if self.session.client:
-            for state in list(self.session.streams.values()):
-                if state.id > last_stream_id:
-                    # Not processed by the peer: safe to send again elsewhere (RFC 9113 section 6.8).
-                    state.owner.on_broken(
-                        StreamResetError(
-                            f"stream not taken, GOAWAY: {frames.error_name(code)}", frames.REFUSED_STREAM
-                        )
-                    )
-                    self.reset(state, frames.CANCEL)
+        if self.client:
+            text = f"stream not taken, GOAWAY: {frames.error_name(code)}"
+            for state in self.session.refused(last_stream_id):
+                state.owner.on_broken(StreamResetError(text, frames.REFUSED_STREAM))
+                self.reset(state, frames.CANCEL)
         self._changed()
         self._close_if_done()
 
-    def _stream_over(self, state: StreamState) -> None:
+    def _stream_over(self, state: SessionStream) -> None:
         if state.owner is not None:
             self._waiting.pop(state.owner, None)
             # The record and the stream name each other; cut here, reference counting frees both at once.
@@ -502,14 +510,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_if_done(self) -> None:
         session = self.session
-        told = self._closing and session.goaway_said is GoAway.FINAL
-        if (told or (session.client and session.goaway_received)) and not session.streams:
-            session.last_words()
+        told = self._closing and session.goaway_state is GoAwayState.FINAL
+        if (told or (self.client and session.goaway_received)) and not session.streams:
+            session.explain_notice()
             self._flush()
             self._end()
 
     def _watch_goaway(self) -> None:
-        announced = self.session.goaway_said is GoAway.ANNOUNCED
+        announced = self.session.goaway_state is GoAwayState.ANNOUNCED
         if announced and self._goaway_timer is None and self._transport is not None:
             self._goaway_timer = self._loop.call_later(GOAWAY_SEEN_S, self._say_last_stream)
 
@@ -617,7 +625,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(f"no rest of a frame from {self.peer_name} within {FRAME_TIMEOUT_S:g} s")
 
     def _watch_stall(self) -> None:
-        if not self.session.client:  # whom we connect to is asked by the pool
+        if not self.client:  # whom we connect to is asked by the pool
             self._stall_heard_at = -1.0  # the first look finds something new
             self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, False)
 
@@ -689,10 +697,7 @@ class Connection(asyncio.BufferedProtocol):
     def _break_streams(self, text: str, code: int, how: type[StreamResetError] = StreamResetError) -> None:
         was_lost, self.lost = self.lost, True
         self._waiting.clear()
-        states = list(self.session.streams.values())
-        self.session.streams.clear()
-        for state in states:
-            state.over = True
+        for state in self.session.break_off():
             owner, state.owner = state.owner, None
             if owner is not None:
                 owner.on_broken(how(text, code))

@@ -19,7 +19,7 @@ from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.legs.tcp_end import LAST_BYTES_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from shared.http2.session import Session, StreamState
+    from shared.http2.session import Session, SessionStream
 
 SMALL_BYTES = 1024
 """What is sent up to this size goes out with whatever else does at the end of the turn, without a look at how
@@ -49,16 +49,18 @@ class Carrier(Protocol):
 
     @property
     def open_streams(self) -> int: ...
+    @property
+    def speaks_http2(self) -> bool: ...
     def flush_soon(self) -> None:
         """Sends what the session has to send, at the end of this turn at the latest."""
 
-    def consumed(self, state: StreamState, count: int) -> None:
+    def consumed(self, state: SessionStream, count: int) -> None:
         """Credits `count` bytes of the stream, which have been passed on."""
 
-    def reset(self, state: StreamState, code: int) -> None:
+    def reset(self, state: SessionStream, code: int) -> None:
         """Sends RST_STREAM."""
 
-    def stream_changed(self, state: StreamState) -> None:
+    def stream_changed(self, state: SessionStream) -> None:
         """The stream has ended its sending side."""
 
     def wait_for_room(self, stream: Stream) -> None:
@@ -88,6 +90,7 @@ class Stream:
         "_paused",
         "_relay",
         "_response",
+        "_session",
         "_state",
         "_trailers_pending",
         "_waiting",
@@ -99,8 +102,9 @@ class Stream:
         "trailers",
     )
 
-    def __init__(self, connection: Carrier, state: StreamState) -> None:
+    def __init__(self, connection: Carrier, state: SessionStream) -> None:
         self._connection = connection
+        self._session = connection.session
         self._state = state
         self._relay: RelayEnd | None = None
         self._early: bytearray | None = None  # received before join; the stream's window bounds it
@@ -186,7 +190,7 @@ class Stream:
 
     def respond(self, headers: Headers, *, end_stream: bool = False) -> None:
         """Server: sends response headers; with `end_stream` they are all of the answer."""
-        self._connection.session.send_headers(self._state, headers, end_stream=end_stream)
+        self._session.send_headers(self._state, headers, end_stream=end_stream)
         if end_stream:
             self._end_pending = True
             self._connection.stream_changed(self._state)
@@ -195,7 +199,7 @@ class Stream:
 
     def inform(self, headers: Headers) -> None:
         """Server: sends an interim response (1xx)."""
-        self._connection.session.send_interim(self._state, headers)
+        self._session.send_interim(self._state, headers)
         self._connection.flush_soon()
 
     def refuse(self) -> None:
@@ -250,7 +254,7 @@ class Stream:
         connection = self._connection
         # A large read waits here where others have left enough unsent; what is small goes out at once.
         held_up = connection.congested and len(data) > READ_BYTES and not self._state.over
-        sent = 0 if held_up else connection.session.send_data(self._state, data)
+        sent = 0 if held_up else self._session.send_data(self._state, data)
         if sent > SMALL_BYTES or (sent and not connection.flush_planned):
             connection.flush_soon()
         if sent < len(data):
@@ -285,7 +289,7 @@ class Stream:
         self._held += len(self._early or b"")
         self._early = None
         self.resume_reading()
-        unwanted = self._connection.session.client and not (self._end_pending or self._ended)
+        unwanted = self._session.client and not (self._end_pending or self._ended)
         if not self._end_pending:
             self.write_eof()
         if self._waiting:
@@ -295,12 +299,12 @@ class Stream:
             self._connection.reset(self._state, frames.CANCEL)
         elif not self._state.over:
             # What the peer still sends has nobody to read it (RFC 9113 section 8.1).
-            code = frames.CANCEL if self._connection.session.client else frames.NO_ERROR
+            code = frames.CANCEL if self._session.client else frames.NO_ERROR
             asyncio.get_running_loop().call_later(LINGER_S, self._connection.reset, self._state, code)
 
     def abort(self) -> None:
         # RFC 9113 section 8.5: a tunnel's TCP error is CONNECT_ERROR; a client just no longer wants it.
-        self.reset(frames.CANCEL if self._connection.session.client else frames.CONNECT_ERROR)
+        self.reset(frames.CANCEL if self._session.client else frames.CONNECT_ERROR)
 
     def reset(self, code: int) -> None:
         """As `abort`, with an error code that says more (RFC 9113 section 7)."""
@@ -325,7 +329,7 @@ class Stream:
                 self._held += len(data)
             else:
                 # Not by way of the connection: it looks at what there is to send when the read is done.
-                self._connection.session.consumed(self._state, len(data))
+                self._session.consumed(self._state, len(data))
         elif self._closed:
             self._connection.consumed(self._state, len(data))
         elif self._early is None:
@@ -354,7 +358,7 @@ class Stream:
         """A window opened, or the connection has room again: sends what waits. True if nothing is left."""
         waiting = self._waiting
         if waiting:
-            sent = self._connection.session.send_data(self._state, waiting)
+            sent = self._session.send_data(self._state, waiting)
             del waiting[:sent]
             if waiting:
                 return False
@@ -388,11 +392,10 @@ class Stream:
     def _send_end(self) -> None:
         if self._state.over:
             return  # why is on its way to on_broken, or was there
-        session = self._connection.session
         if self._trailers_pending:  # an empty block would be none
-            session.send_headers(self._state, self._trailers_pending, end_stream=True)
+            self._session.send_headers(self._state, self._trailers_pending, end_stream=True)
         else:
-            session.end_stream(self._state)
+            self._session.end_stream(self._state)
         self._connection.stream_changed(self._state)
 
 

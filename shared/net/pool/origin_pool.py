@@ -306,7 +306,7 @@ class OriginPool:
             if not connection.usable:
                 self._let_go(member, pool_counts.LOST if connection.lost else pool_counts.GOAWAY)
                 return
-            if not member.is_proven and connection.session.peer_settings_seen:
+            if not member.is_proven and connection.speaks_http2:
                 member.is_proven = True
                 self.backoff.succeeded()
                 self._awaiting_connection.serve(self._is_connected)
@@ -335,7 +335,7 @@ class OriginPool:
 
     def _let_go(self, member: PooledConnection, reason: str) -> None:
         connection = member.connection
-        if connection.lost and not connection.session.peer_settings_seen:
+        if connection.lost and not connection.speaks_http2:
             self._counts.dials_failed_total += 1
             text = f"connect to {self.origin}: the peer ended the connection before it spoke HTTP/2"
             self.backoff.failed(self._loop.time(), text)

@@ -28,7 +28,7 @@ from shared.http2.session import (
     Session,
     SessionError,
     SessionLimits,
-    StreamState,
+    SessionStream,
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -247,17 +247,17 @@ class Dialogue:
         """What the session has said since the last call."""
         return read(bytes(self.session.data_to_send()), self._decoder)
 
-    def stream(self, number: int = 1) -> StreamState:
+    def stream(self, number: int = 1) -> SessionStream:
         """The session's record of an open stream."""
         return self.session.streams[number]
 
-    def opened(self, fields: Fields = POST, *, end: bool = False) -> StreamState:
+    def opened(self, fields: Fields = POST, *, end: bool = False) -> SessionStream:
         """Client: a new stream whose request has been sent."""
         stream = self.session.open_stream(list(fields), end_stream=end)
         self.sent()
         return stream
 
-    def asked(self, number: int = 1, fields: Fields = POST, *, end: bool = False) -> StreamState:
+    def asked(self, number: int = 1, fields: Fields = POST, *, end: bool = False) -> SessionStream:
         """Server: a new stream that the peer has opened."""
         assert self.received(headers(number, fields, end=end))[0][:2] == ("request", number)
         return self.stream(number)

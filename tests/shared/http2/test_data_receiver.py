@@ -226,4 +226,5 @@ def test_what_a_wrong_frame_took_of_the_connections_window_is_given_back(wire: b
     talk.received(wire)
     session = talk.session
     assert session.streams == {}
-    assert session._receive_window + session._credit == session.limits.connection_window_bytes
+    windows = session._windows
+    assert windows.receive + windows.credit == session.limits.connection_window_bytes

@@ -222,8 +222,8 @@ def test_last_words_tell_why() -> None:
     talk.received(headers(13, POST), reset(13))
     talk.sent()
     talk.received(reset(1))
-    talk.session.last_words()
-    talk.session.last_words()
+    talk.session.explain_notice()
+    talk.session.explain_notice()
     assert talk.sent() == [f"GOAWAY 13 {CALM}"]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from shared.http2 import frames
 from shared.http2.session import Session, SessionError
+from shared.http2.stream import StreamState
 from tests.shared.http2.dialogue import (
     MAX_STREAMS,
     OK,
@@ -71,7 +72,7 @@ def test_a_tunnel_as_the_server_sees_it() -> None:
     assert talk.session.send_data(stream, b"hi") == 2
     talk.session.end_stream(stream)
     assert talk.sent() == ["DATA 1 b'hi'", "DATA 1 b'' END"]
-    assert (stream.local_ended, stream.remote_ended, stream.over) == (True, False, False)
+    assert stream.state is StreamState.HALF_CLOSED_LOCAL
     assert talk.received(data(1, b"bye", end=True)) == [("data", 1, b"bye"), ("ended", 1)]
     assert stream.over
     assert talk.session.streams == {}

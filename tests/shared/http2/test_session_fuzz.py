@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.http2 import events
-from shared.http2.session import Session, SessionError, StreamState
+from shared.http2.session import Session, SessionError, SessionStream
 from tests.shared.http2.dialogue import (
     CONNECT,
     GET,
@@ -146,11 +146,11 @@ actions = st.sampled_from(["respond", "send", "end", "trailers", "reset", "consu
 )
 def test_an_owner_may_do_anything_at_any_time(script: list[tuple[bytes, list[str]]], client: bool) -> None:
     session = Session(client=client, limits=SMALL)
-    known: list[StreamState] = []
+    known: list[SessionStream] = []
     if client:
         known = [session.open_stream(POST), session.open_stream(GET, end_stream=True)]
     session.receive_data((b"" if client else PREFACE) + settings())
-    responded: set[StreamState] = set()
+    responded: set[SessionStream] = set()
     for wire, does in script:
         try:
             session.receive_data(wire)
@@ -167,7 +167,7 @@ def test_an_owner_may_do_anything_at_any_time(script: list[tuple[bytes, list[str
         session.data_to_send()
 
 
-def act(session: Session, stream: StreamState, action: str, responded: set[StreamState]) -> None:
+def act(session: Session, stream: SessionStream, action: str, responded: set[SessionStream]) -> None:
     # A server responds once and before anything else: that much is the owner's to keep.
     if not session.client and stream not in responded and action in ("send", "end", "trailers", "respond"):
         responded.add(stream)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from shared.http2 import frames
 from shared.http2.events import DataReceived, Event
 from shared.http2.session import (
-    GoAway,
+    GoAwayState,
     Session,
     SessionLimits,
-    StreamState,
+    SessionStream,
 )
 from tests.shared.http2.dialogue import (
     CONNECT,
@@ -86,7 +86,7 @@ class Pair:
 
     # Whole bodies, as the windows allow.
 
-    def send(self, stream: StreamState, body: bytes) -> None:
+    def send(self, stream: SessionStream, body: bytes) -> None:
         """From the session to h2."""
         view = memoryview(body)
         while view:
@@ -107,7 +107,7 @@ class Pair:
             self.exchange()
 
 
-def client(limits: SessionLimits | None = None) -> tuple[Pair, StreamState]:
+def client(limits: SessionLimits | None = None) -> tuple[Pair, SessionStream]:
     """A client whose tunnel h2 has accepted."""
     pair = Pair(client=True, limits=limits)
     stream = pair.session.open_stream(POST)
@@ -119,7 +119,7 @@ def client(limits: SessionLimits | None = None) -> tuple[Pair, StreamState]:
     return pair, stream
 
 
-def server(limits: SessionLimits | None = None) -> tuple[Pair, StreamState]:
+def server(limits: SessionLimits | None = None) -> tuple[Pair, SessionStream]:
     """A server that has accepted h2's tunnel."""
     pair = Pair(client=False, limits=limits)
     pair.h2.send_headers(1, POST)
@@ -132,7 +132,7 @@ def server(limits: SessionLimits | None = None) -> tuple[Pair, StreamState]:
     return pair, stream
 
 
-Tunnel = Callable[..., tuple[Pair, StreamState]]
+Tunnel = Callable[..., tuple[Pair, SessionStream]]
 
 either_end = pytest.mark.parametrize("tunnel", [client, server])
 
@@ -303,7 +303,7 @@ def test_the_first_of_two_goaways_leaves_no_stream_out() -> None:
     assert (event.last_stream_id, event.error_code) == (2**31 - 1, 0)
     other = Pair(client=False)  # h2 takes no frame after a GOAWAY, RFC 9113 section 6.8 or not
     assert [type(event) for event in other.h2.receive_data(second)] == [h2.events.PingReceived]
-    assert other.session.goaway_said is GoAway.UNSAID
+    assert other.session.goaway_state is GoAwayState.UNSENT
     pair.session.receive_data(other.h2.data_to_send())
     assert told(pair.session.events()) == [("goaway seen",)]
 

@@ -139,7 +139,7 @@ class Pair:
         client = self.session.client
         if deed == "open" and client and self.session.room > 0:
             self.h2.send_headers(self.session.open_stream(POST).id, POST)
-        elif stream is None or stream.local_ended:
+        elif stream is None or not stream.state.sends:
             return
         elif deed == "answer" and not client and not stream.answered:
             self.session.send_headers(stream, OK)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from shared.http2 import frames
 from shared.http2.events import DataReceived, RequestReceived
 from shared.http2.flood_guard import FloodLimits
-from shared.http2.session import Session, SessionLimits, StreamState
-from shared.http2.stream_sender import DATA_BYTES
+from shared.http2.session import DATA_BYTES, Session, SessionLimits, SessionStream
 from tests.shared.http2.dialogue import (
     INITIAL_WINDOW,
     OK,
@@ -37,7 +36,7 @@ FRAME = 16384
 MAX = 2**31 - 1
 
 
-def used_up(talk: Dialogue, stream: StreamState) -> None:
+def used_up(talk: Dialogue, stream: SessionStream) -> None:
     """Sends until the stream's first window and the connection's are closed."""
     assert talk.session.send_data(stream, bytes(WINDOW + 1)) == WINDOW
     assert talk.session.send_data(stream, b"x") == 0
@@ -281,9 +280,9 @@ class Peer:
         self.session = Session(client=False, limits=SMALL)
         self.open: list[int] = []
         """Numbers of the streams on which it may still send."""
-        self.known: list[StreamState] = []
+        self.known: list[SessionStream] = []
         """The session's records of all streams that ever were."""
-        self.unread: dict[StreamState, int] = {}
+        self.unread: dict[SessionStream, int] = {}
         self.sent_bytes = 0
         self.credited_bytes = 0
         self._windows: dict[int, int] = {}

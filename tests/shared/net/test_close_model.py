@@ -28,8 +28,7 @@ from hypothesis.stateful import (
 )
 
 from shared.http2.peer_settings import FIRST_WINDOW
-from shared.http2.session import SessionLimits
-from shared.http2.stream_sender import DATA_BYTES
+from shared.http2.session import DATA_BYTES, SessionLimits
 from shared.net.http2.connection import Connection
 from tests.shared.conftest import Credentials
 from tests.shared.net.loopback import World, until

@@ -586,7 +586,7 @@ async def test_a_ping_and_what_comes_back() -> None:
 
 async def test_stream_numbers_that_are_used_up() -> None:
     line = Line(client=True)
-    line.connection.session._newest = frames.MAX_STREAM_ID - 2
+    line.connection.session._streams.newest = frames.MAX_STREAM_ID - 2
     assert (line.connection.usable, line.connection.room) == (False, 0)
 
 

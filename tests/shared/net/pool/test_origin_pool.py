@@ -725,7 +725,7 @@ async def test_a_connection_stands_once_its_peer_has_spoken() -> None:
         origin = h2c(service.port)
         await asyncio.gather(*[world.pool.of(origin).connected(LONG_S) for _ in range(20)])
         (connection,) = world.connections(origin)
-        assert connection.session.peer_settings_seen
+        assert connection.speaks_http2
         assert (world.opened, connection.open_streams, world.counts.waiting) == (1, 0, 0)
         await world.pool.of(origin).connected(0.0)
         assert (await world.open(origin)).connection is connection
@@ -735,7 +735,7 @@ async def test_a_connection_that_is_full_stands() -> None:
     async with Service.listening() as service, pooled(streams_per_connection=1) as world:
         origin = h2c(service.port)
         await world.open(origin)
-        await until(lambda: world.connections(origin)[0].session.peer_settings_seen)
+        await until(lambda: world.connections(origin)[0].speaks_http2)
         await world.pool.of(origin).connected(LONG_S)
         assert world.opened == 1
 

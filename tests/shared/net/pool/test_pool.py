@@ -191,7 +191,7 @@ async def test_a_success_is_not_remembered() -> None:
             await world.open(h2c(port))
         async with Service.listening(port=port):
             stream = await world.open(h2c(port))
-            await until(lambda: stream.connection.session.peer_settings_seen)
+            await until(lambda: stream.connection.speaks_http2)
             stream.abort()
             world.pool.drain()
             await until(lambda: not world.pool.origins)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.http2 import frames
-from shared.http2.stream_state import REMEMBERED_STREAMS
+from shared.http2.past_streams import REMEMBERED_STREAMS
+from shared.http2.stream import StreamState
 from tests.shared.http2.dialogue import (
     LAST_OF_ALL,
     OK,
@@ -17,6 +18,32 @@ from tests.shared.http2.dialogue import (
     reset,
     window,
 )
+
+
+def test_the_states_of_a_stream() -> None:
+    talk = Dialogue.server()
+    ours_first, theirs_first, broken = talk.asked(1), talk.asked(3), talk.asked(5)
+    assert ours_first.state is StreamState.OPEN
+    talk.session.send_headers(ours_first, OK, end_stream=True)
+    assert ours_first.state is StreamState.HALF_CLOSED_LOCAL
+    talk.received(data(1, end=True), data(3, end=True))
+    assert ours_first.state is StreamState.CLOSED
+    assert theirs_first.state is StreamState.HALF_CLOSED_REMOTE
+    talk.session.end_stream(theirs_first)
+    assert theirs_first.state is StreamState.CLOSED
+    talk.session.reset(broken, frames.CANCEL)
+    assert broken.state is StreamState.RESET
+    assert talk.session.streams == {}
+
+
+def test_a_lost_connection_ends_all_streams_without_a_word() -> None:
+    talk = Dialogue.server()
+    streams = [talk.asked(1), talk.asked(3)]
+    talk.sent()
+    assert talk.session.break_off() == streams
+    assert [stream.state for stream in streams] == [StreamState.RESET] * 2
+    assert talk.session.break_off() == talk.sent() == []
+
 
 ANNOUNCED = [f"GOAWAY {LAST_OF_ALL} NO_ERROR", "PING b'goaway\\x00\\x00'"]
 

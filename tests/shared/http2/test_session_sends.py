@@ -8,8 +8,7 @@ from hyperframe.frame import SettingsFrame
 
 from shared.http2 import frames
 from shared.http2.header_encoder import ENCODER_TABLE_BYTES
-from shared.http2.session import Session
-from shared.http2.stream_sender import DATA_BYTES, STREAMS_BEFORE_SETTINGS
+from shared.http2.session import DATA_BYTES, STREAMS_BEFORE_SETTINGS, Session
 from tests.shared.http2.dialogue import (
     MAX_STREAMS,
     OK,
@@ -74,7 +73,7 @@ def test_room_before_and_after_the_peers_settings() -> None:
 
 def test_no_room_when_the_stream_numbers_are_used_up() -> None:
     session = Session(client=True)
-    session._newest = 2**31 - 5
+    session._streams.newest = 2**31 - 5
     assert session.open_stream(POST).id == 2**31 - 3
     assert session.room == 0
 

@@ -1,0 +1,146 @@
+"""One stream as a session keeps it: its state, what the peer may still send, its flow-control counters."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+
+class StreamState(Enum):
+    """RFC 9113 section 5.1. There is no record of an idle stream, and none is reserved, as nobody pushes.
+
+    =====================  ===================  ====================  ================
+    state                  our END_STREAM       the peer's            any RST_STREAM
+    =====================  ===================  ====================  ================
+    OPEN                   HALF_CLOSED_LOCAL    HALF_CLOSED_REMOTE    RESET
+    HALF_CLOSED_LOCAL      dropped              CLOSED                RESET
+    HALF_CLOSED_REMOTE     CLOSED               error STREAM_CLOSED   RESET
+    CLOSED, RESET          dropped              see `PastStreams`     see `PastStreams`
+    =====================  ===================  ====================  ================
+    """
+
+    OPEN = ("open", True, True)
+    HALF_CLOSED_LOCAL = ("half-closed (local)", False, True)
+    HALF_CLOSED_REMOTE = ("half-closed (remote)", True, False)
+
+    CLOSED = ("closed", False, False)
+    """Both sides have sent END_STREAM."""
+
+    RESET = ("closed (reset)", False, False)
+    """One side has sent RST_STREAM, or the connection is lost."""
+
+    def __init__(self, text: str, sends: bool, receives: bool) -> None:
+        self.text = text
+        self.sends = sends
+        """We may send."""
+        self.receives = receives
+        """The peer may send."""
+        self.over = not (sends or receives)
+
+
+class Awaited(Enum):
+    """What the peer may send next on a stream."""
+
+    RESPONSE = ("response", True)
+    """The headers of the final response: DATA before them is an error (RFC 9113 section 8.1)."""
+
+    RESPONSE_TO_HEAD = ("response to HEAD", True)
+    """The same; its content-length tells of a body that does not follow."""
+
+    RESPONSE_TO_CONNECT = ("response to CONNECT", True)
+    """The same; its content-length is ignored (RFC 9110 section 9.3.6)."""
+
+    BODY = ("body", False)
+    """Any number of bytes, or trailers."""
+
+    COUNTED_BODY = ("counted body", False)
+    """`SessionStream.body_left` bytes, or trailers."""
+
+    NOTHING = ("nothing", False)
+    """The peer has ended, or the stream is over."""
+
+    def __init__(self, text: str, is_response: bool) -> None:
+        self.text = text
+        self.is_response = is_response
+        """The final response headers have not come."""
+
+
+# Each look-up of a member in its class would cost 60 ns (Python 3.11), and a stream needs a dozen.
+_RESPONSE, _TO_HEAD = Awaited.RESPONSE, Awaited.RESPONSE_TO_HEAD
+_TO_CONNECT = Awaited.RESPONSE_TO_CONNECT
+_BODY, _COUNTED_BODY = Awaited.BODY, Awaited.COUNTED_BODY
+_RESPONSES = {b"HEAD": _TO_HEAD, b"CONNECT": _TO_CONNECT}
+_OPEN = StreamState.OPEN
+
+_STATUS_WITHOUT_BODY = (b"204", b"304")
+"""Their content-length tells of another response's body (RFC 9110 section 8.6)."""
+
+
+class SessionStream:
+    """The session's record of one stream. `state` is changed by `Streams` only; `send_window`,
+    `receive_window`, `credit` and `held` are counted by `Windows`; `owner` belongs to the session's owner."""
+
+    __slots__ = (
+        "answered",
+        "awaited",
+        "body_left",
+        "credit",
+        "held",
+        "id",
+        "owner",
+        "receive_window",
+        "send_window",
+        "state",
+    )
+
+    def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
+        self.id = stream_id
+        self.state = _OPEN
+        self.awaited = _BODY
+        self.body_left = 0
+        """Bytes that content-length still promises, while `awaited` is COUNTED_BODY."""
+        self.answered = False
+        """We have sent response headers."""
+        self.send_window = send_window
+        """Bytes that we may send; SETTINGS may make it negative."""
+        self.receive_window = receive_window
+        """Bytes that the peer may send."""
+        self.credit = 0
+        """Bytes consumed, of which the peer has not been told yet."""
+        self.held = 0
+        """Bytes received that the owner has not consumed."""
+        self.owner: Any = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing more goes in or out."""
+        return self.state.over
+
+    def await_response(self, method: bytes) -> None:
+        """A request with this method has been sent."""
+        self.awaited = _RESPONSES.get(method, _RESPONSE)
+
+    def await_body(self, content_length: int) -> None:
+        """Headers have come that promise so many bytes."""
+        self.awaited = _COUNTED_BODY
+        self.body_left = content_length
+
+    def response_came(self, status: bytes, content_length: int | None) -> None:
+        """The headers of the final response have come."""
+        if self.awaited is _TO_CONNECT or status in _STATUS_WITHOUT_BODY:
+            content_length = None
+        elif self.awaited is _TO_HEAD:
+            content_length = 0
+        if content_length is None:
+            self.awaited = _BODY
+        else:
+            self.await_body(content_length)
+
+    def count_body(self, payload: int, *, ends: bool) -> bool:
+        """Counts so many bytes of DATA, the last ones if `ends`. False: there may be none, or their number is
+        not what content-length says (RFC 9113 section 8.1.1)."""
+        if self.awaited is not _COUNTED_BODY:
+            return self.awaited is _BODY
+        left = self.body_left - payload
+        self.body_left = max(left, 0)
+        return left >= 0 and not (ends and left)
