@@ -1,89 +1,90 @@
-"""What `krun` does with its arguments and environment."""
+"""krun's command line: its own flags, then the app's command; settings are environment variables."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from shared.errors import EXIT_OK, HboneError, UsageError
+from shared.command_errors import exit_code
+from shared.errors import UsageError
 
-_HELP = """usage: krun [--] [COMMAND [ARG ...]]
-       krun --help | --version
+if TYPE_CHECKING:
+    from shared.command_line import Parser
 
-Ends the mesh's tunnels in a container: starts COMMAND with PORT set, waits for its port, then takes
-tunnels. Without a COMMAND it serves as a sidecar. Set by environment variables:
 
-{variables}
+def parser() -> Parser:
+    """krun's command line. All of it behind the first word that is no flag is COMMAND's, `--` included."""
+    import argparse  # which takes a cold start 1.3 ms, and most have no flags
 
-Exit codes: COMMAND's own, 128+N if signal N ended it, 126 and 127 if it cannot be started; 0 after
-SIGTERM without a COMMAND; 64 wrong setting, 69 a port, program or file cannot be had, 77 no token or
-certificate, 78 wrong file, 130 and 143 SIGINT and SIGTERM before COMMAND was started."""
+    from agent.config.settings import ENVIRONMENT
+    from shared.command_line import Parser
+
+    own = Parser(
+        "krun",
+        usage="krun [flags] [--] [COMMAND [ARG ...]]",
+        description="""\
+Takes a service mesh's tunnels in a container: starts COMMAND with PORT set, waits until it listens on that
+port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that begins with - needs -- in
+front of it.""",
+    )
+    own.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the app, with its arguments"
+    )
+    own.add_table("environment variables", ENVIRONMENT)
+    own.add_table(
+        "exit codes",
+        {
+            "COMMAND's": "COMMAND has ended; 128+N: by signal N, 126, 127: it cannot be started",
+            "0": "without COMMAND: stopped by a signal, after the drain",
+            "64": "a flag or an environment variable is wrong",
+            "69": "a port is in use, or a program or a file cannot be had",
+            "77": "there is no token or no certificate",
+            "78": "a file has a mistake",
+            "130, 143": "SIGINT or SIGTERM before COMMAND was started",
+        },
+    )
+    return own
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Does what krun is there for and returns the exit code."""
+    """Runs krun with `arguments` and returns the exit code (`shared.errors`)."""
+    return exit_code("krun", lambda: _run(arguments, environ))
+
+
+def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from agent.config.settings import from_env
 
+    command = _command(arguments)
+    settings = from_env(environ)
+    from agent.app import Agent
+    from shared import loop
+    from shared.ops import log
+    from shared.ops.access_log import AccessLog
+
+    if os.getpid() == 1:
+        from agent.launch.launcher import become_init, reset_signals
+
+        reset_signals(os.getpid())
+        if command:
+            become_init(os.getpid())
+    log.setup(settings.log_format, settings.log_level, component="krun")
+
+    async def serve() -> int:
+        # Standard output is the app's.
+        access_log = AccessLog(sys.stderr, settings.log_format, "krun")
+        return await Agent(settings, command, environ, access_log).run()
+
+    return loop.run(serve())
+
+
+def _command(arguments: Sequence[str]) -> Sequence[str]:
+    """The app's command. Raises UsageError if there is an unknown flag before it."""
+    if not arguments or not arguments[0].startswith("-"):
+        return arguments
     try:
-        flag, arguments = _own_flag(arguments)
-        if flag:
-            print(_version() if flag == "--version" else _help())
-            return EXIT_OK
-        settings = from_env(environ)
-        from agent.app import Agent
-        from shared import loop
-        from shared.ops import log
-        from shared.ops.access_log import AccessLog
-
-        if os.getpid() == 1:
-            from agent.launch.launcher import become_init, reset_signals
-
-            reset_signals(os.getpid())
-            if arguments:
-                become_init(os.getpid())
-        log.setup(settings.log_format, settings.log_level, component="krun")
-
-        async def serve() -> int:
-            # Standard output is the app's.
-            access_log = AccessLog(sys.stderr, settings.log_format, "krun")
-            return await Agent(settings, arguments, environ, access_log).run()
-
-        return loop.run(serve())
-    except HboneError as error:
-        print(f"krun: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def _own_flag(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """krun's own flag, empty if there is none, and the app's command line behind it.
-
-    Raises:
-        UsageError: there is no such flag.
-    """
-    first = arguments[0] if arguments else ""
-    if first == "--":
-        return "", arguments[1:]
-    if not first.startswith("-"):
-        return "", arguments
-    if first not in ("-h", "--help", "--version"):
-        raise UsageError(
-            f"{first}: no such flag; settings are environment variables (--help), and a COMMAND that begins "
-            "with - goes behind --"
-        )
-    return first, arguments[1:]
-
-
-def _help() -> str:
-    from agent.config.settings import ENVIRONMENT
-
-    width = max(map(len, ENVIRONMENT))
-    return _HELP.format(
-        variables="\n".join(f"  {name:{width}}  {text}" for name, text in ENVIRONMENT.items())
-    )
-
-
-def _version() -> str:
-    from shared import version
-
-    return version.describe("krun")
+        command: list[str] = parser().parse_args(arguments).command
+    except UsageError as error:
+        raise UsageError(f"{error}; settings are environment variables") from None
+    return command[1:] if command[:1] == ["--"] else command

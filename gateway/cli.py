@@ -1,4 +1,4 @@
-"""What `hgate` can be asked: to run, to check its file, to explain where a name would go."""
+"""hgate's command line: to run the gateway, to check its file, to explain where a name would go."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE, ConfigError, HboneError
+from shared import command_line
+from shared.command_errors import exit_code
+from shared.command_line import Parser
+from shared.errors import EXIT_DENIED, EXIT_OK
 
 if TYPE_CHECKING:
     from gateway.workers.worker_link import Crew
@@ -17,39 +20,97 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
 
-MAX_TOLD = 100
-"""Mistakes of one file that are printed: more have one cause."""
-
 MAX_WORKERS = 256
-"""A slip of the finger beyond: a machine with more CPUs has other things to do as well."""
+"""No machine that this is for has more CPUs: a larger number is a typing mistake."""
+
+
+def parser() -> Parser:
+    """hgate's command line. The flags have no defaults: those of `run` may stand before the command or behind
+    it, and the default of one place would replace the value of the other."""
+    top = Parser(
+        "hgate",
+        usage="hgate [run] [flags]\n       hgate check|explain|version [flags]",
+        description="Carries a service mesh's mTLS connections to services that take only HTTP/2, such as\n"
+        "Cloud Run's. Without a command it runs the gateway.",
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="hgate")
+    running = commands.add_parser("run", help="run the gateway", description="Runs the gateway.")
+    check = commands.add_parser(
+        "check",
+        help="check the gateway's file",
+        description="Prints all mistakes in the gateway's file, as FILE:LINE: FIELD: REASON, and warnings.",
+    )
+    explain = commands.add_parser(
+        "explain",
+        help="say which route a server name matches",
+        description="Says which route a server name matches, and where its connections go.",
+    )
+    commands.add_parser("version", help="print the version", description="Prints the version.")
+    for command in (top, running, check, explain):
+        command.add_argument(
+            "--config",
+            type=Path,
+            default=argparse.SUPPRESS,
+            metavar="FILE",
+            help=f"the gateway's file (default: {DEFAULT_CONFIG})",
+        )
+    for command in (top, running):
+        _add_run_flags(command)
+    top.add_argument("--check", action="store_true", help="the same as the command check")
+    explain.add_argument("--sni", required=True, metavar="NAME", help="server name of a ClientHello")
+    top.add_table(
+        "exit codes",
+        {
+            "0": "success; run: stopped by a signal, after the drain",
+            "64": "a flag or an environment variable is wrong",
+            "69": "a port is in use, or a file cannot be had",
+            "77": "explain: the name matches no route",
+            "78": "the gateway's file has a mistake",
+            "130, 143": "run: a second SIGINT or SIGTERM cut the drain short",
+        },
+    )
+    return top
+
+
+def _add_run_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=workers,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="processes that share the ports; auto: one for each CPU (default: 1)",
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default=argparse.SUPPRESS,
+        help="lowest level that is logged (default: info)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("json", "text"),
+        default=argparse.SUPPRESS,
+        help="form of the log lines (default: text on a terminal, else json)",
+    )
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Does what `arguments` ask and returns the exit code (shared/errors.py)."""
-    try:
-        options = _parser().parse_args(arguments)
-    except SystemExit as stop:  # argparse's own code for a usage error is 2
-        return EXIT_USAGE if stop.code else EXIT_OK
-    if options.version:
-        from shared import version
+    """Does what `arguments` say and returns the exit code (`shared.errors`)."""
+    return exit_code("hgate", lambda: _run(arguments))
 
-        print(version.describe("hgate"))
-        return EXIT_OK
-    try:
-        if options.command == "explain":
+
+def _run(arguments: Sequence[str]) -> int:
+    defaults = argparse.Namespace(config=DEFAULT_CONFIG, workers=1, log_level="info", log_format=None)
+    options = parser().parse_args(arguments, defaults)
+    match options.command or ("check" if options.check else "run"):
+        case "version":
+            return command_line.print_version("hgate")
+        case "explain":
             return _explain(options.config, options.sni)
-        if options.check:
+        case "check":
             return _check(options.config)
-        return _serve(options)
-    except ConfigError as error:
-        for one in error.all[:MAX_TOLD]:
-            print(f"hgate: {one}", file=sys.stderr)
-        if more := len(error.all[MAX_TOLD:]):
-            print(f"hgate: {more} more mistakes", file=sys.stderr)
-        return error.exit_code
-    except HboneError as error:
-        print(f"hgate: {error}", file=sys.stderr)
-        return error.exit_code
+        case _:
+            return _serve(options)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -106,40 +167,3 @@ def workers(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_WORKERS):
         raise argparse.ArgumentTypeError(f"must be auto or a number in 1..{MAX_WORKERS}, not {text!r}")
     return int(text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hgate",
-        description="Carries the mesh's mTLS connections to services that only take HTTP/2.",
-        epilog="Exit codes: 0 ended in order, 64 wrong flag, 69 port in use, 77 explain: no route takes it, "
-        "78 mistake in the file.",
-    )
-    commands = parser.add_subparsers(dest="command", metavar="explain")
-    explain = commands.add_parser("explain", help="say which route takes a name and where it goes")
-    explain.add_argument("--sni", required=True, metavar="NAME", help="the name in the ClientHello")
-    # Wherever it stands; a default of the command's own would replace what was said before the command.
-    for options, default in ((parser, DEFAULT_CONFIG), (explain, argparse.SUPPRESS)):
-        options.add_argument(
-            "--config",
-            type=Path,
-            default=default,
-            metavar="FILE",
-            help=f"the gateway's file ({DEFAULT_CONFIG})",
-        )
-    parser.add_argument(
-        "--check", action="store_true", help="only check the file: all its mistakes, and warnings"
-    )
-    parser.add_argument(
-        "--workers",
-        type=workers,
-        default=1,
-        metavar="N",
-        help="processes that share the ports; auto: one for each CPU (1)",
-    )
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    parser.add_argument(
-        "--log-format", choices=("json", "text"), help="default: text on a terminal, else json"
-    )
-    parser.add_argument("--version", action="store_true", help="print the version, of Python and OpenSSL too")
-    return parser

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from shared.command_line import help_format
 from shared.credentials.certificates.certificate_report import describe_all, until
 from shared.errors import EXIT_CONFIG, EXIT_OK
 from shared.net.tls import certificate_check, certificate_folder
@@ -17,9 +14,8 @@ from shared.net.tls.certificate_check import Findings
 from shared.net.tls.certificate_folder import CertificatePaths
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Shows the folder that `arguments` name; EXIT_CONFIG if something is wrong with it."""
-    options = _parser().parse_args(arguments)
+def run(options: argparse.Namespace) -> int:
+    """Prints what is in the folder; returns the exit code, EXIT_CONFIG if something is wrong with it."""
     paths = certificate_folder.find(options.folder or certificate_folder.customary_folder())
     now = datetime.now(UTC)
     found = certificate_check.read(paths, now)
@@ -32,25 +28,6 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print("\n".join(_lines(report)))
     return EXIT_CONFIG if found.faults else EXIT_OK
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hbone certs",
-        formatter_class=help_format,
-        description="Shows the certificates in FOLDER: whose, from whom, until when, and what is wrong.",
-        epilog=f"Exit codes: {EXIT_OK} all is well, {EXIT_CONFIG} something is wrong, which it says.",
-    )
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        nargs="?",
-        type=Path,
-        help="with any customary file names (the one that krun would take: "
-        f"{', '.join(map(str, certificate_folder.FOLDERS))})",
-    )
-    parser.add_argument("--json", action="store_true", help="the same for programs")
-    return parser
 
 
 def _report(paths: CertificatePaths, found: Findings, now: datetime) -> dict[str, Any]:

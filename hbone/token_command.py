@@ -9,33 +9,25 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TextIO
 
 from hbone import token_choice
 from shared import loop
-from shared.credentials.token_sources.token_settings import SOURCES
 from shared.errors import EXIT_OK, UnavailableError, UsageError
 from shared.trust.token_claims import at_utc, claims_of, expiry_of, shown_claim
-
-DESCRIPTION = (
-    "Says of the token that a tunnel would get whose it is, whom it is for and until when. Where it comes "
-    "from the environment says, as for a tunnel."
-)
 
 _MINUTE_S = 60
 _HOUR_S = 3600
 
 
-def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Does what `arguments` ask; returns the exit code.
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Prints what is known of the token; returns the exit code.
 
     Raises:
         UsageError: a flag or a variable of `environ` is wrong.
         TokenError: there is no token.
     """
-    options = _parser().parse_args(arguments)
     audience: str | None = options.audience
     if audience is None and options.token_file is None:
         raise UsageError("--audience is missing: a token is always for somebody, such as https://HOST")
@@ -59,17 +51,6 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         _write(sys.stdout, told)
     return EXIT_OK
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hbone token", description=DESCRIPTION)
-    parser.add_argument("--audience", metavar="A", help="whom the token is for, such as https://HOST")
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="the token in FILE; it has to be for A, if A is given"
-    )
-    parser.add_argument("--source", choices=SOURCES, help="where it comes from, instead of HBONE_TOKENS")
-    parser.add_argument("--show", action="store_true", help="print the token itself; keep it secret")
-    return parser
 
 
 def _about(token: str, now: float) -> list[tuple[str, str]]:

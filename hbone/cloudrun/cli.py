@@ -9,11 +9,10 @@ import os
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
+from hbone.cloudrun.front_end import FrontEnd
+from hbone.cloudrun.limits import FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
 from shared import loop
 from shared.address import Address, check_host_name
@@ -23,23 +22,14 @@ from shared.errors import EXIT_OK, UnavailableError, UsageError
 from shared.ops import log as logs
 from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer, TokenChecker
 
-T = TypeVar("T", int, float)
-
 log = logging.getLogger("hbone.cloudrun")
 
 CALLER = "gateway@local.iam.gserviceaccount.com"
 """Whom the metadata server's tokens name."""
 
-MAX_TIMEOUT_S = 3600.0
-"""Cloud Run's longest request timeout."""
 
-MAX_COUNT = 1 << 20
-"""What no limit of Cloud Run comes near; bytes of headers, streams, requests."""
-
-
-def run(arguments: Sequence[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Serves until SIGINT or SIGTERM; returns the exit code."""
-    options = _parser().parse_args(arguments)
     logs.setup(options.log_format, "info", component="cloudrun")
     if options.dir is not None:
         return loop.run(_serve(options, options.dir))
@@ -54,7 +44,9 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
     checker = (
         None
         if options.allow_unauthenticated
-        else TokenChecker(keys.keys if keys else issuer.public_keys, {options.audience}, options.issuer)
+        else TokenChecker(
+            keys.keys if keys else issuer.public_keys, {options.audience}, options.issuer or GOOGLE_ISSUER
+        )
     )
     limits = FrontEndLimits(
         request_timeout_s=options.timeout,
@@ -127,45 +119,3 @@ def _address(flag: str, text: str) -> Address:
         return Address.parse(text)
     except ValueError as error:
         raise UsageError(f"{flag} {text}: {error}") from error
-
-
-def _within(most: T) -> Callable[[str], T]:
-    """Reads a number of `most`'s kind above 0 and up to `most`."""
-
-    def read(text: str) -> T:
-        try:
-            number = type(most)(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text} is no number") from error
-        if not 0 < number <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0 and up to {most}")
-        return number
-
-    return read
-
-
-def _parser() -> argparse.ArgumentParser:
-    default = FrontEndLimits()
-    parser = argparse.ArgumentParser(
-        prog="hbone cloudrun",
-        description="A stand-in for Cloud Run's front end, with its limits, and a metadata server that mints "
-        "the tokens it takes. Prints what a gateway needs to reach it.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--listen", default="127.0.0.1:8443", metavar="ADDR", help="TLS with HTTP/2")
-    add("--container", default="127.0.0.1:15009", metavar="ADDR", help="the container's port, h2c")
-    add("--metadata", default="127.0.0.1:8444", metavar="ADDR", help="the metadata server")
-    add("--audience", default="https://hello.a.run.app", metavar="URL", help="the service's URL")
-    add("--allow-unauthenticated", action="store_true", help="ask for no token")
-    add("--keys", metavar="URL|FILE", help="take tokens of this key set (JWKS), not the metadata server's")
-    add("--issuer", default=GOOGLE_ISSUER, metavar="NAME", help="who has to have made them")
-    timeout_s, seconds = default.request_timeout_s, _within(MAX_TIMEOUT_S)
-    add("--timeout", type=seconds, default=timeout_s, metavar="S", help="request timeout")
-    streams, size, count = default.streams_per_connection, default.header_bytes, _within(MAX_COUNT)
-    add("--max-streams", type=count, default=streams, metavar="N", help="streams per connection")
-    add("--max-header-bytes", type=count, default=size, metavar="N", help="URL and headers")
-    add("--concurrency", type=count, default=default.concurrency, metavar="N", help="requests at once")
-    add("--dir", type=Path, metavar="DIR", help="where its certificates go; None: a temporary folder")
-    add("--log-format", choices=("json", "text"), help="None: text on a terminal, else json")
-    return parser

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from hbone.cloudrun.limits import FrontEndLimits
 from shared.address import Address
 from shared.credentials.token_sources.jwks import KeySet, key_id_of
 from shared.errors import HboneError, TokenRejectedError, UnavailableError, UpstreamError
@@ -38,24 +39,6 @@ CONTAINER_STREAMS = 1000
 """Streams on one connection to the container: the most requests that an instance may be given at once."""
 
 CONNECT_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class FrontEndLimits:
-    """Cloud Run's limits."""
-
-    request_timeout_s: float = 300.0
-    """From a request's headers to the end of its response; 504, or a reset once the response has begun."""
-
-    streams_per_connection: int = 100
-    """What Google's front ends announce as MAX_CONCURRENT_STREAMS."""
-
-    header_bytes: int = 60 << 10
-    """URL and headers together, each field with 32 bytes more, as a container counts them (RFC 9113 section
-    6.5.2); 431 beyond."""
-
-    concurrency: int = 80
-    """Requests that the one instance is given at once; 429 beyond."""
 
 
 @dataclass(frozen=True, slots=True)

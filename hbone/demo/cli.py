@@ -12,12 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from hbone.demo import mesh as worlds
 from hbone.demo.client import Answer, random_body, request
-from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, Mesh
+from hbone.demo.mesh import CLIENT_FILES, SNI, Mesh
 from hbone.demo.processes import Record
 from shared.errors import EXIT_INTERNAL, EXIT_OK, UpstreamError
 
@@ -28,9 +27,8 @@ UNKNOWN_SNI = "outbound_.8080_._.elsewhere.prod.svc.cluster.local"
 LOG_TIMEOUT_S = 10.0
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs the demo; 0 if every request did what it should."""
-    options = _parser().parse_args(arguments)
+def run(options: argparse.Namespace) -> int:
+    """Runs the demo; returns the exit code, 0 if every request did what it should."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIG_IGN stays
             signal.signal(number, _stop)  # the processes have sessions of their own: nobody else ends them
@@ -132,14 +130,3 @@ def _stop(number: int, _frame: object) -> None:
 def _line(who: str, what: str, seconds: float | None = None) -> None:
     took = "" if seconds is None else f"  [{seconds * 1000:.1f} ms]"
     print(f"  {who:10}{what}{took}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="hbone demo", description=f"Sends requests for {HOST} through everything, on this machine."
-    )
-    parser.add_argument("--keep", action="store_true", help="leave it running and print a curl line")
-    parser.add_argument(
-        "--inbound", choices=("auto", "envoy", "builtin"), default="auto", help="what ends the mTLS (auto)"
-    )
-    return parser

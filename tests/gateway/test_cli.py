@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import MAX_TOLD, run, workers
+from gateway.cli import run, workers
+from shared import version
 from shared.address import Address
+from shared.command_errors import MAX_SHOWN
 from shared.errors import EXIT_CONFIG, EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.listen import bound_address, listen
 from shared.tasks import spawn
@@ -43,8 +45,14 @@ def file(tmp_path: Path) -> str:
 # Arguments.
 
 
-def test_check_says_that_a_file_is_good(file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--config", file, "--check"]) == EXIT_OK
+@pytest.mark.parametrize(
+    "arguments",
+    [["check", "--config"], ["--config", "other", "check", "--config"], ["--check", "--config"]],
+)
+def test_check_says_that_a_file_is_good(
+    file: str, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert run([*arguments, file]) == EXIT_OK
     assert capsys.readouterr().out == f"{file}: good, 2 routes\n"
 
 
@@ -71,7 +79,7 @@ AROUND = (
 def test_check_warns_of_a_way_around_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "hgate.yaml"
     file.write_text(WITH_A_WAY_AROUND)
-    assert run(["--config", str(file), "--check"]) == EXIT_OK
+    assert run(["check", "--config", str(file)]) == EXIT_OK
     out, err = capsys.readouterr()
     assert out == f"{file}: good, 0 routes, 1 warning\n"
     assert err == f"hgate: warning: {file}:6: {AROUND}\n"
@@ -79,11 +87,11 @@ def test_check_warns_of_a_way_around_a_rule(tmp_path: Path, capsys: pytest.Captu
 
 def test_check_counts_one_route_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one.yaml").write_text('routes: [{host: "**", forward: "127.0.0.1:1"}]')
-    assert run(["--check", "--config", str(tmp_path / "one.yaml")]) == EXIT_OK
+    assert run(["check", "--config", str(tmp_path / "one.yaml")]) == EXIT_OK
     assert capsys.readouterr().out.endswith("good, 1 route\n")
 
 
-@pytest.mark.parametrize("arguments", [["--check"], ["explain", "--sni", NAME]])
+@pytest.mark.parametrize("arguments", [["check"], ["explain", "--sni", NAME]])
 def test_a_mistake_in_the_file(
     mistaken: str, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
@@ -103,7 +111,7 @@ def mistaken(tmp_path: Path) -> str:
 def test_check_tells_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "hgate.yaml"
     file.write_text("routes:\n- {host: a, forward: b}\n- {host: c, forwad: 'd:1'}\nadmin: on\n")
-    assert run(["--check", "--config", str(file)]) == EXIT_CONFIG
+    assert run(["check", "--config", str(file)]) == EXIT_CONFIG
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
@@ -116,15 +124,15 @@ def test_check_tells_all_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_check_tells_a_hundred_mistakes_at_most(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "hgate.yaml"
     file.write_text("routes:\n" + "".join(f"- {{host: a{number}}}\n" for number in range(250)))
-    assert run(["--check", "--config", str(file)]) == EXIT_CONFIG
+    assert run(["check", "--config", str(file)]) == EXIT_CONFIG
     lines = capsys.readouterr().err.splitlines()
-    assert (len(lines), lines[-1]) == (MAX_TOLD + 1, "hgate: 150 more mistakes")
+    assert (len(lines), lines[-1]) == (MAX_SHOWN + 1, "hgate: 150 more mistakes")
 
 
 def test_check_tells_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "hgate.yaml"
     file.write_text(WITH_WARNINGS)
-    assert run(["--check", "--config", str(file)]) == EXIT_OK
+    assert run(["check", "--config", str(file)]) == EXIT_OK
     said = capsys.readouterr()
     assert said.out == f"{file}: good, 3 routes, 3 warnings\n"
     assert [line.partition(": warning: ")[::2] for line in said.err.splitlines()] == [
@@ -181,26 +189,30 @@ def mistake_in(file: str) -> str:
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--config", "/nonexistent.yaml", "--check"]) == EXIT_CONFIG
+    assert run(["check", "--config", "/nonexistent.yaml"]) == EXIT_CONFIG
     assert capsys.readouterr().err == (
         "hgate: /nonexistent.yaml: cannot be read: No such file or directory\n"
     )
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "error"),
     [
-        ["--nonsense"],
-        ["nonsense"],
-        ["explain"],
-        ["--log-level", "loud"],
-        ["--log-format", "xml"],
-        ["--config"],
+        (["--nonsense"], "unrecognized arguments: --nonsense; see hgate --help"),
+        (["nonsense"], "argument COMMAND: invalid choice: 'nonsense' (choose from "),
+        (["explain"], "the following arguments are required: --sni; see hgate explain --help"),
+        (["check", "--workers", "2"], "unrecognized arguments: --workers 2; see hgate --help"),
+        (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
+        (["run", "--log-format", "xml"], "argument --log-format: invalid choice: 'xml'"),
+        (["--config"], "argument --config: expected one argument; see hgate --help"),
+        (["--conf=file"], "unrecognized arguments: --conf=file"),
     ],
 )
-def test_a_wrong_argument(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == EXIT_USAGE
-    assert capsys.readouterr().err.startswith("usage: hgate ")
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"hgate: {error}")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "257", "1.5", "9" * 5000, ""])
@@ -214,7 +226,13 @@ def test_a_worker_for_each_cpu() -> None:
     assert workers("256") == 256
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "-h"]])
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["run", "--version"]])
+def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == EXIT_OK
+    assert capsys.readouterr() == (version.describe("hgate") + "\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["explain", "-h"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == EXIT_OK
     assert capsys.readouterr().out.startswith("usage: hgate ")
@@ -342,7 +360,7 @@ async def test_a_port_in_use(tmp_path: Path) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [])
     file.write_text(file.read_text().replace('"listen": [\n  "127.0.0.1:0"', f'"listen": [\n  "{address}"'))
-    async with started("gateway", "--config", str(file)) as process:
+    async with started("gateway", "run", "--config", str(file)) as process:
         code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE
     assert err.splitlines()[-1] == f"hgate: listen: cannot listen on {address}: the port is in use"

@@ -23,14 +23,15 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_the_exit_codes_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["--help"], {})
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(
-        r"0 ended in order, 64 .* 69 .* 77 .* 128\+N ended by signal N \(130: interrupted\)", out
-    )
-    assert "hbone token|certs|demo|cloudrun" in out
+    assert re.search(r" 0 success.* 64 .* 69 .* 77 .* 128\+N ended by signal N \(130: interrupted\)", out)
+    for command in ("connect", "token", "certs", "demo", "cloudrun", "version"):
+        assert f" {command} " in out
     assert "ProxyCommand='hbone https://" in out
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--no-token", "--version"], ["h:22", "--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["version"], ["--no-token", "--version"], ["h:22", "--version"]]
+)
 def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments, {}) == EXIT_OK
     out, err = capsys.readouterr()
@@ -40,7 +41,8 @@ def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "the following arguments are required: URL"),
+        ([], "hbone: no URL and no command; see hbone --help"),
+        (["connect"], "hbone: the following arguments are required: URL; see hbone connect --help"),
         (["h.example:22", "more"], "unrecognized arguments: more"),
         (["--unknown", "h.example:22"], "unrecognized arguments: --unknown"),
         (["--no-token", "--token-file", "f", "h.example:22"], "--no-token is not allowed with --token-file"),
@@ -50,8 +52,12 @@ def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
         (["--keepalive", "soon", "h.example:22"], "'soon' is no number in 0..86400"),
         (["--token-file", "f", "http://h.example/x"], "leads to another machine without TLS"),
         (["--audience", "a", "--connect", "h.example:80", "http://127.0.0.1/x"], "by way of h.example:80"),
-        (["h.example"], "hbone: h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22"),
+        (
+            ["connect", "h.example"],
+            "hbone: h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22",
+        ),
         (["ftp://h.example/x"], "hbone: ftp://h.example/x: the scheme is https or http, not ftp"),
+        (["tokne"], "hbone: tokne: write HOST:PORT or a URL such as https://HOST/_hbone/22"),
         (["--connect", "here", "h.example:22"], "hbone: --connect here: no port: write HOST:PORT"),
         (["demo", "--inbound", "none"], "invalid choice: 'none'"),
         (["cloudrun", "--listen"], "expected one argument"),

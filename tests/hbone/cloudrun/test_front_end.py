@@ -13,7 +13,7 @@ import pytest
 from h2.connection import H2Connection
 from h2.settings import SettingCodes
 
-from hbone.cloudrun.front_end import FrontEndLimits
+from hbone.cloudrun.limits import FrontEndLimits
 from shared.http2 import frames
 from shared.http2.header_rules import list_bytes
 from shared.trust.jwt_check import Issuer

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hbone.cloudrun.front_end import FrontEnd, FrontEndLimits
+from hbone.cloudrun.front_end import FrontEnd
+from hbone.cloudrun.limits import FrontEndLimits
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.trust.jwt_check import Issuer, TokenChecker
