@@ -40,6 +40,11 @@ types: needs-types $(VENV)/.installed-dev
 
 check: lint types test
 
+# Manual pages and completions as they are installed; MANPATH=build/pages/share/man man hgate shows one.
+.PHONY: pages
+pages: needs-pages $(VENV)/.installed-dev
+	$(BIN)/python -m shared.command_pages build/pages
+
 clean:
 	rm -rf .coverage $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 

@@ -25,9 +25,9 @@ def parser() -> Parser:
         "krun",
         usage="krun [flags] [--] [COMMAND [ARG ...]]",
         description="""\
-Takes a service mesh's tunnels in a container: starts COMMAND with PORT set, waits until it listens on that
-port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that begins with - needs -- in
-front of it.""",
+Ends a service mesh's tunnels in the container of an app. Starts COMMAND, the app, with PORT set, waits
+until it listens on that port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that
+begins with - needs -- in front of it.""",
     )
     own.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the app, with its arguments"

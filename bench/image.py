@@ -50,7 +50,10 @@ VENV = "venv"
 FETCHED, INSTALLED = "fetched", "installed"
 """In that folder; the last two are files that say that all before them is there."""
 
-SOURCES = ("pyproject.toml", "requirements", "README.md", "LICENSE", "agent", "gateway", "hbone", "shared")
+SOURCES = (
+    *("pyproject.toml", "setup.py", "requirements", "README.md", "LICENSE"),
+    *("agent", "gateway", "hbone", "shared"),
+)
 """What the project is built from, as in the Dockerfiles."""
 
 FETCH_S = 120.0

@@ -24,7 +24,10 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, **settings: Any) -> None:
         formatter = partial(argparse.RawDescriptionHelpFormatter, width=HELP_COLUMNS)
         super().__init__(prog=prog, formatter_class=formatter, allow_abbrev=False, **settings)
+        self.color = False  # manual pages are made of it; Python 3.14 has a default of True
         self._optionals.title = "flags"
+        self.tables: dict[str, Mapping[str, str]] = {}
+        """The sections that `add_table` has added, by their titles."""
         self.add_argument("--version", action=_Version, help="print the version, and Python's and OpenSSL's")
 
     def error(self, message: str) -> NoReturn:
@@ -32,6 +35,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_table(self, title: str, rows: Mapping[str, str]) -> None:
         """Adds a section to --help and to the manual page: each row is a word and what it means."""
+        self.tables[title] = rows
         width = max(map(len, rows))
         lines = (f"{word:{width}}  {meaning}" for word, meaning in rows.items())
         self.add_argument_group(title, "\n".join(lines))

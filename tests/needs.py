@@ -84,6 +84,10 @@ _TESTS = (
             ("nghttpx", "nghttp2-proxy"),
             ("nghttpd", "nghttp2-server"),
             ("haproxy", "haproxy"),
+            ("zsh", "zsh"),
+            ("fish", "fish"),
+            ("man", "man-db"),
+            ("mandoc", "mandoc"),
         )
     ),
     *(
@@ -96,6 +100,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
     "demo": (),
     "lint": (),
     "types": (),
+    "pages": (),
     "lock": (),
     "test": _TESTS,
     "coverage": _TESTS,

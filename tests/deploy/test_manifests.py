@@ -433,7 +433,7 @@ def test_everything_copied_is_there_and_reaches_the_build(path: Path) -> None:
     assert [source for source in copied if f"!{source}" not in ignore] == []
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {name.removesuffix("*") for name in packages["include"]} <= set(copied)
-    assert {"pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
+    assert {"pyproject.toml", "setup.py", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
 
 
 @every_dockerfile

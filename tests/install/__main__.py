@@ -20,6 +20,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.command_pages import MANUAL, SHELLS
+
 ROOT = Path(__file__).parent.parent.parent
 
 COMMANDS = {"hgate": "gateway", "krun": "agent", "hbone": "hbone"}
@@ -86,7 +88,11 @@ def _look_into(sdist: Path, wheel: Path) -> None:
         _demand(not any(name.startswith("tests") for name in names), f"{what} has tests in it")
         marks = {f"{package}/py.typed" for package in (*COMMANDS.values(), "shared")}
         _demand(marks <= names, f"{what} lacks a py.typed")
-    print(f"looked at  {len(modules)} modules, the license, the marks of types", flush=True)
+    pages = {name.partition(".data/data/")[2] for name in in_wheel}
+    for name in (MANUAL, *SHELLS.values()):
+        for command in COMMANDS:
+            _demand(name.format(command) in pages, f"the wheel lacks {name.format(command)}")
+    print(f"looked at  {len(modules)} modules, the license, the marks of types, the manual", flush=True)
 
 
 def _installed(folder: Path, wheel: Path) -> Path:
@@ -123,14 +129,14 @@ def _use(commands: Path) -> None:
         _demand("usage: " in said(name, "--help"), f"{name} --help tells no usage")
     blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     (home / "hgate.yaml").write_text(blocks[0])
-    said("hgate", "--config", "hgate.yaml", "--check")
+    said("hgate", "check", "--config", "hgate.yaml")
     for told, wanted in (
         (said("hgate", "explain", "--config", "hgate.yaml", "--sni", SNI), "https://hello-"),
         (said("krun", "echo", "of the app"), "of the app\n"),
         (said("hbone", "demo"), "everything arrived as it should"),
     ):
         _demand(wanted in told, f"no {wanted!r} in {told!r}")
-    print("used       hgate --check and explain, krun COMMAND, hbone demo", flush=True)
+    print("used       hgate check and explain, krun COMMAND, hbone demo", flush=True)
 
 
 def _demand(holds: bool, fault: str) -> None:
