@@ -1,17 +1,11 @@
-"""hgate as a whole: makes every long-lived object, starts them in order, drains and stops them.
+"""hgate as a whole: makes every long-lived object, starts them in order, reloads the file, stops them.
 
-Start: file → admin, metrics and health ports → listeners → ready. SIGHUP, or a change of the file, reads it
-again (`reload.py`). The end, on SIGTERM or SIGINT:
+Start: file, admin, metrics and health ports, listeners, ready. SIGHUP, or a change of the file, reads the
+file again. SIGTERM and SIGINT drain; what is open after the drain is reset, with the flag STOPPED.
 
-1. Not ready; connections are still accepted for the drain delay, so that whoever looks has time to notice.
-   SIGINT is a person's, who does not want to wait for that.
-2. The listeners are given up without losing a client (`listeners.py`).
-3. Open tunnels have the drain timeout to finish.
-4. What is left is reset, with the flag STOPPED.
-
-A second signal leads to step 4 at once. One of several workers (`parent.py`) does the same, but for the
-ports and the file's changes, which are the front's (`front.py`), and for the second signal, which is SIGQUIT:
-a worker can get the first one twice, from its parent and from whoever signals the whole group.
+One of several workers does the same, with three differences: it has no ops ports and does not watch the file,
+and its drain is cut short by SIGQUIT instead of a second signal. A worker can get the first signal twice:
+from its parent, and from a sender that signals the whole group.
 """
 
 from __future__ import annotations
@@ -32,6 +26,7 @@ from gateway.config.reload import (
     keep_fixed,
     log_warnings,
 )
+from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, certificates_in_use
 from gateway.ops.ops_ports import OpsPorts
@@ -47,8 +42,7 @@ from gateway.sni.token_sources import TokenSources
 from gateway.sni.tunnel import Tunnels
 from gateway.sni.upstream import Upstreams
 from gateway.workers import metric_sums
-from gateway.workers.stopping import StopRequests
-from gateway.workers.worker_link import Answerer, Crew, hold
+from gateway.workers.worker_link import LinkServer, Worker, watch_parent
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.errors import (
     EXIT_OK,
@@ -60,7 +54,6 @@ from shared.errors import (
     StoppedError,
 )
 from shared.net.dial import Origin
-from shared.net.legs.tcp_end import last_bytes_left
 from shared.net.names import resolver
 from shared.net.pool.pool import Pool
 from shared.net.relay.memory_budget import Holder, MemoryBudget, default_most_bytes
@@ -74,7 +67,6 @@ from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.ops.token_metrics import TokenMetrics
-from shared.tasks import spawn
 from shared.tunnel.retry import RetryRules
 
 if TYPE_CHECKING:
@@ -82,14 +74,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hbone.gateway")
 
-NOTICE_S = 5.0
-"""The drain delay where the file has none and somebody asks for readiness: two of the kubelet's probes as
-deploy/k8s has them, or the second that endpoints take to reach every node, several times over."""
-
-
 LAST_BYTES_S = 3.0
-"""How long services have to take what the last tunnels left for them. With the drain delay and the drain
-timeout before it, it stays within Kubernetes' 30 seconds."""
+"""Seconds for services to read the last bytes of the last tunnels. Together with the drain delay and the
+drain timeout this is less than Kubernetes' 30 seconds."""
 
 
 class Gateway:
@@ -100,19 +87,23 @@ class Gateway:
         config_file: Path,
         environ: Mapping[str, str],
         access_log: AccessLog,
-        crew: Crew | None = None,
+        worker: Worker | None = None,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`crew` makes it one of several workers; tokens live by `wall_clock`, in seconds since 1970.
+        """`worker`: which of several it is; tokens expire by `wall_clock`, in seconds since 1970.
 
         Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong.
         """
         file = ConfigFile(config_file)
         self._config = file.read()
-        self._crew = crew
-        self._reloads = Reloads(file, self._apply, quiet=crew is not None)
+        self._worker = worker or Worker()
+        link = self._worker.link
+        self._reloads = Reloads(file, self._apply, quiet=link is not None)
         self._access_log = access_log
+        self._wall_clock = wall_clock
+
+        # What all ports share.
         self.metrics = TunnelMetrics()
         self.readiness = Readiness()
         limits = self._config.limits
@@ -126,12 +117,13 @@ class Gateway:
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
         self._admission = Admission(
             lambda: self._config.limits,
-            share=self._share,
+            share=self._worker.share,
             open_connections=self._open_connections,
             is_full=lambda: self._memory.full,
         )
         self._clock = TunnelClock(limits.idle_timeout_s, limits.max_tunnel_lifetime_s)
-        self._wall_clock = wall_clock
+
+        # Tunnels by SNI, from the tokens up to the listeners.
         self._token_metrics = TokenMetrics(wall_clock)
         tokens = self._config.tokens
         self._tokens = TokenSources(
@@ -140,7 +132,7 @@ class Gateway:
             of_account=lambda account: minter_from_env(environ, tokens, account),
             now=wall_clock,
         )
-        self._new_audiences = NewAudiences(lambda: self._config.limits, share=self._share)
+        self._new_audiences = NewAudiences(lambda: self._config.limits, share=self._worker.share)
         self._upstreams = Upstreams(
             self._pool,
             self._tokens,
@@ -168,11 +160,11 @@ class Gateway:
             taken=self._tunnels.take,
             refused=self._refused,
         )
-        self._listeners = (
-            Listeners(self._hellos.accepted, siblings=crew.count, ports=crew.ports)
-            if crew
-            else Listeners(self._hellos.accepted)
+        self._listeners = Listeners(
+            self._hellos.accepted, siblings=self._worker.count, ports=self._worker.ports
         )
+
+        # The other ports.
         self._hbone = self._hbone_listener()
         self._reverse = self._tunnels.reverse = self._reverse_listener()
         self._ports = OpsPorts(
@@ -185,13 +177,22 @@ class Gateway:
             certificates=_show_certificates,
             tokens=self._show_tokens,
         )
-        self._answerer = Answerer(crew.questions, self._answers()) if crew else None
-        self._idle = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._force = asyncio.Event()
-        self._requests = StopRequests()
+        self._link_server = LinkServer(link.requests, self._link_handlers()) if link else None
+
+        # The end, and what is measured.
+        self._drain = Drain(
+            self.readiness,
+            self._ports,
+            self._reloads,
+            self._listeners,
+            self._hbone,
+            self._reverse,
+            limits=lambda: self._config.limits,
+            open_connections=self._open_connections,
+            second_cuts_short=link is None,
+        )
         self._watch_limits()
-        if crew is None:
+        if link is None:
             self.metrics.add(self._reloads.families)
             self.metrics.add(self._ports.families)
 
@@ -204,88 +205,37 @@ class Gateway:
         loop = asyncio.get_running_loop()
         started = self.readiness.task("listeners")
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._drain.request, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.request)
         try:
             await self._start()
             started.done()
-            await self._stop.wait()
-            await self._drain()
+            await self._drain.requested.wait()
+            await self._drain.run()
         finally:
             await self._close()
-        if self._crew is None and self._force.is_set():
-            return EXIT_SIGINT if self._requests.signal is signal.SIGINT else EXIT_SIGTERM
+        if self._worker.link is None and self._drain.forced.is_set():
+            return EXIT_SIGINT if self._drain.signal is signal.SIGINT else EXIT_SIGTERM
         return EXIT_OK
 
     # Start and stop.
 
-    def _signalled(self, number: signal.Signals) -> None:
-        self._requests.add(number, asyncio.get_running_loop().time())
-        if self._requests.count > 1 and self._crew is None:
-            self._force.set()
-        self._stop.set()
-
     async def _start(self) -> None:
-        if self._crew is None or self._answerer is None:
+        link = self._worker.link
+        if link is None or self._link_server is None:
             log_warnings(self._config)
             await self._ports.start(self._config)
         else:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._force_stop)
-            hold(self._crew.lifeline, self._stop)
-            self._answerer.start()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGQUIT, self._drain.cut_short)
+            watch_parent(link.parent_pipe, self._drain.requested)
+            self._link_server.start()
         await self._listeners.open(self._config.listen)
         if self._hbone is not None:
             await self._hbone.start()
         self._memory.start()
         if self._reverse is not None:
             await self._reverse.start()
-        self._reloads.watch(changes=self._crew is None)
-
-    def _force_stop(self) -> None:
-        self._force.set()
-        self._stop.set()
-
-    async def _drain(self) -> None:
-        self.readiness.draining = True
-        self._ports.leave_to_successor()
-        self._reloads.close()
-        if self._reverse is not None:  # first, so that workloads are with our successor before clients are
-            await self._reverse.leave()
-        delay_s = self._drain_delay()
-        if delay_s:
-            log.info("not ready any more; connections are accepted for another %g s", delay_s)
-            await _within(delay_s, self._force)
-        if not self._force.is_set():
-            draining = [] if self._hbone is None else [self._hbone.drain()]
-            await asyncio.gather(self._listeners.close(), *draining)
-        waiting = self._unfinished()
-        if self._force.is_set() or (not waiting and last_bytes_left().is_set()):
-            return
-        timeout_s = self._config.limits.drain_timeout_s
-        log.info("draining: %d connections have up to %g s", waiting, timeout_s)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        if waiting:
-            self._idle.clear()
-        else:
-            self._idle.set()
-        if await _within(timeout_s, self._idle, self._force) and not self._force.is_set():
-            # Of tunnels whose client has gone already.
-            await _within(max(0.0, deadline - loop.time()), last_bytes_left(), self._force)
-        if not self._idle.is_set() and not self._force.is_set():
-            log.warning("drain timeout: %d connections are reset", self._unfinished())
-        elif self._force.is_set():
-            log.warning("asked again: %d connections are reset", self._unfinished())
-
-    def _drain_delay(self) -> float:
-        """Seconds."""
-        delay_s = self._config.limits.drain_delay_s
-        if self._requests.signal is signal.SIGINT:
-            return 0.0
-        if delay_s is not None:
-            return delay_s
-        asked_for = self._ports.readiness_is_asked_for
-        return NOTICE_S if asked_for and not self._listeners.have_company() else 0.0
+        self._reloads.watch(changes=link is None)
 
     async def _close(self) -> None:
         self._listeners.abort()
@@ -301,11 +251,11 @@ class Gateway:
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
         self._tokens.close()
-        await self._pool.close(0.0 if self._force.is_set() else LAST_BYTES_S)
+        await self._pool.close(0.0 if self._drain.forced.is_set() else LAST_BYTES_S)
         self._forward.close()
         await self._ports.close()
-        if self._answerer is not None:
-            self._answerer.close()
+        if self._link_server is not None:
+            self._link_server.close()
         self._access_log.close()
 
     # Reload.
@@ -326,7 +276,7 @@ class Gateway:
         await self._listeners.keep_only(config.listen)
 
     def _use_limits(self) -> None:
-        """Those of the configuration; who is asked for them each time has them already."""
+        """Gives the limits of the configuration to the objects that do not ask for them each time."""
         limits = self._config.limits
         self._forward.connect_timeout_s = limits.connect_timeout_s
         self._forward.pipes.most = limits.splice_pipes
@@ -348,7 +298,8 @@ class Gateway:
 
     def _use_lookup_limits(self) -> None:
         limits = self._config.limits
-        most, most_each = self._share(limits.max_lookups), self._share(limits.max_lookups_per_client)
+        share = self._worker.share
+        most, most_each = share(limits.max_lookups), share(limits.max_lookups_per_client)
         self._resolver.clients.limits = resolver.client_limits(most, most_each)
 
     # Connections.
@@ -373,19 +324,11 @@ class Gateway:
     def _open_connections(self) -> int:
         return len(self._hellos.peeking) + len(self._tunnels.open)
 
-    def _unfinished(self) -> int:
-        """Connections that a drain waits for."""
-        return self._open_connections() + (self._hbone.open_connections if self._hbone else 0)
-
-    def _share(self, total: int) -> int:
-        """Of a bound that holds for all workers together."""
-        return self._crew.share(total) if self._crew else total
-
     def _most_buffered(self) -> int:
         """Bytes; 0: no bound."""
         most = self._config.limits.max_buffered_bytes
         most = default_most_bytes() if most is None else most
-        return self._share(most) if most else 0
+        return self._worker.share(most) if most else 0
 
     def _holders(self) -> Iterator[Holder]:
         yield from self._tunnels.open
@@ -393,15 +336,14 @@ class Gateway:
             yield from self._hbone.tunnels
 
     def _other_bytes(self) -> int:
-        """Held for nobody's tunnel: what HTTP/2 connections have to send, and unfinished hellos."""
+        """Held outside of tunnels: what HTTP/2 connections have to send, and incomplete hellos."""
         of_hbone = self._hbone.buffered_bytes if self._hbone is not None else 0
         return (
             of_hbone + self._pool.buffered_bytes + sum(peek.buffered_bytes for peek in self._hellos.peeking)
         )
 
     def _tunnel_over(self) -> None:
-        if not self._unfinished():
-            self._idle.set()
+        self._drain.connection_over()
 
     def _hbone_listener(self) -> HboneListener | None:
         if self._config.hbone is None:
@@ -416,9 +358,9 @@ class Gateway:
             changed=self._tunnel_over,
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,
-            siblings=self._crew.count if self._crew else 1,
-            ports=self._crew.hbone_ports if self._crew else {},
-            share=self._share,
+            siblings=self._worker.count,
+            ports=self._worker.hbone_ports,
+            share=self._worker.share,
             wall_clock=self._wall_clock,
         )
 
@@ -431,14 +373,14 @@ class Gateway:
             self.metrics,
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,
-            siblings=self._crew.count if self._crew else 1,
-            ports=self._crew.reverse_ports if self._crew else {},
-            share=self._share,
+            siblings=self._worker.count,
+            ports=self._worker.reverse_ports,
+            share=self._worker.share,
             drain_timeout_s=self._config.limits.drain_timeout_s,
             wall_clock=self._wall_clock,
         )
 
-    # What it tells.
+    # What operators see.
 
     def _watch_limits(self) -> None:
         """Adds the metrics of each bound, and of what came up against it."""
@@ -480,29 +422,29 @@ class Gateway:
     def _log_families(self) -> Iterator[Metric]:
         yield families.ACCESS_LOG_DROPPED.value(self._access_log.dropped)
 
-    def _answers(self) -> dict[str, Handler]:
-        """To the front's questions, as one of several workers."""
+    def _link_handlers(self) -> dict[str, Handler]:
+        """What one of several workers answers to the ops process."""
         return {
             "/started": self.readiness.healthz,
-            "/ready": self._answer_ready,
+            "/ready": self._show_ready,
             "/live": _alive,
-            "/metrics": self._answer_metrics,
-            "/reload": self._answer_reload,
+            "/metrics": self._encode_metrics,
+            "/reload": self._reload,
             "/tunnels": self._show_tunnels,
             "/connections": self._show_connections,
             "/certs": _show_certificates,
             "/tokens": self._show_tokens,
         }
 
-    def _answer_ready(self, request: Request) -> Response:
+    def _show_ready(self, request: Request) -> Response:
         self._ports.readiness_was_asked_for()
         return self.readiness.healthz(request)
 
-    def _answer_metrics(self, _: Request) -> Response:
+    def _encode_metrics(self, _: Request) -> Response:
         self._count_bytes()
         return Response(200, str(os.getpid()), metric_sums.encode(self.metrics.collect()))
 
-    async def _answer_reload(self, _: Request) -> Response:
+    async def _reload(self, _: Request) -> Response:
         await self._reloads.now()
         return Response.text(200, "reloaded")
 
@@ -529,20 +471,9 @@ class Gateway:
         return admin.tokens(self._tokens.statuses(), self._wall_clock())
 
 
-async def _within(seconds: float, *events: asyncio.Event) -> bool:
-    """Whether one of `events` is set within so many seconds."""
-    waits = {spawn(event.wait(), name="wait for the end") for event in events}
-    try:
-        done, _ = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        return bool(done)
-    finally:
-        for task in waits:
-            task.cancel()
-
-
 def _prepare(config: GatewayConfig) -> RouteTable:
-    """What takes its time, in a thread. CA files are read again, for connections to come. Raises
-    UnavailableError if one is none any more."""
+    """The slow part of a reload, for a thread. Reads the CA files again, for new connections. Raises
+    UnavailableError if one of them has no certificates any more."""
     routes = RouteTable(config.routes)
     for ca in {route.ca for route in config.routes if route.tunnel and route.tunnel.scheme == "https"}:
         read_again(ca)

@@ -15,7 +15,7 @@ from shared.command_line import Parser
 from shared.errors import EXIT_DENIED, EXIT_OK
 
 if TYPE_CHECKING:
-    from gateway.workers.worker_link import Crew
+    from gateway.workers.worker_link import Worker
     from shared.ops.access_log import AccessLog
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
@@ -122,8 +122,8 @@ def _serve(options: argparse.Namespace) -> int:
     log.setup(options.log_format, options.log_level, component="hgate")
     open_files.allow_many()
 
-    async def serve(access_log: AccessLog, crew: Crew | None = None) -> int:
-        return await Gateway(options.config, os.environ, access_log, crew).run()
+    async def serve(access_log: AccessLog, worker: Worker | None = None) -> int:
+        return await Gateway(options.config, os.environ, access_log, worker).run()
 
     if options.workers > 1:
         from gateway.workers.parent import Workers

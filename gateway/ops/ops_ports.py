@@ -1,14 +1,11 @@
 """The ports for those who operate the gateway: admin, metrics and health.
 
-Owned here: that they are served, and left to a successor. What they answer is told by who makes them: the
-gateway itself (`app.py`), or the front of several workers (`front.py`).
+Each port has connection slots of its own, and answers one request in a turn of the event loop. So probes are
+answered during a flood on another port, and during a flood of incomplete requests on their own. The admin
+port shows who talks to whom, so it refuses requests that a web page may have made.
 
-Each port has its own places for connections, and answers one request in a turn of the loop; so neither a
-flood on another port nor a crowd of half requests on their own keeps probes from their answer. The admin port
-shows who talks to whom, so it answers nothing that a web page may have asked for.
-
-A successor that starts on the same machine takes the same ports (SO_REUSEPORT). As long as both serve, either
-may be asked. Once we drain, only the successor should be: its readiness is the machine's.
+A successor that starts on the same machine listens on the same ports (SO_REUSEPORT). While both serve, either
+may get a request. During our drain only the successor should: its readiness is the machine's.
 """
 
 from __future__ import annotations
@@ -31,10 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("hbone.gateway")
 
 SUCCESSOR_LOOK_S = 1.0
-"""Seconds between two looks for a successor while we drain; a look costs microseconds."""
+"""Seconds between two checks for a successor during a drain; a check takes microseconds."""
 
 RECENT_S = 60.0
-"""Who has asked for readiness within it goes on asking: probes come every few seconds."""
+"""Seconds. A probe that has come within them will come again: probes come every few seconds."""
 
 
 class OpsPorts:
@@ -103,21 +100,21 @@ class OpsPorts:
 
     @property
     def readiness_is_asked_for(self) -> bool:
-        """Whether somebody has asked for it lately."""
+        """Whether the readiness was asked for within RECENT_S."""
         now = asyncio.get_running_loop().time()
         return self._asked_at is not None and now - self._asked_at < RECENT_S
 
     def readiness_was_asked_for(self) -> None:
-        """Somebody has asked for it, here or at the front of several workers."""
+        """A request for the readiness came, here or to the ops process of several workers."""
         self._asked_at = asyncio.get_running_loop().time()
 
     def leave_to_successor(self) -> None:
-        """From now on gives each port up as soon as somebody else serves it too."""
+        """From now on closes each port as soon as another process listens on it, too."""
         if self._leaving is None:
             self._leaving = spawn(self._leave(), name="leave the ports to a successor")
 
     async def close(self) -> None:
-        """Gives all of them up."""
+        """Closes all of them."""
         if self._leaving is not None:
             self._leaving.cancel()
         for server in self._servers.values():
@@ -129,7 +126,7 @@ class OpsPorts:
                 if listening_on(address) > 1:
                     del self._servers[address]
                     await server.close()
-                    log.info("%s on %s is left to the process that listens beside us", server.name, address)
+                    log.info("%s on %s is left to the other process that listens there", server.name, address)
             await asyncio.sleep(SUCCESSOR_LOOK_S)
 
     def _is_ready(self, request: Request) -> Response | Awaitable[Response]:

@@ -1,11 +1,9 @@
 """The metrics of several workers as those of one gateway.
 
-Owned here: how metrics travel from a worker to the front, and how they are summed. What they mean is
-`shared/ops/metrics.py`'s.
-
-Counters and histograms are summed, and never fall: what a worker had counted when it was last asked stays in
-the sum when it is gone. Gauges are summed over the workers that answer, but for those that say since when, or
-whether, something is so: there the least counts, for it is the worst; and of ages the greatest.
+Counters and histograms are summed, and never fall: what a worker had counted in its last response stays in
+the sum when the worker is gone. Gauges are summed over the workers that respond. Exceptions are those that
+say since when something is so, or whether it is: the least of them counts, because it is the worst. Of ages
+the greatest counts.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class Family:
 
 
 def encode(metrics: Iterable[Metric]) -> bytes:
-    """What a worker answers."""
+    """A worker's response."""
     return json.dumps(
         [
             [
@@ -54,8 +52,8 @@ def encode(metrics: Iterable[Metric]) -> bytes:
     ).encode()
 
 
-def decode(answer: bytes) -> list[Family]:
-    """The same at the front. Raises ValueError if it is none."""
+def decode(response: bytes) -> list[Family]:
+    """What `encode` was given. Raises ValueError if `response` is nothing of it."""
     try:
         return [
             Family(
@@ -67,25 +65,25 @@ def decode(answer: bytes) -> list[Family]:
                     for sample, labels, value in samples
                 },
             )
-            for name, documentation, type, samples in json.loads(answer)
+            for name, documentation, type, samples in json.loads(response)
         ]
     except TypeError as error:
         raise ValueError(f"no metrics: {error}") from error
 
 
 class Sums(Collector):
-    """The sum over all workers. `heard` is told what each answers, `collect` gives the sum."""
+    """The sum over all workers."""
 
     def __init__(self) -> None:
         self.restarts = 0
-        """Workers that have taken another's place."""
+        """Workers that have replaced a dead one."""
         self._pids: dict[int, int] = {}
         self._last: dict[int, list[Family]] = {}
         self._gone: dict[str, Family] = {}
         self._silent: set[int] = set()
 
-    def heard(self, worker: int, pid: int, families: list[Family]) -> None:
-        """Worker number `worker`, which is process `pid`, has told its metrics."""
+    def update(self, worker: int, pid: int, families: list[Family]) -> None:
+        """Takes the metrics of worker number `worker`, which is process `pid`."""
         if self._pids.setdefault(worker, pid) != pid:
             self._pids[worker] = pid
             self.restarts += 1
@@ -93,12 +91,12 @@ class Sums(Collector):
         self._last[worker] = families
         self._silent.discard(worker)
 
-    def silent(self, worker: int) -> None:
-        """It has not answered: what it counted so far still counts, what it held may be gone."""
+    def no_response(self, worker: int) -> None:
+        """The worker has not responded: its counters still count, its gauges do not."""
         self._silent.add(worker)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of the whole."""
+        """The metrics of all workers together."""
         total: dict[str, Family] = {}
         for worker, families in self._last.items():
             _add(total, families, accumulated_only=worker in self._silent)

@@ -1,23 +1,22 @@
 """Several workers on the same ports: starts them, restarts those that die, passes signals on, waits for all.
 
-Owned here: the parent of `hgate --workers N` and its processes. Beside the workers there is the front
-(`front.py`), which has the admin, metrics and health ports for all of them. Each worker listens on all
-addresses by itself (SO_REUSEPORT), so the kernel deals the connections out, and a worker that dies takes only
-its own with it. What a worker is, is `app.py`'s.
+The parent of `hgate --workers N` starts the workers and the ops process, which serves the admin, metrics and
+health ports for all of them. Each worker listens on all addresses itself (SO_REUSEPORT): the kernel
+distributes the connections, and a worker that dies breaks only its own.
 
 The parent has no event loop and no thread, so that it can fork at any time. It forks after all imports: a
-worker then has 7 MiB of its own instead of 22, the rest is shared, and is there in milliseconds instead of
-0.3 s.
+worker then has 7 MiB of its own instead of 22, and starts in milliseconds instead of 0.3 s.
 
 The rules:
 
-1. A process that dies while nothing drains is started again: after FIRST_DELAY_S, and twice as long each
-   further time, until it has lived for LIVED_S. One that gives up by itself right at the start (a port in
-   use) ends all. What several of them complain of is told once, by us.
-2. SIGHUP goes to the front, which has every worker read the file again.
-3. SIGTERM and SIGINT make all drain. A second one forces the end, a third kills. The front goes last.
-4. The processes lead groups of their own, so that a terminal's SIGINT reaches the parent alone. Should the
-   parent be killed, they notice and drain.
+1. A process that dies, except during a drain, is started again: after FIRST_DELAY_S, and after twice as long
+   each further time, until it has lived for LIVED_S. A process that exits with an error right after its first
+   start (a port in use) ends all. An error that several processes have is printed once, by the parent.
+2. SIGHUP goes to the ops process, which has every worker read the file again.
+3. SIGTERM and SIGINT make all workers drain. A second signal cuts the drain short, a third kills. The ops
+   process ends last.
+4. Each process leads a process group of its own, so that a terminal's SIGINT reaches the parent alone. If the
+   parent is killed, the others notice and drain.
 5. The exit code is 0 if every worker ended in order, else the highest of theirs, or 128+N of a forced end's
    signal.
 """
@@ -40,9 +39,9 @@ from pathlib import Path
 from gateway.config.config import load
 from gateway.config.reload import log_warnings
 from gateway.ports.listeners import Key, keys
-from gateway.workers.front import Front
+from gateway.workers.ops_process import OpsProcess
 from gateway.workers.stopping import StopRequests
-from gateway.workers.worker_link import Asker, Crew, pair
+from gateway.workers.worker_link import LinkClient, ParentLink, Worker, socket_pair
 from shared import loop
 from shared.address import Address
 from shared.credentials.token_sources.minters import minter_from_env
@@ -55,21 +54,23 @@ log = logging.getLogger("hbone.gateway")
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
-"""Before a dead process is started again; a fault that comes back at once must not take the CPU."""
+"""Seconds before a dead process is started again: an error that comes back at once must not use up the
+CPU."""
 
 LIVED_S = 60.0
-"""Who has lived so long has not died of its start."""
+"""Seconds after which a process counts as well started."""
 
 STARTING_S = 10.0
-"""Who gives up before has not come up: a port in use, a wrong variable. The others would not either."""
+"""Seconds within which a process that exits has failed to start: a port in use, a wrong variable. The others
+would fail, too."""
 
-MAX_COMPLAINT_BYTES = select.PIPE_BUF - 1
-"""Of what a process says as it gives up; a pipe takes as much in one piece (POSIX write(), PIPE_BUF)."""
+MAX_ERROR_BYTES = select.PIPE_BUF - 1
+"""Of the error with which a process exits; a pipe takes as much in one piece (POSIX write(), PIPE_BUF)."""
 
 _SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-_FRONT = 0
-"""The front's number; workers count from 1."""
+_OPS = 0
+"""The number of the ops process; workers count from 1."""
 
 
 @dataclass(slots=True)
@@ -83,11 +84,11 @@ class _Child:
     """Since it last lived for LIVED_S."""
     generation: int = 0
     start_at: float | None = None
-    """When it is to be started again."""
+    """When it is to be started again, by the steady clock."""
 
     @property
     def name(self) -> str:
-        return "front" if self.number == _FRONT else f"worker {self.number}"
+        return "ops process" if self.number == _OPS else f"worker {self.number}"
 
 
 class Workers:
@@ -99,9 +100,9 @@ class Workers:
         environ: Mapping[str, str],
         count: int,
         log_format: Format | None,
-        work: Callable[[AccessLog, Crew], Awaitable[int]],
+        work: Callable[[AccessLog, Worker], Awaitable[int]],
     ) -> None:
-        """`work` is what each worker does, until its exit code.
+        """`work` is what each worker does; it returns the exit code.
 
         Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong,
         UnavailableError if an address cannot be had."""
@@ -115,16 +116,16 @@ class Workers:
         self._reserved = _Reserved("listen", config.listen)
         self._reserved_for_hbone = _Reserved("hbone", config.hbone.listen if config.hbone else ())
         self._reserved_for_reverse = _Reserved("reverse", config.reverse.listen if config.reverse else ())
-        for purpose in ("health", "metrics", "admin"):  # the front's, which would only find out later
+        for purpose in ("health", "metrics", "admin"):  # the ops process' own, which would find out later
             address = getattr(config, purpose)
             _Reserved(purpose, () if address is None else (address,)).release()
-        self._questions = {number: pair() for number in range(1, count + 1)}
+        self._requests = {number: socket_pair() for number in range(1, count + 1)}
         self._children = [_Child(number) for number in range(count + 1)]
-        self._lifeline, self._life = os.pipe()
-        self._complaints, self._complain = os.pipe()
-        os.set_blocking(self._complaints, False)
-        self._told: dict[bytes, float] = {}  # when, by the steady clock
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who started us may have it ignored
+        self._parent_pipe, self._parent_end = os.pipe()
+        self._errors, self._errors_end = os.pipe()
+        os.set_blocking(self._errors, False)
+        self._printed: dict[bytes, float] = {}  # errors, and when, by the steady clock
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it may be ignored by inheritance
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._stops = StopRequests()
         self._code = EXIT_OK
@@ -139,9 +140,9 @@ class Workers:
             self._start(child)
         while self._workers_left():
             self._wait()
-        front = self._children[_FRONT]
-        self._kill(front, signal.SIGQUIT)
-        while front.pid is not None:
+        ops_process = self._children[_OPS]
+        self._kill(ops_process, signal.SIGQUIT)
+        while ops_process.pid is not None:
             self._wait()
         return self._code
 
@@ -149,7 +150,7 @@ class Workers:
         return any(child.pid is not None or child.start_at is not None for child in self._children[1:])
 
     def _wait(self) -> None:
-        """Until a signal comes, or it is time to start somebody again."""
+        """Waits until a signal comes, or until it is time to start a process again."""
         due = min((child.start_at for child in self._children if child.start_at is not None), default=None)
         if due is None:
             self._signalled(signal.sigwaitinfo(_SIGNALS).si_signo)
@@ -165,7 +166,7 @@ class Workers:
         if number == signal.SIGCHLD:
             self._reap()
         elif number == signal.SIGHUP:
-            self._kill(self._children[_FRONT], signal.SIGHUP)
+            self._kill(self._children[_OPS], signal.SIGHUP)
         else:
             self._stop(signal.Signals(number))
 
@@ -177,7 +178,7 @@ class Workers:
             self._drain(number)
             return
         self._code = 128 + number
-        log.warning("asked again: the workers end at once")
+        log.warning("second signal: the workers end at once")
         for child in self._children[1:]:
             self._kill(child, signal.SIGQUIT if self._stops.count == 2 else signal.SIGKILL)
 
@@ -196,7 +197,7 @@ class Workers:
         child.start_at = None
         child.started = time.monotonic()
         child.generation += 1
-        main = self._front if child.number == _FRONT else self._worker
+        main = self._ops_process if child.number == _OPS else self._worker
         child.pid = self._fork(lambda: main(child))
         log.info("%s is process %d", child.name, child.pid)
 
@@ -209,8 +210,8 @@ class Workers:
         code = EXIT_INTERNAL
         try:
             os.setpgid(0, 0)
-            os.close(self._life)
-            os.close(self._complaints)
+            os.close(self._parent_end)
+            os.close(self._errors)
             # Until it has handlers of its own: SIGINT ends it as SIGTERM does, without a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -218,30 +219,30 @@ class Workers:
             code = main()
         except HboneError as error:
             code = error.exit_code
-            with suppress(OSError):  # nobody is left to tell
-                os.write(self._complain, one_line(f"hgate: {error}").encode()[:MAX_COMPLAINT_BYTES] + b"\n")
+            with suppress(OSError):  # the parent is gone
+                os.write(self._errors_end, one_line(f"hgate: {error}").encode()[:MAX_ERROR_BYTES] + b"\n")
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # what stands above us on the stack is the parent's
+            os._exit(code)  # the callers on the stack are the parent's
 
-    def _front(self, child: _Child) -> int:
-        askers = [Asker(number, ours) for number, (ours, _) in self._questions.items()]
+    def _ops_process(self, child: _Child) -> int:
+        workers = [LinkClient(number, client) for number, (client, _) in self._requests.items()]
 
         async def serve() -> int:
-            front = Front(self._file, askers, self._lifeline, is_replacement=child.generation > 1)
-            return await front.run()
+            is_replacement = child.generation > 1
+            process = OpsProcess(self._file, workers, self._parent_pipe, is_replacement=is_replacement)
+            return await process.run()
 
         return loop.run(serve())
 
     def _worker(self, child: _Child) -> int:
-        crew = Crew(
+        worker = Worker(
             child.number,
             self._count,
-            self._questions[child.number][1],
-            self._lifeline,
+            ParentLink(self._requests[child.number][1], self._parent_pipe),
             self._reserved.ports,
             self._reserved_for_hbone.ports,
             self._reserved_for_reverse.ports,
@@ -250,19 +251,20 @@ class Workers:
 
         async def serve() -> int:
             access_log = AccessLog(sys.stdout, self._log_format, "hgate", worker=child.number)
-            return await self._work(access_log, crew)
+            return await self._work(access_log, worker)
 
         return loop.run(serve())
 
-    def _tell_complaints(self) -> None:
-        """Why processes have given up, each reason once: what one worker lacks, all of them lack at once."""
+    def _print_errors(self) -> None:
+        """Prints the errors with which processes have exited, each once: all workers have the same at
+        once."""
         now = time.monotonic()
-        self._told = {line: at for line, at in self._told.items() if now - at < STARTING_S}
+        self._printed = {line: at for line, at in self._printed.items() if now - at < STARTING_S}
         with suppress(BlockingIOError):
-            while complaints := os.read(self._complaints, select.PIPE_BUF):
-                for line in complaints.splitlines(keepends=True):
-                    if line not in self._told:
-                        self._told[line] = now
+            while read := os.read(self._errors, select.PIPE_BUF):
+                for line in read.splitlines(keepends=True):
+                    if line not in self._printed:
+                        self._printed[line] = now
                         sys.stderr.write(line.decode())
         sys.stderr.flush()
 
@@ -275,23 +277,23 @@ class Workers:
             if not pid:
                 return
             for child in self._children:
-                if child.pid == pid:  # else an orphan that we inherited as process 1
+                if child.pid == pid:  # else an orphan that process 1 has inherited
                     child.pid = None
                     self._ended(child, os.waitstatus_to_exitcode(status))
 
     def _ended(self, child: _Child, code: int) -> None:
         """`code` is negative if a signal ended it."""
-        self._tell_complaints()
+        self._print_errors()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         lived_s = time.monotonic() - child.started
-        if self._stops.count or (child.number == _FRONT and not self._workers_left()):
-            if child.number != _FRONT and not self._has_failed:
+        if self._stops.count or (child.number == _OPS and not self._workers_left()):
+            if child.number != _OPS and not self._has_failed:
                 self._code = max(self._code, code if code >= 0 else 128 - code)
-            if code and not self._has_failed:  # else why is told already, or it ended because we told it to
+            if code and not self._has_failed:  # else the error is printed, or the parent has ended it
                 log.warning("%s %s", child.name, how)
             return
         if code > 0 and child.generation == 1 and lived_s < STARTING_S:
-            log.error("%s %s: so the others end too", child.name, how)
+            log.error("%s %s: the others end, too", child.name, how)
             self._stops.add(signal.SIGTERM, time.monotonic())
             self._code = code
             self._has_failed = True
@@ -304,8 +306,8 @@ class Workers:
 
 
 class _Reserved:
-    """Addresses to listen on, bound once before there is a worker: one that cannot be had shows at once, and
-    a free port that was found in place of port 0 stays ours."""
+    """Addresses to listen on, bound before there is a worker: one that cannot be had is an error of the
+    start, and a free port that was found in place of port 0 stays reserved."""
 
     def __init__(self, purpose: str, addresses: Sequence[Address]) -> None:
         """`purpose` is the setting that names them. Raises UnavailableError if one cannot be had."""
@@ -320,7 +322,7 @@ class _Reserved:
             self._kept.append(sock)
 
     def release(self) -> None:
-        """Gives up what is kept in place of port 0: one process alone will listen there."""
+        """Gives up what is reserved in place of port 0: one process alone will listen there."""
         for sock in self._kept:
             sock.close()
 

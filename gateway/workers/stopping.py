@@ -1,17 +1,15 @@
-"""How often we have been asked to stop, and by which signal: the first time in order, the second time at
-once.
+"""Counts the requests to stop: the first one starts a drain, the second one cuts it short.
 
 One request often arrives as several signals: a terminal sends SIGINT to a whole group of processes, and
-`sudo`, `timeout` or a shell's own handler among them passes it on. What comes within AGAIN_S is the same
-request.
+`sudo`, `timeout` or a shell in it passes the signal on. So signals within SAME_REQUEST_S are one request.
 """
 
 from __future__ import annotations
 
 import signal
 
-AGAIN_S = 0.5
-"""Relayed signals are milliseconds apart, a person's second one half a second or more."""
+SAME_REQUEST_S = 0.5
+"""Seconds. Passed-on signals are milliseconds apart, those of a person at least half a second."""
 
 
 class StopRequests:
@@ -20,12 +18,13 @@ class StopRequests:
     def __init__(self) -> None:
         self.count = 0
         self.signal = signal.SIGTERM
-        """The latest one's."""
+        """Of the latest request."""
         self._at_s = 0.0
 
     def add(self, number: int, now_s: float) -> bool:
-        """Whether the signal `number`, at `now_s` on any steady clock, is a request of its own."""
-        if self.count and now_s - self._at_s < AGAIN_S:
+        """Counts the signal `number`, which came at `now_s` on a steady clock; False if it belongs to the
+        request before."""
+        if self.count and now_s - self._at_s < SAME_REQUEST_S:
             return False
         self.count += 1
         self.signal = signal.Signals(number)

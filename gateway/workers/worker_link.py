@@ -1,12 +1,9 @@
-"""How the front of several workers asks one of them: a question and its answer.
+"""Requests from the ops process of several workers to one of them, and the responses.
 
-Owned here: both ends of that. What can be asked is `app.py`'s, what is made of the answers `front.py`'s; who
-starts both is `parent.py`.
-
-A question is one datagram: the path, and one end of a fresh stream socket (SCM_RIGHTS) for the answer alone.
-So nothing of it has a name that others could connect to, an answer that is late or cut off harms no other,
-and a worker's replacement reads on where it stopped: a question that waited too long finds nobody at its end.
-An answer is a line `STATUS LENGTH CONTENT-TYPE` and the body.
+A request is one datagram: the path, and one end of a new stream socket (SCM_RIGHTS) for the response alone.
+So there is no named socket that others could connect to, a late or incomplete response disturbs no other,
+and the replacement of a worker reads on where the worker stopped. The response to a request that has waited
+too long finds its socket closed. A response is a line `STATUS LENGTH CONTENT-TYPE` and the body.
 """
 
 from __future__ import annotations
@@ -24,66 +21,77 @@ from shared.ops.http_server import Handler, Request, Response
 from shared.tasks import spawn
 
 MAX_PATH_BYTES = 256
-"""A question's; they are our own."""
+"""Of a request; all of them are our own."""
 
-MAX_ANSWER_BYTES = 256 << 20
-"""All tunnels of a million connections, some 250 bytes each; beyond it something is wrong."""
+MAX_RESPONSE_BYTES = 256 << 20
+"""The tunnels of a million connections, at some 250 bytes each. A longer response is a mistake."""
 
-MAX_QUESTIONS = 64
-"""Answered at once; one more is dropped."""
+MAX_REQUESTS = 64
+"""Requests that a worker answers at once; one more is dropped."""
 
-ANSWER_S = 60.0
-"""For an answer to be made and taken; who asks gives up earlier. A reload of a large file is the longest."""
+RESPONSE_S = 60.0
+"""Seconds for a response to be made and read. The client gives up earlier. The longest takes a reload of a
+large file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """What a worker has to know of the others."""
+class ParentLink:
+    """What connects a worker with the processes beside it."""
 
-    number: int
-    """Its own, from 1."""
-    count: int
-    """How many there are."""
-    questions: socket.socket
-    """Where the front's questions arrive."""
-    lifeline: int
+    requests: socket.socket
+    """Where the requests of the ops process arrive."""
+    parent_pipe: int
     """A pipe whose other end closes when the parent is gone."""
-    ports: Mapping[Key, Address]
-    """The listening addresses in place of those with port 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Which of several workers this process is; by default it is the only one, without a parent."""
+
+    number: int = 1
+    """Counts from 1."""
+    count: int = 1
+    """How many workers there are."""
+    link: ParentLink | None = None
+    ports: Mapping[Key, Address] = field(default_factory=dict)
+    """The addresses to listen on in place of those with port 0: all workers have the same."""
     hbone_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the HBONE port."""
     reverse_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the reverse port."""
 
     def share(self, total: int) -> int:
-        """This worker's part of a limit that holds for all together, at least 1."""
+        """This worker's part of a limit that holds for all workers together. A worker among others has at
+        least 1."""
+        if self.count == 1:
+            return total
         return max(1, total // self.count + (self.number <= total % self.count))
 
 
-class Asker:
-    """Asks one worker."""
+class LinkClient:
+    """Sends requests to one worker."""
 
-    def __init__(self, number: int, questions: socket.socket) -> None:
-        """`questions` is connected to the worker's; not blocking."""
+    def __init__(self, number: int, requests: socket.socket) -> None:
+        """`requests` is connected to the worker's socket and does not block."""
         self.number = number
-        self._questions = questions
+        self._requests = requests
 
-    async def ask(self, path: str, timeout_s: float) -> Response:
-        """The answer. Raises UpstreamError if there is none within `timeout_s` seconds."""
+    async def get(self, path: str, timeout_s: float) -> Response:
+        """Raises UpstreamError if there is no response within `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._ask(path)
+                return await self._get(path)
         except TimeoutError as error:
-            cause = f"nothing within {timeout_s:g} s"
+            cause = f"no response within {timeout_s:g} s"
             raise UpstreamError(f"worker {self.number} does not answer {path}: {cause}") from error
         except (OSError, EOFError, ValueError) as error:
             raise UpstreamError(f"worker {self.number} does not answer {path}: {error}") from error
 
-    async def _ask(self, path: str) -> Response:
+    async def _get(self, path: str) -> Response:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                socket.send_fds(self._questions, [path.encode()], [theirs.fileno()])
+                socket.send_fds(self._requests, [path.encode()], [theirs.fileno()])
             except OSError:
                 ours.close()
                 raise
@@ -92,38 +100,38 @@ class Asker:
         try:
             head = (await reader.readuntil(b"\n")).decode()
             status, length, content_type = head.rstrip("\n").split(" ", 2)
-            if int(length) > MAX_ANSWER_BYTES:
-                raise ValueError(f"{length} bytes are more than {MAX_ANSWER_BYTES}")
+            if int(length) > MAX_RESPONSE_BYTES:
+                raise ValueError(f"{length} bytes are more than {MAX_RESPONSE_BYTES}")
             return Response(int(status), content_type, await reader.readexactly(int(length)))
         finally:
             writer.transport.abort()
 
 
-class Answerer:
-    """Answers what the front asks this worker; `answers` has a handler for each path."""
+class LinkServer:
+    """Answers the requests to this worker; `handlers` has one for each path."""
 
-    def __init__(self, questions: socket.socket, answers: Mapping[str, Handler]) -> None:
-        """`questions` is not blocking."""
-        self._questions = questions
-        self._answers = answers
+    def __init__(self, requests: socket.socket, handlers: Mapping[str, Handler]) -> None:
+        """`requests` does not block."""
+        self._requests = requests
+        self._handlers = handlers
         self._open = 0
 
     def start(self) -> None:
-        """From now on answers."""
-        asyncio.get_running_loop().add_reader(self._questions.fileno(), self._take)
+        """Starts to answer requests."""
+        asyncio.get_running_loop().add_reader(self._requests.fileno(), self._receive)
 
     def close(self) -> None:
-        """Answers no more."""
-        asyncio.get_running_loop().remove_reader(self._questions.fileno())
+        """Stops to receive requests."""
+        asyncio.get_running_loop().remove_reader(self._requests.fileno())
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         try:
-            path, fds, _, _ = socket.recv_fds(self._questions, MAX_PATH_BYTES, 1)
+            path, fds, _, _ = socket.recv_fds(self._requests, MAX_PATH_BYTES, 1)
         except OSError:
             return  # none there after all
         for fd in fds:
             connection = socket.socket(fileno=fd)
-            if self._open < MAX_QUESTIONS:
+            if self._open < MAX_REQUESTS:
                 self._open += 1
                 spawn(self._answer(path.decode(), connection), name=f"answer {path.decode()}")
             else:
@@ -134,7 +142,7 @@ class Answerer:
         try:
             _, writer = await asyncio.open_unix_connection(sock=connection)
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(RESPONSE_S):
                     response = await self._response(path)
                     head = f"{response.status} {len(response.body)} {response.content_type}\n"
                     writer.write(head.encode() + response.body)
@@ -144,14 +152,14 @@ class Answerer:
             finally:
                 writer.transport.abort()
         except (TimeoutError, OSError):
-            pass  # the front has given up
+            pass  # the ops process has given up
         finally:
             self._open -= 1
 
     async def _response(self, path: str) -> Response:
-        handler = self._answers.get(path)
+        handler = self._handlers.get(path)
         if handler is None:
-            return Response.text(404, f"no such question: {path}")
+            return Response.text(404, f"unknown path: {path}")
         try:
             answer = handler(Request("GET", path))
             return await answer if inspect.isawaitable(answer) else answer
@@ -159,19 +167,19 @@ class Answerer:
             return Response.text(500, str(error))
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """The asker's and the answerer's end of a worker's questions."""
-    asker, answerer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    asker.setblocking(False)
-    answerer.setblocking(False)
-    return asker, answerer
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """The client's and the server's end of a worker's requests."""
+    client, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    client.setblocking(False)
+    server.setblocking(False)
+    return client, server
 
 
-def hold(lifeline: int, gone: asyncio.Event) -> None:
-    """Sets `gone` when the other end of the pipe `lifeline` closes, however its holder has ended."""
+def watch_parent(pipe: int, gone: asyncio.Event) -> None:
+    """Sets `gone` when the other end of `pipe` closes, which it does however the parent has ended."""
 
     def closed() -> None:
-        asyncio.get_running_loop().remove_reader(lifeline)
+        asyncio.get_running_loop().remove_reader(pipe)
         gone.set()
 
-    asyncio.get_running_loop().add_reader(lifeline, closed)
+    asyncio.get_running_loop().add_reader(pipe, closed)

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from agent.config.settings import ENVIRONMENT, from_env
-from gateway.app import NOTICE_S
 from gateway.config.config import GatewayConfig, parse
 from gateway.config.limit_settings import Limits
+from gateway.drain import NOTICE_S
 from gateway.rules.routes import RouteTable
 from shared import ports
 from shared.net.names.resolv_conf import search_list

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app
+from gateway import drain
 from gateway.app import Gateway
 from gateway.config import reload
 from shared.address import Address
@@ -446,7 +446,7 @@ async def test_a_drain_gives_time_to_notice(world: World) -> None:
 async def test_who_asks_for_readiness_has_time_to_notice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "NOTICE_S", 0.01)
+    monkeypatch.setattr(drain, "NOTICE_S", 0.01)
     gateway = await world.start()
     assert (await gateway.get("health", "/healthz/ready")).status == 200
     gateway.terminate()

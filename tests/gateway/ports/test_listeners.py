@@ -225,7 +225,7 @@ async def test_a_successor_takes_the_other_ports_too(file: Path) -> None:
         assert await new.is_ready()
         old.process.send(signal.SIGTERM)
         for server in ("health", "metrics", "admin"):
-            await old.said(f"^{server} on .* is left to the process that listens beside us$")
+            await old.said(f"^{server} on .* is left to the other process that listens there$")
         assert all([await new.is_ready() for _ in range(20)]), "nobody hears of the drain any more"
         assert await new.metric("hbone_connections_open") == 0
         await tunnels.talk()
@@ -241,7 +241,7 @@ async def test_a_late_successor_takes_them_as_well(file: Path) -> None:
         await old.said("^draining: 1 connections ")
         assert (await old.get("health", "/healthz/ready")).body == b"draining\n"
         new = await block.enter_async_context(hgate(file))
-        await old.said("^admin on .* is left to the process that listens beside us$")
+        await old.said("^admin on .* is left to the other process that listens there$")
         assert await new.is_ready()
         await tunnels.talk()
         await tunnels.end()

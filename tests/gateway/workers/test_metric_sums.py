@@ -51,7 +51,7 @@ def test_one_worker_is_shown_as_it_is() -> None:
     metrics.refused(Flag.NO_ROUTE)
     metrics.tunnel_setup(0.3)
     sums = Sums()
-    sums.heard(1, 100, decode(encode(metrics.collect())))
+    sums.update(1, 100, decode(encode(metrics.collect())))
     own = [line for line in metrics.render("")[1].splitlines() if b"process_" not in line]
     assert [line for line in render(sums, "")[1].splitlines() if b"process_" not in line] == own
     openmetrics = "application/openmetrics-text"
@@ -61,8 +61,8 @@ def test_one_worker_is_shown_as_it_is() -> None:
 
 def test_counters_gauges_and_histograms_are_summed() -> None:
     sums = Sums()
-    sums.heard(1, 100, told(opened=5, closed=2))
-    sums.heard(2, 200, told(opened=3, closed=3, setup_s=0.2))
+    sums.update(1, 100, told(opened=5, closed=2))
+    sums.update(2, 200, told(opened=3, closed=3, setup_s=0.2))
     samples = shown(sums)
     assert (samples[OPENED], samples[OPEN], samples[SETUPS]) == (8, 3, 8)
     assert samples['hbone_tunnel_setup_seconds_bucket{le="0.0025"}'] == 5
@@ -72,8 +72,8 @@ def test_counters_gauges_and_histograms_are_summed() -> None:
 
 def test_what_cannot_be_summed_is_the_least() -> None:
     sums = Sums()
-    sums.heard(1, 100, told(opened=1, closed=1))
-    sums.heard(2, 200, told(opened=1, closed=0))
+    sums.update(1, 100, told(opened=1, closed=1))
+    sums.update(2, 200, told(opened=1, closed=0))
     samples = shown(sums)
     assert samples["hbone_config_last_reload_successful"] == 0
     assert samples['istio_build{component="gateway",tag="0.1.0"}'] == 1
@@ -81,16 +81,16 @@ def test_what_cannot_be_summed_is_the_least() -> None:
 
 def test_a_worker_that_died_has_still_counted() -> None:
     sums = Sums()
-    sums.heard(1, 100, told(opened=5, closed=2))
-    sums.heard(2, 200, told(opened=1, closed=0))
-    sums.silent(1)
+    sums.update(1, 100, told(opened=5, closed=2))
+    sums.update(2, 200, told(opened=1, closed=0))
+    sums.no_response(1)
     samples = shown(sums)
     assert (samples[OPENED], samples[OPEN]) == (6, 1), "its tunnels are gone"
-    sums.heard(1, 101, told(opened=1, closed=0))
+    sums.update(1, 101, told(opened=1, closed=0))
     samples = shown(sums)
     assert (samples[OPENED], samples[OPEN], samples[SETUPS]) == (7, 2, 7)
     assert sums.restarts == 1
-    sums.heard(1, 101, told(opened=2, closed=0))
+    sums.update(1, 101, told(opened=2, closed=0))
     assert shown(sums)[OPENED] == 8
     assert sums.restarts == 1
 
@@ -113,8 +113,8 @@ def test_of_tokens_the_oldest_and_the_first_to_end_count() -> None:
         return decode(encode(metrics.families([token], kept=(1, 1000), new=(0, 500))))
 
     sums = Sums()
-    sums.heard(1, 100, worker(START - 300))
-    sums.heard(2, 200, worker(START - 100))
+    sums.update(1, 100, worker(START - 300))
+    sums.update(2, 200, worker(START - 100))
     samples = {
         sample.name.removeprefix("hbone_token_"): sample.value
         for metric in sums.collect()

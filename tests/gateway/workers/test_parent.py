@@ -56,7 +56,7 @@ def content_of(path: str) -> str:
 
 
 @asynccontextmanager
-async def crew(file: Path, count: int) -> AsyncIterator[Hgate]:
+async def workers(file: Path, count: int) -> AsyncIterator[Hgate]:
     async with hgate(file, "--workers", str(count)) as running:
         yield running
 
@@ -76,7 +76,7 @@ def tunnels_of(shown: list[dict[str, object]]) -> Counter[object]:
 
 
 async def test_all_share_the_load(file: Path) -> None:
-    async with crew(file, 3) as running, staying(running.port, 60) as tunnels:
+    async with workers(file, 3) as running, staying(running.port, 60) as tunnels:
         assert listening_on(Address("127.0.0.1", running.port)) == 3
         shares = tunnels_of(await running.dump("/tunnels"))
         assert set(shares) == {1, 2, 3}
@@ -89,7 +89,7 @@ async def test_all_share_the_load(file: Path) -> None:
 
 
 async def test_numbers_are_those_of_all(file: Path) -> None:
-    async with crew(file, 2) as running, staying(running.port, 20) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 20) as tunnels:
         async with TcpPeer.connected(running.port) as client:
             await client.send(b"no TLS")
             await client.rest()
@@ -109,7 +109,7 @@ async def test_numbers_are_those_of_all(file: Path) -> None:
 async def test_limits_hold_for_all_together(tmp_path: Path, service: EchoService) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [tunnel(service.port)], max_connections=4)
-    async with crew(file, 2) as running, AsyncExitStack() as block:
+    async with workers(file, 2) as running, AsyncExitStack() as block:
         for _ in range(40):
             block.enter_context(socket.create_connection(("127.0.0.1", running.port)))
         async with asyncio.timeout(PATIENCE_S):
@@ -122,7 +122,7 @@ async def test_limits_hold_for_all_together(tmp_path: Path, service: EchoService
 async def test_they_share_a_free_port_for_hbone(file: Path, tmp_path: Path) -> None:
     own = Mesh(tmp_path).member(GATEWAY)
     change(file, hbone={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
-    async with crew(file, 2) as running:
+    async with workers(file, 2) as running:
         port = (await running.said(r"^hbone on 127\.0\.0\.1:(\d+)$"))[1]
         assert listening_on(Address("127.0.0.1", int(port))) == 2
         assert await running.metric("hbone_listener_connections_limit") == 1000
@@ -147,14 +147,14 @@ async def test_what_is_hardly_meant_is_said_once(file: Path, tmp_path: Path, cou
 async def test_look_ups_are_bounded_for_all_together(tmp_path: Path, service: EchoService) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [tunnel(service.port)], max_lookups=40)
-    async with crew(file, 2) as running:
+    async with workers(file, 2) as running:
         assert await running.metric("hbone_dns_lookups_limit", "clients") == 40
 
 
 async def test_they_share_a_free_port_for_workloads(file: Path, tmp_path: Path) -> None:
     own = Mesh(tmp_path).member(GATEWAY)
     change(file, reverse={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
-    async with crew(file, 2) as running:
+    async with workers(file, 2) as running:
         port = (await running.said(r"^reverse on 127\.0\.0\.1:(\d+)$"))[1]
         assert listening_on(Address("127.0.0.1", int(port))) == 2
 
@@ -187,8 +187,8 @@ async def test_what_all_workers_lack_is_told_once(file: Path, tmp_path: Path) ->
 
 
 async def test_each_line_has_its_worker_s_number(file: Path) -> None:
-    """In the access log, and in the log; those of the parent and of the front have none."""
-    async with crew(file, 2) as running:
+    """In the access log, and in the log; those of the parent and of the ops process have none."""
+    async with workers(file, 2) as running:
         async with staying(running.port, 20) as tunnels:
             await tunnels.end()
         running.process.send(signal.SIGTERM)
@@ -215,13 +215,13 @@ async def test_a_wrong_file_or_variable_is_told_once(file: Path, tmp_path: Path)
 
 
 async def test_one_worker_has_no_parent(file: Path) -> None:
-    async with crew_of_one(file) as running:
+    async with one_worker(file) as running:
         assert content_of(f"/proc/{running.pid}/task/{running.pid}/children") == ""
         assert not any("process" in message for message in running.process.messages)
 
 
 @asynccontextmanager
-async def crew_of_one(file: Path) -> AsyncIterator[Hgate]:
+async def one_worker(file: Path) -> AsyncIterator[Hgate]:
     async with started("gateway", "--config", str(file), "--workers", "1", "--log-format", "json") as process:
         running = Hgate(process)
         await running.said("^ready$")
@@ -233,7 +233,7 @@ async def crew_of_one(file: Path) -> AsyncIterator[Hgate]:
 
 
 async def test_a_killed_worker_takes_its_own_tunnels_only_and_comes_back(file: Path) -> None:
-    async with crew(file, 3) as running, staying(running.port, 60) as tunnels:
+    async with workers(file, 3) as running, staying(running.port, 60) as tunnels:
         by_worker = tunnels_of(await running.dump("/tunnels"))
         before = await running.samples("hbone_tunnels_opened_total")
         lost = {row["src.addr"] for row in await running.dump("/tunnels") if row["worker"] == 2}
@@ -262,13 +262,13 @@ async def test_a_killed_worker_takes_its_own_tunnels_only_and_comes_back(file: P
         assert await running.ended() == EXIT_OK
 
 
-async def test_a_killed_front_comes_back_and_knows_the_file(file: Path) -> None:
-    async with crew(file, 2) as running, staying(running.port, 5) as tunnels:
-        front = await pid_of(running, "front")
-        os.kill(front, signal.SIGSTOP)  # so that it does not see the change
+async def test_a_killed_ops_process_comes_back_and_knows_the_file(file: Path) -> None:
+    async with workers(file, 2) as running, staying(running.port, 5) as tunnels:
+        ops_process = await pid_of(running, "ops process")
+        os.kill(ops_process, signal.SIGSTOP)  # so that it does not see the change
         write_config(file, [])
-        os.kill(front, signal.SIGKILL)
-        await running.said("^front was killed by signal 9; a new one starts in ")
+        os.kill(ops_process, signal.SIGKILL)
+        await running.said("^ops process was killed by signal 9; a new one starts in ")
         await running.said("^reload: 0 routes from ")
         async with TcpPeer.connected(running.port) as client:
             await client.send(HELLO)
@@ -280,7 +280,7 @@ async def test_a_killed_front_comes_back_and_knows_the_file(file: Path) -> None:
 
 async def test_a_worker_that_is_told_to_end_is_replaced(file: Path) -> None:
     """One at a time they can be renewed."""
-    async with crew(file, 2) as running, staying(running.port, 20) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 20) as tunnels:
         old = await pid_of(running, "worker 1")
         os.kill(old, signal.SIGTERM)
         await running.said("^draining: ")
@@ -291,7 +291,7 @@ async def test_a_worker_that_is_told_to_end_is_replaced(file: Path) -> None:
 
 
 async def test_without_their_parent_they_drain(file: Path) -> None:
-    async with crew(file, 2) as running, staying(running.port, 10) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 10) as tunnels:
         running.process.send(signal.SIGKILL)
         await running.said("^draining: ")
         await tunnels.talk()
@@ -304,7 +304,7 @@ async def test_without_their_parent_they_drain(file: Path) -> None:
 
 
 async def test_sighup_reaches_all(file: Path, service: EchoService) -> None:
-    async with crew(file, 3) as running, staying(running.port, 30) as tunnels:
+    async with workers(file, 3) as running, staying(running.port, 30) as tunnels:
         write_config(file, [])
         running.process.send(signal.SIGHUP)
         await running.said("^reload: 0 routes from ")
@@ -330,7 +330,7 @@ async def test_sighup_reaches_all(file: Path, service: EchoService) -> None:
 
 
 async def test_a_reload_moves_all_of_them(file: Path) -> None:
-    async with crew(file, 2) as running, staying(running.port, 10) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 10) as tunnels:
         new = Address("127.0.0.1", free_port())
         change(file, listen=[str(new)])
         running.process.send(signal.SIGHUP)
@@ -347,13 +347,13 @@ async def test_a_reload_moves_all_of_them(file: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_all_drain(file: Path, number: int) -> None:
-    async with crew(file, 2) as running, staying(running.port, 20) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 20) as tunnels:
         assert await running.is_ready()
         running.process.send(number)
         await running.said("^draining 2 workers$")
         async with asyncio.timeout(PATIENCE_S):
             while listening_on(Address("127.0.0.1", running.port)):
-                # The front says it for all, or for the first worker if that got the signal before it.
+                # The ops process says it for all, or for the first worker if that got the signal before it.
                 assert (await running.get("health", "/healthz/ready")).body.endswith(b"draining\n")
         await tunnels.talk()
         assert await running.metric("hbone_connections_open") == 20, "it is served to the end"
@@ -365,10 +365,10 @@ async def test_all_drain(file: Path, number: int) -> None:
 async def test_a_second_signal_forces_the_end(tmp_path: Path, service: EchoService) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [tunnel(service.port)], drain_timeout="1h")
-    async with crew(file, 2) as running, staying(running.port, 10) as tunnels:
+    async with workers(file, 2) as running, staying(running.port, 10) as tunnels:
         running.process.send(signal.SIGTERM)
         await running.said("^draining: ")
-        told = spawn(running.said("^asked again: the workers end at once$"), name="wait for it")
+        told = spawn(running.said("^second signal: the workers end at once$"), name="wait for it")
         while not told.done():
             running.process.send(signal.SIGTERM)
             await asyncio.wait({told}, timeout=0.05)
@@ -380,9 +380,9 @@ async def test_a_second_signal_forces_the_end(tmp_path: Path, service: EchoServi
 
 async def test_a_signal_to_the_whole_group_is_one(file: Path) -> None:
     """As systemd sends it: the parent passes on what the workers have got already."""
-    async with crew(file, 2) as running, staying(running.port, 10) as tunnels:
-        workers = [await pid_of(running, f"worker {number}") for number in (1, 2)]
-        for pid in (running.pid, *workers):
+    async with workers(file, 2) as running, staying(running.port, 10) as tunnels:
+        pids = [await pid_of(running, f"worker {number}") for number in (1, 2)]
+        for pid in (running.pid, *pids):
             os.kill(pid, signal.SIGTERM)
         await running.said("^draining 2 workers$")
         await running.said("^draining: ")
@@ -393,13 +393,13 @@ async def test_a_signal_to_the_whole_group_is_one(file: Path) -> None:
 
 
 async def test_successors_take_over_under_load(file: Path) -> None:
-    """A crew after a crew: no connection fails, no tunnel breaks."""
+    """New workers after old ones: no connection fails, no tunnel breaks."""
     change(file, listen=[f"127.0.0.1:{free_port()}"])
     async with AsyncExitStack() as block:
-        old = await block.enter_async_context(crew(file, 2))
+        old = await block.enter_async_context(workers(file, 2))
         load = await block.enter_async_context(flowing(old.port))
         tunnels = await block.enter_async_context(staying(old.port, 20))
-        new = await block.enter_async_context(crew(file, 2))
+        new = await block.enter_async_context(workers(file, 2))
         old.process.send(signal.SIGTERM)
         await old.said("^draining: ")
         await load.more(50)
@@ -420,7 +420,7 @@ async def test_successors_take_over_under_load(file: Path) -> None:
 async def test_workers_share_what_they_have_in_common(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forked after the imports, each has a third of its memory for itself."""
     monkeypatch.setenv(core_dumps.VARIABLE, "1")  # else only root may look
-    async with crew(file, 2) as running:
+    async with workers(file, 2) as running:
         for number in (1, 2):
             pid = await pid_of(running, f"worker {number}")
             found = re.findall(r"^(\w+): +(\d+) kB$", content_of(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)

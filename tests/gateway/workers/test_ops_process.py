@@ -1,4 +1,4 @@
-"""The front of several workers, played here: what it makes of their answers, and of their silence."""
+"""The ops process beside several workers, which are played here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 
 from gateway.config import reload
 from gateway.ops.ops_ports import OpsPorts
-from gateway.workers import front, metric_sums
-from gateway.workers.front import Front
-from gateway.workers.worker_link import Answerer, Asker, pair
+from gateway.workers import metric_sums
+from gateway.workers.ops_process import OpsProcess
+from gateway.workers.worker_link import LinkClient, LinkServer, socket_pair
 from shared.errors import EXIT_OK, HboneError
 from shared.net import http1
 from shared.ops.http_server import Handler, Request, Response
@@ -31,17 +31,17 @@ from tests.support.tcp_peer import PATIENCE_S
 
 
 class Worker:
-    """One that answers as it is told."""
+    """A worker with the responses that a test gives it."""
 
     def __init__(self, number: int) -> None:
-        self._asks, self._is_asked = pair()
-        self.asker = Asker(number, self._asks)
+        self._ours, self._theirs = socket_pair()
+        self.client = LinkClient(number, self._ours)
         self.ready = Response.text(200, "ready")
         self.pid = 100 + number
         self.metrics = TunnelMetrics()
         self.mistake: str | None = None
         self.reloads = 0
-        self.answers: dict[str, Handler] = {
+        self.handlers: dict[str, Handler] = {
             "/started": lambda _: self.ready,
             "/ready": lambda _: self.ready,
             "/live": lambda _: Response.text(200, "alive"),
@@ -51,13 +51,13 @@ class Worker:
             "/connections": lambda _: Response(200, "application/json", b"[]"),
             "/tokens": lambda _: Response(200, "application/json", b'[{"audience": "a"}]'),
         }
-        self.answerer = Answerer(self._is_asked, self.answers)
-        self.answerer.start()
+        self.server = LinkServer(self._theirs, self.handlers)
+        self.server.start()
 
     def close(self) -> None:
-        self.answerer.close()
-        self._asks.close()
-        self._is_asked.close()
+        self.server.close()
+        self._ours.close()
+        self._theirs.close()
 
     def _reload(self, _: Request) -> Response:
         self.reloads += 1
@@ -66,7 +66,7 @@ class Worker:
         return Response.text(200, "reloaded")
 
 
-class RunningFront:
+class Running:
     def __init__(self, records: Records, workers: list[Worker], file: Path) -> None:
         self.records = records
         self.workers = workers
@@ -99,16 +99,16 @@ class RunningFront:
 
 
 @asynccontextmanager
-async def running(file: Path, *, is_replacement: bool = False) -> AsyncIterator[RunningFront]:
-    """A front with two workers, until the block ends or it has ended itself."""
+async def running(file: Path, *, is_replacement: bool = False) -> AsyncIterator[Running]:
+    """An ops process with two workers, until the block ends or it has ended itself."""
     write_config(file, [])
     workers = [Worker(1), Worker(2)]
     ours, theirs = os.pipe()
     with Records() as records:
-        running = RunningFront(records, workers, file)
-        made = Front(file, [worker.asker for worker in workers], ours, is_replacement=is_replacement)
+        running = Running(records, workers, file)
+        made = OpsProcess(file, [worker.client for worker in workers], ours, is_replacement=is_replacement)
         running.ports = made._ports
-        running.task = spawn(made.run(), name="front")
+        running.task = spawn(made.run(), name="ops process")
         yield running
         os.close(theirs)
         async with asyncio.timeout(PATIENCE_S):
@@ -119,13 +119,13 @@ async def running(file: Path, *, is_replacement: bool = False) -> AsyncIterator[
 
 
 @pytest.fixture
-async def started(tmp_path: Path) -> AsyncIterator[RunningFront]:
+async def started(tmp_path: Path) -> AsyncIterator[Running]:
     async with running(tmp_path / "hgate.yaml") as started:
         await started.records.match("^all 2 workers are ready$")
         yield started
 
 
-async def test_ready_once_all_workers_are(started: RunningFront) -> None:
+async def test_ready_once_all_workers_are(started: Running) -> None:
     assert await started.get("health", "/healthz/ready") == (200, "ready\n")
     started.workers[1].ready = Response.text(503, "not ready, pending: listeners")
     assert await started.get("health", "/healthz/ready") == (503, "worker 2: not ready, pending: listeners\n")
@@ -140,23 +140,23 @@ async def test_it_says_when_all_are_ready(tmp_path: Path) -> None:
         await starting.records.match("^all 2 workers are ready$")
 
 
-async def test_a_silent_worker(started: RunningFront, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_worker(started: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     for worker in started.workers:
         worker.metrics.route("*.demo").opened()
     assert await started.metric('hbone_tunnels_open{route="*.demo"}') == 2
-    started.workers[1].answerer.close()
-    monkeypatch.setattr(front.Front._ask_all, "__defaults__", (0.1,))
-    silence = "worker 2 does not answer {}: nothing within 0.1 s\n"
+    started.workers[1].server.close()
+    monkeypatch.setattr(OpsProcess._get_all, "__defaults__", (0.1,))
+    silence = "worker 2 does not answer {}: no response within 0.1 s\n"
     assert await started.get("health", "/healthz/live") == (503, silence.format("/live"))
     assert await started.get("health", "/healthz/ready") == (503, silence.format("/ready"))
     assert await started.metric('hbone_tunnels_opened_total{route="*.demo"}') == 2, "it has counted it"
     assert await started.metric('hbone_tunnels_open{route="*.demo"}') == 1
     assert await started.rows("/tunnels") == [{"worker": 1, "sni": 1}]
-    started.workers[1].answerer.start()
+    started.workers[1].server.start()
     assert (await started.get("health", "/healthz/live"))[0] == 200
 
 
-async def test_lists_and_numbers_of_all(started: RunningFront) -> None:
+async def test_lists_and_numbers_of_all(started: Running) -> None:
     assert await started.rows("/tunnels") == [{"worker": 1, "sni": 1}, {"worker": 2, "sni": 2}]
     assert await started.rows("/connections") == []
     assert [row["worker"] for row in await started.rows("/tokens")] == [1, 2]
@@ -170,7 +170,7 @@ async def test_lists_and_numbers_of_all(started: RunningFront) -> None:
     assert await started.metric("hbone_worker_restarts_total") == 1
 
 
-async def test_a_reload_reaches_all(started: RunningFront) -> None:
+async def test_a_reload_reaches_all(started: Running) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
     await started.records.match("^reload: 0 routes from ")
     assert [worker.reloads for worker in started.workers] == [1, 1]
@@ -182,7 +182,7 @@ async def test_a_reload_reaches_all(started: RunningFront) -> None:
     assert await started.metric('hbone_config_reloads_total{result="failure"}') == 1
 
 
-async def test_a_reload_that_one_refuses(started: RunningFront) -> None:
+async def test_a_reload_that_one_refuses(started: Running) -> None:
     started.workers[1].mistake = "listen: cannot listen on 127.0.0.1:1"
     os.kill(os.getpid(), signal.SIGHUP)
     await started.records.match("^reload: worker 2: listen: cannot listen on 127.0.0.1:1; the running")
@@ -205,7 +205,7 @@ async def test_a_replacement_may_have_missed_a_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_drain_ends_readiness_at_once_and_nothing_else(started: RunningFront, number: int) -> None:
+async def test_a_drain_ends_readiness_at_once_and_nothing_else(started: Running, number: int) -> None:
     os.kill(os.getpid(), number)
     async with asyncio.timeout(PATIENCE_S):
         while (await started.get("health", "/healthz/ready"))[0] == 200:
@@ -218,10 +218,10 @@ async def test_a_drain_ends_readiness_at_once_and_nothing_else(started: RunningF
         assert await started.task == EXIT_OK
 
 
-async def test_a_probe_is_answered_while_others_wait_for_a_worker(started: RunningFront) -> None:
-    """With more requests than a worker takes questions; what is asked for is made once for all of them."""
+async def test_a_probe_is_answered_while_others_wait_for_a_worker(started: Running) -> None:
+    """With more requests than a worker answers at once; requests for the same thing share one response."""
     held, asked = asyncio.Event(), Counter[str]()
-    answers = started.workers[0].answers
+    handlers = started.workers[0].handlers
 
     def held_up(path: str, handler: Handler) -> Handler:
         async def slow(request: Request) -> Response:
@@ -234,7 +234,7 @@ async def test_a_probe_is_answered_while_others_wait_for_a_worker(started: Runni
         return slow
 
     for path in ("/tunnels", "/connections", "/metrics"):
-        answers[path] = held_up(path, answers[path])
+        handlers[path] = held_up(path, handlers[path])
     waiting = [spawn(started.rows("/tunnels"), name="ask") for _ in range(31)]
     waiting += [spawn(started.rows("/connections"), name="ask") for _ in range(31)]
     waiting += [spawn(started.get("metrics", "/metrics"), name="scrape") for _ in range(62)]

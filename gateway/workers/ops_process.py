@@ -1,13 +1,12 @@
-"""What several workers tell together: one admin, one metrics and one health port for all of them.
+"""The process beside several workers that serves one admin, one metrics and one health port for all of them.
 
-Owned here: asking every worker and making one answer of theirs, and that a reload reaches all. How one is
-asked is `worker_link.py`'s, the sums of their metrics `metric_sums.py`'s, the processes `parent.py`'s. It
-carries no tunnel, so it answers while they are busy, and if it dies its replacement knows what it has to
-know.
+It carries no tunnel, so it answers while the workers are busy; and it has no state that its replacement
+needs, should it die.
 
 Ready: all workers are. Alive: all workers answer. Metrics: their sum. Tunnels, connections and certificates:
-their lists, with the worker's number. Requests for the same thing share one answer as long as it is being
-made, so that a flood of them is no flood of questions, among which a probe's would be lost.
+their lists, with the worker's number. A reload reaches all workers. Requests for the same thing share one
+response while it is being made, so that a flood of them does not become a flood of requests to the workers,
+which would drown those of a probe.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gateway.config.reload import ConfigFile, Reloads, keep_fixed
 from gateway.ops import admin
 from gateway.ops.ops_ports import OpsPorts
 from gateway.workers import metric_sums
-from gateway.workers.worker_link import Asker, hold
+from gateway.workers.worker_link import LinkClient, watch_parent
 from shared.errors import EXIT_OK, UpstreamError
 from shared.ops import families, metrics
 from shared.ops.http_server import Request, Response
@@ -36,28 +35,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hbone.gateway")
 
-ANSWER_S = 2.0
-"""For a worker to answer: a busy loop's turn takes milliseconds. Below the deadline of whoever asks us."""
+RESPONSE_S = 2.0
+"""Seconds for a worker to respond: one turn of a busy event loop takes milliseconds. Less than the deadline
+of probes."""
 
 RELOAD_S = 50.0
-"""For a worker to read the file again: 0.3 s for 1,000 routes, if it has a CPU."""
+"""Seconds for a worker to read the file again: it takes 0.3 s for 1,000 routes, if it has a CPU."""
 
-START_LOOK_S = 0.1
-"""Between two looks whether the workers are ready, until they are for the first time."""
+START_POLL_S = 0.1
+"""Seconds between two checks whether the workers are ready for the first time."""
 
 
-class Front:
-    """The running front."""
+class OpsProcess:
+    """The running process."""
 
     def __init__(
-        self, config_file: Path, askers: Sequence[Asker], lifeline: int, *, is_replacement: bool = False
+        self,
+        config_file: Path,
+        workers: Sequence[LinkClient],
+        parent_pipe: int,
+        *,
+        is_replacement: bool = False,
     ) -> None:
-        """`lifeline` is a pipe whose other end closes when the parent is gone; a replacement may have missed
-        a change of the file. Raises ConfigError if the file has a mistake."""
+        """`parent_pipe` is a pipe whose other end closes when the parent is gone. A replacement may have
+        missed a change of the file. Raises ConfigError if the file has a mistake."""
         file = ConfigFile(config_file)
         self._config = file.read()
-        self._askers = askers
-        self._lifeline = lifeline
+        self._workers = workers
+        self._parent_pipe = parent_pipe
         self._is_replacement = is_replacement
         self._reloads = Reloads(file, self._apply)
         self._sums = metric_sums.Sums()
@@ -76,24 +81,24 @@ class Front:
         )
 
     async def run(self) -> int:
-        """Serves until SIGQUIT ends it, or the parent's end; returns the exit code.
+        """Serves until SIGQUIT, or until the parent is gone; returns the exit code.
 
-        SIGTERM and SIGINT only say that the workers drain. Raises UnavailableError if a port cannot be had.
+        SIGTERM and SIGINT only mean that the workers drain. Raises UnavailableError if a port cannot be had.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain)
         loop.add_signal_handler(signal.SIGQUIT, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.request)
-        hold(self._lifeline, self._stop)
+        watch_parent(self._parent_pipe, self._stop)
         try:
             await self._ports.start(self._config)
             self._reloads.watch()
             if self._is_replacement:
                 self._reloads.request()
-            looking = spawn(self._say_when_ready(), name="wait for the workers")
+            waiting = spawn(self._log_when_ready(), name="wait for the workers")
             await self._stop.wait()
-            looking.cancel()
+            waiting.cancel()
         finally:
             self._reloads.close()
             await self._ports.close()
@@ -104,63 +109,65 @@ class Front:
         self._reloads.close()
         self._ports.leave_to_successor()
 
-    async def _say_when_ready(self) -> None:
+    async def _log_when_ready(self) -> None:
         while not self._draining:
-            if not _failed(await self._ask_all("/started")):
-                log.info("all %d workers are ready", len(self._askers))
+            if not _failed(await self._get_all("/started")):
+                log.info("all %d workers are ready", len(self._workers))
                 return
-            await asyncio.sleep(START_LOOK_S)
+            await asyncio.sleep(START_POLL_S)
 
     async def _apply(self, config: GatewayConfig) -> None:
-        """Raises UpstreamError if a worker has not put the file into effect."""
-        answers = await self._ask_all("/reload", RELOAD_S)
-        if failed := _failed(answers):
+        """Has all workers apply the file. Raises UpstreamError if one of them has not."""
+        responses = await self._get_all("/reload", RELOAD_S)
+        if failed := _failed(responses):
             raise UpstreamError("; ".join(failed))
         self._config = keep_fixed(self._config, config)
 
-    # Answers.
+    # Responses.
 
-    async def _shared(self, what: str, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
-        """The answer to `what` that is being made, else that of `make`."""
-        making = self._making.get(what)
+    async def _shared(self, key: str, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+        """The response for `key` that is being made, or else that of `make`."""
+        making = self._making.get(key)
         if making is None:
-            making = spawn(make(), name=f"answer {what}")
-            making.add_done_callback(lambda _: self._making.pop(what))
-            self._making[what] = making
+            making = spawn(make(), name=f"answer {key}")
+            making.add_done_callback(lambda _: self._making.pop(key))
+            self._making[key] = making
         return await asyncio.shield(making)  # if one client goes, the others still want it
 
     def _shared_lists(self, path: str) -> Awaitable[Response]:
         return self._shared(path, lambda: self._lists(path))
 
-    async def _ask_all(self, path: str, timeout_s: float = ANSWER_S) -> dict[int, Response | UpstreamError]:
-        """What each worker answers, by its number."""
+    async def _get_all(self, path: str, timeout_s: float = RESPONSE_S) -> dict[int, Response | UpstreamError]:
+        """What each worker responds, by its number."""
 
-        async def ask(asker: Asker) -> Response | UpstreamError:
+        async def get(worker: LinkClient) -> Response | UpstreamError:
             try:
-                return await asker.ask(path, timeout_s)
+                return await worker.get(path, timeout_s)
             except UpstreamError as error:
                 return error
 
-        asking = [spawn(ask(asker), name=f"ask worker {asker.number}") for asker in self._askers]
-        return dict(zip((asker.number for asker in self._askers), await asyncio.gather(*asking), strict=True))
+        tasks = [spawn(get(worker), name=f"ask worker {worker.number}") for worker in self._workers]
+        return dict(
+            zip((worker.number for worker in self._workers), await asyncio.gather(*tasks), strict=True)
+        )
 
     async def _ready(self) -> Response:
         if self._draining:
             return Response.text(503, "draining")
-        failed = _failed(await self._ask_all("/ready"))
+        failed = _failed(await self._get_all("/ready"))
         return Response.text(503, "; ".join(failed)) if failed else Response.text(200, "ready")
 
     async def _live(self) -> Response:
-        failed = _failed(await self._ask_all("/live"))
+        failed = _failed(await self._get_all("/live"))
         return Response.text(503, "; ".join(failed)) if failed else Response.text(200, "alive")
 
     async def _lists(self, path: str) -> Response:
         rows: list[object] = []
-        for number, answer in (await self._ask_all(path)).items():
-            if isinstance(answer, UpstreamError):
-                log.warning("%s", answer)
+        for number, response in (await self._get_all(path)).items():
+            if isinstance(response, UpstreamError):
+                log.warning("%s", response)
             else:
-                rows += [{"worker": number} | row for row in json.loads(answer.body)]
+                rows += [{"worker": number} | row for row in json.loads(response.body)]
         return admin.as_json(rows)
 
     # Metrics.
@@ -170,29 +177,29 @@ class Front:
         return self._shared(f"/metrics {media_type}", lambda: self._scraped(media_type))
 
     async def _scraped(self, media_type: str) -> Response:
-        for number, answer in (await self._ask_all("/metrics")).items():
-            if isinstance(answer, UpstreamError):
-                log.warning("%s", answer)
-                self._sums.silent(number)
+        for number, response in (await self._get_all("/metrics")).items():
+            if isinstance(response, UpstreamError):
+                log.warning("%s", response)
+                self._sums.no_response(number)
             else:
-                families = metric_sums.decode(answer.body)
-                self._sums.heard(number, int(answer.content_type), families)
+                families = metric_sums.decode(response.body)
+                self._sums.update(number, int(response.content_type), families)
         return Response(200, *metrics.render(metrics.Scrape(self._families), media_type))
 
     def _families(self) -> Iterator[Metric]:
         yield from self._sums.collect()
         yield from self._reloads.families()
         yield from self._ports.families()
-        yield families.WORKERS.value(len(self._askers))
+        yield families.WORKERS.value(len(self._workers))
         yield families.WORKER_RESTARTS.value(self._sums.restarts)
 
 
-def _failed(answers: dict[int, Response | UpstreamError]) -> list[str]:
-    """What those say that do not answer, or not with 200."""
+def _failed(responses: dict[int, Response | UpstreamError]) -> list[str]:
+    """The errors of the workers that have not responded, or not with 200."""
     failed: list[str] = []
-    for number, answer in answers.items():
-        if isinstance(answer, UpstreamError):
-            failed.append(str(answer))
-        elif answer.status != 200:
-            failed.append(f"worker {number}: {answer.body.decode().strip()}")
+    for number, response in responses.items():
+        if isinstance(response, UpstreamError):
+            failed.append(str(response))
+        elif response.status != 200:
+            failed.append(f"worker {number}: {response.body.decode().strip()}")
     return failed
