@@ -45,6 +45,11 @@ check: lint types test
 pages: needs-pages $(VENV)/.installed-dev
 	$(BIN)/python -m shared.command_pages build/pages
 
+# docs/reference, from the tables in the code.
+.PHONY: reference
+reference: $(VENV)/.installed-dev
+	$(BIN)/python -m docs.write_reference
+
 clean:
 	rm -rf .coverage $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 

@@ -160,7 +160,7 @@ def of_file(path: Path, audience: str = "") -> FileToken:
 def checked_file(path: Path) -> Path:
     """`path`, if it may be one. Raises UsageError, which does not repeat it, for what must be the token
     itself."""
-    from shared.credentials.token_sources.token_settings import file_path
+    from shared.config.kinds import file_path
 
     try:
         return file_path(str(path))

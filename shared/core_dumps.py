@@ -17,7 +17,7 @@ from shared import resource_limits
 VARIABLE = "HBONE_CORE_DUMPS"
 """1 leaves the process as it is, for those who debug it."""
 
-MEANING = "1: core dumps of our own process, and debuggers on it, are allowed (0)"
+MEANING = "1: core dumps of our own process, and debuggers on it, are allowed"
 """Of VARIABLE, for the lists of settings."""
 
 _PR_SET_DUMPABLE = 4

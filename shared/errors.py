@@ -57,7 +57,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-# Exit codes: the ones of sysexits.h that scripts already know; README lists them.
+# Exit codes: the ones of sysexits.h that scripts already know.
 EXIT_OK = 0
 EXIT_USAGE = 64
 EXIT_UNAVAILABLE = 69
@@ -66,6 +66,19 @@ EXIT_DENIED = 77
 EXIT_CONFIG = 78
 EXIT_SIGINT = 130
 EXIT_SIGTERM = 143
+
+EXIT_CODES = {
+    EXIT_OK: "ended in order",
+    EXIT_USAGE: "a flag or an environment variable is wrong",
+    EXIT_UNAVAILABLE: "something needed is not there: a port in use, a file, a program, the far side, or it "
+    "no longer answers",
+    EXIT_INTERNAL: "a fault of ours",
+    EXIT_DENIED: "refused, or no token or certificate could be had",
+    EXIT_CONFIG: "a mistake in a configuration file",
+    EXIT_SIGINT: "interrupted (SIGINT); hgate: by a second one",
+    EXIT_SIGTERM: "ended by SIGTERM before it served (by SIGINT: 130); hgate: by a second one",
+}
+"""What each tells a script, for documents."""
 
 # TLS alert descriptions (RFC 8446 section 6.2) that a refusal can carry.
 ALERT_CERTIFICATE_REVOKED = 44

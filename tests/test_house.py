@@ -8,20 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import (
-    certificate_settings,
-    kubernetes_settings,
-    reverse_settings,
-    sts_settings,
-)
-from agent.config.settings import ENVIRONMENT
+from agent.config.settings import groups
+from docs import write_reference
 from shared import errors, ports
 from shared.ops.access_log import _KEYS
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "agent", "shared", "hbone", "bench")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
-README = (ROOT / "README.md").read_text()
 
 
 def sources() -> list[Path]:
@@ -37,9 +31,13 @@ def test_architecture_lists_every_port() -> None:
     assert listed == {value for name, value in vars(ports).items() if name.isupper()}
 
 
-def test_readme_lists_every_environment_variable_of_krun() -> None:
-    listed = re.findall(r"^\| `([A-Z0-9_]+\*?)` \|", README, re.MULTILINE)
-    assert sorted(listed) == sorted(ENVIRONMENT)
+@pytest.mark.parametrize("name", write_reference.PAGES)
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    assert (write_reference.FOLDER / name).read_text() == write_reference.PAGES[name](), "run: make reference"
+
+
+def test_the_reference_has_no_other_pages() -> None:
+    assert {path.name for path in write_reference.FOLDER.iterdir()} == set(write_reference.PAGES)
 
 
 def test_rows_of_the_documents_are_in_tables() -> None:
@@ -54,8 +52,7 @@ def test_rows_of_the_documents_are_in_tables() -> None:
 
 
 def test_a_variable_of_krun_has_one_meaning() -> None:
-    groups = (certificate_settings, kubernetes_settings, reverse_settings, sts_settings)
-    names = [name for group in groups for name in group.ENVIRONMENT]
+    names = [one.variable for settings in groups().values() for one in settings]
     assert sorted(set(names)) == sorted(names)
 
 
@@ -64,10 +61,9 @@ def test_architecture_lists_every_access_log_key() -> None:
     assert {key for _, key in _KEYS} <= listed
 
 
-def test_readme_lists_every_exit_code() -> None:
-    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
-    assert codes <= listed
+def test_every_exit_code_has_a_meaning() -> None:
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_") and type(value) is int}
+    assert codes == set(errors.EXIT_CODES)
 
 
 def test_the_tree_of_errors_is_in_one_module() -> None:

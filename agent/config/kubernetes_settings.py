@@ -1,8 +1,4 @@
-"""What krun is told of Kubernetes: which tokens it keeps in which files, and whose they are.
-
-Owned here: the names, their defaults and what a wrong value says. Reading a variable is `settings.py`'s, what
-is done with them `token_files.py`'s. WORKLOAD_* are the original's names, KUBE* everybody's.
-"""
+"""What krun is told of Kubernetes: which tokens it keeps in which files, and whose they are."""
 
 from __future__ import annotations
 
@@ -10,15 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.config.variables import (
-    Variables,
-    number_in,
-    owner,
-    whole_in,
-    words,
-)
+from agent.config.variables import OWNER
+from shared.config.fields import Environment, Setting, setting
+from shared.config.kinds import Duration, Parsed, words
 from shared.credentials.kubernetes.kubernetes_names import (
-    ACCESS_ENVIRONMENT,
     DEFAULT_SERVICE_ACCOUNT,
     LIFETIME_S,
     MAX_LIFETIME_S,
@@ -29,22 +20,12 @@ from shared.credentials.kubernetes.kubernetes_names import (
     check_service_account,
 )
 
-ENVIRONMENT: dict[str, str] = {
-    "HBONE_K8S_TOKENS": "Kubernetes tokens to keep in files: pod, istio-ca, AUDIENCE=/PATH (none)",
-    "HBONE_K8S_TOKEN_LIFETIME": "seconds of life that they are asked for with (3600)",
-    "HBONE_K8S_TOKEN_OWNER": "USER or USER:GROUP that the files are given to (krun's own)",
-    "HBONE_K8S_START_TIMEOUT": "seconds the first tokens may take, before the app is started (30)",
-    "WORKLOAD_NAMESPACE": "the workload's namespace (that of the access to the cluster, else default)",
-    "WORKLOAD_SERVICE_ACCOUNT": "its service account there (default)",
-    **ACCESS_ENVIRONMENT,
-}
-
 POD = "pod"
 """Short for what each container of a pod has: token, ca.crt and namespace in a folder of their own."""
 
 ISTIO_AUDIENCE = "istio-ca"
 ISTIO_FILE = Path("/var/run/secrets/tokens/istio-token")
-"""Where Istio's agent looks for its token (volume istio-token of its injection template)."""
+"""Where Istio's agent reads its token (volume istio-token of its injection template)."""
 
 MAX_FILES = 16
 """Tokens that one krun keeps: a pod has two or three."""
@@ -75,55 +56,6 @@ class TokenFile:
         return self.path / TOKEN_FILE if self.is_folder else self.path
 
 
-@dataclass(frozen=True, slots=True)
-class KubernetesSettings:
-    """All that krun is told of Kubernetes."""
-
-    files: tuple[TokenFile, ...]
-    """What to keep; never empty."""
-
-    access: Mapping[str, str] = field(default_factory=dict)
-    """The variables that `find_access` reads."""
-
-    namespace: str = ""
-    """Empty: what the access says."""
-
-    service_account: str = DEFAULT_SERVICE_ACCOUNT
-
-    lifetime_s: int = LIFETIME_S
-    """The kubelet's default. The API server may give less."""
-
-    owner: tuple[int, int] | None = None
-    """User and group ids; None: krun's own, which the app has as well unless its image says otherwise."""
-
-    start_timeout_s: float = START_TIMEOUT_S
-    """For the first tokens, before the app starts. 0 is not possible: without them it would find no file."""
-
-    @property
-    def istio_file(self) -> Path | None:
-        """The token that Istio's CA takes, if it is one of them."""
-        return next((file.token_path for file in self.files if file.audience == ISTIO_AUDIENCE), None)
-
-
-def read(read: Variables) -> KubernetesSettings | None:
-    """The settings that `read` finds; None if no token is asked for. Raises UsageError."""
-    files: tuple[TokenFile, ...] = read("HBONE_K8S_TOKENS", _files, ())
-    settings = KubernetesSettings(
-        files,
-        access={name: read(name, _access, "") for name in ACCESS_ENVIRONMENT},
-        namespace=read("WORKLOAD_NAMESPACE", check_namespace, ""),
-        service_account=read("WORKLOAD_SERVICE_ACCOUNT", check_service_account, DEFAULT_SERVICE_ACCOUNT),
-        lifetime_s=read(
-            "HBONE_K8S_TOKEN_LIFETIME", whole_in(MIN_LIFETIME_S, MAX_LIFETIME_S, "seconds"), LIFETIME_S
-        ),
-        owner=read("HBONE_K8S_TOKEN_OWNER", owner, None),
-        start_timeout_s=read(
-            "HBONE_K8S_START_TIMEOUT", number_in(MIN_START_TIMEOUT_S, MAX_START_TIMEOUT_S), START_TIMEOUT_S
-        ),
-    )
-    return settings if files else None
-
-
 def _access(text: str) -> str:
     if "\n" in text or text.startswith("{"):
         raise ValueError("has to be the paths of files; this looks like what should be in them")
@@ -148,3 +80,87 @@ def _file(word: str) -> TokenFile:
     if len(audience) > MAX_AUDIENCE_CHARS or not audience.isprintable() or " " in audience:
         raise ValueError(f"an audience has no blanks and at most {MAX_AUDIENCE_CHARS} characters")
     return TokenFile(audience, Path(path), is_folder=path.endswith("/"))
+
+
+ACCESS: tuple[Setting[str], ...] = (
+    Setting(
+        Parsed(_access, "paths, with colons between them"),
+        "",
+        "kubeconfig files, separated by colons",
+        unset="a pod's own access, then ~/.kube/config",
+        variable="KUBECONFIG",
+        secret=True,
+    ),
+    Setting(
+        Parsed(_access, "host"),
+        "",
+        "address of the API server, which Kubernetes sets in a pod",
+        variable="KUBERNETES_SERVICE_HOST",
+    ),
+    Setting(Parsed(_access, "port"), "", "its port", unset="443", variable="KUBERNETES_SERVICE_PORT"),
+)
+"""How the API server is reached; the variables are everybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """All that krun is told of Kubernetes."""
+
+    files: tuple[TokenFile, ...] = setting(
+        Parsed(_files, "pod, istio-ca or AUDIENCE=/PATH, with commas between them"),
+        (),
+        "Kubernetes tokens to keep in files: pod, istio-ca, AUDIENCE=/PATH",
+        f"pod is a pod's own folder, {SERVICE_ACCOUNT_FOLDER}, with token, ca.crt and namespace. istio-ca is "
+        f"the token for Istio's CA, in {ISTIO_FILE}. A /PATH that ends with / is a folder like a pod's.",
+        unset="none",
+        variable="HBONE_K8S_TOKENS",
+    )
+    access: Mapping[str, str] = field(default_factory=dict)
+    """How the API server is reached: the values of ACCESS by variable."""
+
+    namespace: str = setting(
+        Parsed(check_namespace, "name"),
+        "",
+        "the workload's namespace",
+        unset="that of the access to the cluster, else default",
+        variable="WORKLOAD_NAMESPACE",
+    )
+    service_account: str = setting(
+        Parsed(check_service_account, "name"),
+        DEFAULT_SERVICE_ACCOUNT,
+        "its service account there",
+        variable="WORKLOAD_SERVICE_ACCOUNT",
+    )
+    lifetime_s: float = setting(
+        Duration(MIN_LIFETIME_S, MAX_LIFETIME_S),
+        LIFETIME_S,
+        "life that they are asked for with",
+        "The API server may give less.",
+        variable="HBONE_K8S_TOKEN_LIFETIME",
+    )
+    owner: tuple[int, int] | None = setting(
+        OWNER,
+        None,
+        "user and group that the files are given to",
+        "The app is krun's own user unless its image says otherwise.",
+        unset="krun's own",
+        variable="HBONE_K8S_TOKEN_OWNER",
+    )
+    start_timeout_s: float = setting(
+        Duration(MIN_START_TIMEOUT_S, MAX_START_TIMEOUT_S),
+        START_TIMEOUT_S,
+        "time that the first tokens may take, before the app is started",
+        variable="HBONE_K8S_START_TIMEOUT",
+    )
+
+    @property
+    def istio_file(self) -> Path | None:
+        """The token that Istio's CA takes, if it is one of them."""
+        return next((file.token_path for file in self.files if file.audience == ISTIO_AUDIENCE), None)
+
+
+def read(read: Environment) -> KubernetesSettings | None:
+    """The settings that `read` finds; None if no token is asked for. Raises UsageError."""
+    access = {one.variable: read(one) for one in ACCESS}
+    settings = KubernetesSettings(access=access, **read.given(KubernetesSettings))
+    return settings if settings.files else None

@@ -1,33 +1,16 @@
-"""What krun is told of the gateways that it dials: the variables that begin with HBONE_REVERSE.
-
-Owned here: their names, defaults and bounds. Reading a variable is `settings.py`'s, what is done with them
-`reverse_port.py`'s.
-"""
+"""What krun is told of the gateways that it dials: the variables that begin with HBONE_REVERSE."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.config.variables import (
-    Variables,
-    number_in,
-    target,
-    whole_in,
-    words,
-)
+from agent.config.variables import target
 from shared import ports
 from shared.address import Address, check_host_name
+from shared.config.fields import Environment, setting
+from shared.config.kinds import Count, Duration, List, Parsed
 from shared.errors import UsageError
 from shared.trust.peer_patterns import split_patterns
-
-ENVIRONMENT: dict[str, str] = {
-    "HBONE_REVERSE": "HOST:PORT of gateways to dial, separated by commas, to be reached through them (none)",
-    "HBONE_REVERSE_NAME": "names to register there, separated by commas",
-    "HBONE_REVERSE_PEER": "SPIFFE ID patterns of the gateways, separated by commas (the own trust domain)",
-    "HBONE_REVERSE_GATEWAYS": "how many gateways stand behind each HOST:PORT, to be registered with all (1)",
-    "HBONE_REVERSE_KEEPALIVE": "seconds of silence after which a gateway is asked whether it is there (20)",
-    "HBONE_REVERSE_STREAMS": "tunnels that a connection to a gateway carries (1000)",
-}
 
 MAX_GATEWAYS = 16
 """Addresses, names, and gateways behind an address: each a connection, for each of the others."""
@@ -37,59 +20,76 @@ MAX_KEEPALIVE_S = 3600.0
 MIN_KEEPALIVE_S = 0.05
 
 
+def _gateway(text: str) -> Address:
+    return target(text, ports.REVERSE)
+
+
+def _name(text: str) -> str:
+    check_host_name(text)
+    return text.lower()
+
+
+PEERS = Parsed(split_patterns, "SPIFFE ID patterns, with commas between them")
+
+
 @dataclass(frozen=True, slots=True)
 class ReverseSettings:
     """All that HBONE_REVERSE* says."""
 
-    gateways: tuple[Address, ...]
-    """Whom to dial."""
-
-    names: tuple[str, ...]
-    """What to register; each has a connection of its own to each gateway."""
-
-    peers: tuple[str, ...] = ()
-    """Patterns of the SPIFFE IDs that a gateway may have. Empty: the trust domain of our certificate."""
-
-    behind_each: int = 1
-    """Gateways behind each address. A load balancer gives us one of them at a time, and we dial until we have
-    met them all."""
-
-    keepalive_s: float = 20.0
-    """Silence after which a PING goes out, and after as much again the connection is given up; far below what
-    NAT takes to forget a connection (minutes)."""
-
-    streams: int = 1000
-    """Tunnels on one connection, and there is only one: as many as Cloud Run gives an instance at most."""
-
-
-def read(read: Variables, own_domain: tuple[str, ...]) -> ReverseSettings | None:
-    """The settings that `read` finds; None if no gateway is named. Raises UsageError."""
-    gateways: tuple[Address, ...] = read("HBONE_REVERSE", _gateways, ())
-    names: tuple[str, ...] = read("HBONE_REVERSE_NAME", _names, ())
-    default = ReverseSettings(gateways, names)
-    settings = ReverseSettings(
-        gateways,
-        names,
-        peers=read("HBONE_REVERSE_PEER", split_patterns, own_domain),
-        behind_each=read("HBONE_REVERSE_GATEWAYS", whole_in(1, MAX_GATEWAYS), default.behind_each),
-        keepalive_s=read(
-            "HBONE_REVERSE_KEEPALIVE", number_in(MIN_KEEPALIVE_S, MAX_KEEPALIVE_S), default.keepalive_s
-        ),
-        streams=read("HBONE_REVERSE_STREAMS", whole_in(1, MAX_STREAMS), default.streams),
+    gateways: tuple[Address, ...] = setting(
+        List(_gateway, MAX_GATEWAYS, "HOST:PORT or HOST"),
+        (),
+        "gateways to dial, to be reached through them",
+        f"The port is {ports.REVERSE} if none is given.",
+        unset="none",
+        variable="HBONE_REVERSE",
     )
-    if not gateways:
+    names: tuple[str, ...] = setting(
+        List(_name, MAX_GATEWAYS, "names"),
+        (),
+        "names to register there",
+        "Each name has a connection of its own to each gateway.",
+        variable="HBONE_REVERSE_NAME",
+    )
+    peers: tuple[str, ...] = setting(
+        PEERS,
+        (),
+        "SPIFFE IDs that a gateway may have",
+        unset="the own trust domain",
+        variable="HBONE_REVERSE_PEER",
+    )
+    """Empty: the trust domain of our certificate."""
+
+    behind_each: int = setting(
+        Count(1, MAX_GATEWAYS),
+        1,
+        "how many gateways stand behind each address, to be registered with all",
+        "A load balancer gives krun one of them at a time, so krun dials until it has met them all.",
+        variable="HBONE_REVERSE_GATEWAYS",
+    )
+    keepalive_s: float = setting(
+        Duration(MIN_KEEPALIVE_S, MAX_KEEPALIVE_S),
+        20.0,
+        "silence after which a gateway is asked whether it is there",
+        "After as much silence again the connection is given up. NAT forgets an idle connection within "
+        "minutes.",
+        variable="HBONE_REVERSE_KEEPALIVE",
+    )
+    streams: int = setting(
+        Count(1, MAX_STREAMS),
+        1000,
+        "tunnels that a connection to a gateway carries",
+        "There is one connection to each gateway; Cloud Run gives an instance 1000 requests at most.",
+        variable="HBONE_REVERSE_STREAMS",
+    )
+
+
+def read(read: Environment, own_domain: tuple[str, ...]) -> ReverseSettings | None:
+    """The settings that `read` finds; None if no gateway is named. `own_domain` has the patterns of our own
+    trust domain, if it is told. Raises UsageError."""
+    settings = ReverseSettings(**{"peers": own_domain} | read.given(ReverseSettings))
+    if not settings.gateways:
         return None
-    if not names:
+    if not settings.names:
         raise UsageError("HBONE_REVERSE is set, but not HBONE_REVERSE_NAME: which name is this workload's?")
     return settings
-
-
-def _gateways(text: str) -> tuple[Address, ...]:
-    return tuple(target(word, ports.REVERSE) for word in words(text, MAX_GATEWAYS))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = words(text, MAX_GATEWAYS)
-    for name in names:
-        check_host_name(name)
-    return tuple(name.lower() for name in names)

@@ -230,7 +230,7 @@ def make_token_files(settings: KubernetesSettings) -> TokenFiles:
     namespace = settings.namespace or access.namespace
     try:
         minter = KubernetesTokens(
-            KubernetesApi(access), namespace, settings.service_account, lifetime_s=settings.lifetime_s
+            KubernetesApi(access), namespace, settings.service_account, lifetime_s=int(settings.lifetime_s)
         )
     except ValueError as error:
         raise UnavailableError(f"namespace of {access.server}: {error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.config.yaml_nodes import Value
 from shared import regular_files
-from shared.credentials.token_sources.token_settings import file_path
+from shared.config.kinds import file_path
 from shared.errors import UnavailableError
 from shared.net.tls.contexts import check_file
 

@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 
 from gateway.config.named_files import later_file
 from gateway.config.yaml_nodes import Value
+from shared.config.kinds import Choice
 from shared.credentials.token_sources import token_settings
 from shared.credentials.token_sources.token_settings import TokenSettings
 
 T = TypeVar("T")
+
+SOURCE = Choice(token_settings.SOURCES)
 
 LEAST_TIMEOUT_S = 0.1
 """Less would fail always; a name lookup alone may take that long."""
@@ -57,7 +60,9 @@ def read(value: Value, folder: Path) -> TokenSettings:
         if given.get(name)
     }
     return TokenSettings(
-        source=given.read("source", partial(_parsed, parse=token_settings.source), default.source),
+        source=given.read(
+            "source", partial(_parsed, parse=Choice(token_settings.SOURCES).parse), default.source
+        ),
         credentials=file("credentials"),
         subject_token=file("subject_token"),
         metadata_timeout_s=seconds("metadata_timeout", default.metadata_timeout_s),

@@ -191,7 +191,7 @@ async def test_a_wrong_setting() -> None:
     async with krun("true", environ={"HBONE_DIAL_TIMEOUT": "soon"}) as it:
         code, out, err = await it.process.ended()
     assert (code, out) == (64, "")
-    assert err == "krun: invalid HBONE_DIAL_TIMEOUT=soon (not a number of seconds)\n"
+    assert err == "krun: invalid HBONE_DIAL_TIMEOUT=soon (must be a duration such as 10s, 500ms or 5m)\n"
 
 
 async def test_a_port_in_use_ends_the_app(target: TcpServer) -> None:

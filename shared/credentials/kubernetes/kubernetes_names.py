@@ -16,13 +16,6 @@ TOKEN_FILE = "token"
 AUTHORITY_FILE = "ca.crt"
 NAMESPACE_FILE = "namespace"
 
-ACCESS_ENVIRONMENT: dict[str, str] = {
-    "KUBECONFIG": "kubeconfig files, separated by colons (a pod's own access, then ~/.kube/config)",
-    "KUBERNETES_SERVICE_HOST": "address of the API server, which Kubernetes sets in a pod",
-    "KUBERNETES_SERVICE_PORT": "its port (443)",
-}
-"""What `kubernetes_access.find_access` reads."""
-
 DEFAULT_NAMESPACE = "default"
 DEFAULT_SERVICE_ACCOUNT = "default"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,6 @@ from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId
 
 
-class Watched(Mapping[str, str]):
-    """An environment that remembers which names it was asked for."""
-
-    def __init__(self, **variables: str) -> None:
-        self.variables = variables
-        self.asked: set[str] = set()
-
-    def __getitem__(self, name: str) -> str:
-        self.asked.add(name)
-        return self.variables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.variables)
-
-    def __len__(self) -> int:
-        return len(self.variables)
-
-
 def test_an_empty_environment_gives_the_defaults() -> None:
     assert from_env({}) == Settings()
 
@@ -46,12 +27,6 @@ def test_defaults_are_the_ports_of_the_original() -> None:
     assert str(default.target("15003")) == "127.0.0.1:15003"
     assert str(default.target("22")) == "127.0.0.1:15022"
     assert str(default.envoy_admin) == "127.0.0.1:15000"
-
-
-def test_the_list_of_names_is_the_list_that_is_read() -> None:
-    environment = Watched(PORT_DB="10.0.0.7:5432")
-    from_env(environment)
-    assert environment.asked - {"PORT_DB"} == set(ENVIRONMENT) - {"PORT_*"}
 
 
 def test_every_name_has_a_meaning_on_one_line() -> None:
@@ -81,7 +56,7 @@ def test_every_name_has_a_meaning_on_one_line() -> None:
         ("HBONE_ENVOY_ADMIN", "[::1]:15000", "envoy_admin", Address("::1", 15000)),
         ("HBONE_ENVOY_ADMIN", "-", "envoy_admin", None),
         ("HBONE_APP_START_TIMEOUT", "30", "app_start_timeout_s", 30.0),
-        ("HBONE_DIAL_TIMEOUT", "0.5", "dial_timeout_s", 0.5),
+        ("HBONE_DIAL_TIMEOUT", "500ms", "dial_timeout_s", 0.5),
         ("HBONE_CONNECTION_IDLE_TIMEOUT", "0", "connection_idle_timeout_s", 0.0),
         ("HBONE_DRAIN_TIMEOUT", "0", "drain_timeout_s", 0.0),
         ("HBONE_HANDSHAKE_TIMEOUT", "2.5", "handshake_timeout_s", 2.5),
@@ -125,20 +100,20 @@ def test_set_but_empty_counts_as_not_set(name: str) -> None:
         ("TRUST_DOMAIN", "demo.local/ns/x", "the trust domain may have only a-z"),
         ("XDS_ADDR", "istiod", "no port: write HOST:PORT"),
         ("HBONE_ENVOY_ADMIN", "0.0.0.0:15000", "it has to be a loopback address"),
-        ("HBONE_APP_START_TIMEOUT", "soon", "not a number of seconds"),
-        ("HBONE_APP_START_TIMEOUT", "0", "has to be more than 0 seconds"),
-        ("HBONE_DIAL_TIMEOUT", "nan", "has to be 0 or more seconds"),
-        ("HBONE_DIAL_TIMEOUT", "inf", "has to be 0 or more seconds"),
-        ("HBONE_DRAIN_TIMEOUT", "-1", "has to be 0 or more seconds"),
-        ("HBONE_HANDSHAKE_TIMEOUT", "0", "has to be more than 0 seconds"),
-        ("HBONE_IDLE_TIMEOUT", "1h", "not a number of seconds"),
-        ("HBONE_MAX_CONNECTIONS", "0", "has to be a whole number in 1..9999999"),
-        ("HBONE_MAX_TUNNELS", "1e3", "has to be a whole number in 1..9999999"),
+        ("HBONE_APP_START_TIMEOUT", "soon", "must be a duration such as 10s, 500ms or 5m"),
+        ("HBONE_APP_START_TIMEOUT", "0", "must be 0.001s at least"),
+        ("HBONE_DIAL_TIMEOUT", "nan", "must be a duration"),
+        ("HBONE_DIAL_TIMEOUT", "inf", "must be a duration"),
+        ("HBONE_DRAIN_TIMEOUT", "-1", "must be a duration"),
+        ("HBONE_HANDSHAKE_TIMEOUT", "0", "must be 0.001s at least"),
+        ("HBONE_IDLE_TIMEOUT", "1d", "must be a duration"),
+        ("HBONE_MAX_CONNECTIONS", "0", "must be in 1..9999999"),
+        ("HBONE_MAX_TUNNELS", "1e3", "must be a whole number"),
         ("HBONE_HIDE_FROM_APP", ",", "nothing but commas"),
         ("HBONE_CORE_DUMPS", "yes", "choose one of 0, 1"),
-        ("HBONE_MAX_REQUESTS", "0", "has to be a whole number in 1..9999999"),
-        ("HBONE_MAX_BUFFERED", "1000", "has to be in 1048576..1125899906842624 bytes, or 0"),
-        ("HBONE_MAX_BUFFERED", "half", "has to be a size such as 64KiB, 256MiB or 1GiB"),
+        ("HBONE_MAX_REQUESTS", "0", "must be in 1..9999999"),
+        ("HBONE_MAX_BUFFERED", "1000", "must be 0 or in 1048576..1125899906842624 bytes"),
+        ("HBONE_MAX_BUFFERED", "half", "must be a size such as 64KiB, 256MiB or 1GiB"),
         ("HBONE_LOG_LEVEL", "loud", "choose one of debug, info, warning, error"),
         ("HBONE_LOG_FORMAT", "xml", "choose one of json, text"),
         ("PORT_DB", "db.internal", "no port: write HOST:PORT"),

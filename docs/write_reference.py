@@ -1,0 +1,62 @@
+"""Writes docs/reference from the code: `python -m docs.write_reference`, or `make reference`.
+
+A test compares the files with `pages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from agent.config.settings import groups
+from shared.config.reference import code, default, meaning, page, table
+from shared.errors import EXIT_CODES
+
+UNITS = (
+    "A duration is a number with `ms`, `s`, `m` or `h` behind it, or a plain number of seconds. A size is a "
+    "number with `KiB`, `MiB` or `GiB` behind it, or a plain number of bytes."
+)
+
+FOLDER = Path(__file__).parent / "reference"
+
+
+def krun() -> str:
+    """krun's environment variables."""
+    parts = [
+        "krun is set by environment variables. A variable that is set but empty counts as not set. A wrong "
+        "value ends krun with exit code 64, with the variable's name and the reason on standard error.",
+        UNITS,
+    ]
+    for name, settings in groups().items():
+        rows = [(code(one.variable), meaning(one), one.kind.form(), default(one)) for one in settings]
+        parts += [f"## {name}", table(("variable", "meaning", "value", "default"), rows)]
+    return page("Variables of krun", *parts)
+
+
+def exit_codes() -> str:
+    """What the commands end with."""
+    rows = [(str(number), meaning) for number, meaning in EXIT_CODES.items()]
+    return page(
+        "Exit codes",
+        "hgate, krun and hbone end with these codes:",
+        table(("code", "meaning"), rows),
+        "`krun COMMAND` ends with the command's own code, with 128+N if signal N ended the command, and with "
+        "126 or 127 if it could not be started.",
+        "`hbone URL` ends with 128+N when signal N ended it: 129 for SIGHUP, 141 if its reader has gone, 143 "
+        "for SIGTERM.",
+    )
+
+
+PAGES: Mapping[str, Callable[[], str]] = {"krun.md": krun, "exit-codes.md": exit_codes}
+"""Each page by its file's name."""
+
+
+def write() -> None:
+    """Writes all pages."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make())
+
+
+if __name__ == "__main__":
+    write()

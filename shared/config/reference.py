@@ -1,0 +1,43 @@
+"""Tables of settings as Markdown, for docs/reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shared.config.fields import Setting
+
+NOTE = "<!-- Written by `make reference` from the tables of settings in the code. Do not edit. -->"
+
+
+def page(title: str, *parts: str) -> str:
+    """A page with this title, of parts that each are some lines."""
+    return "\n\n".join((f"# {title}", NOTE, *(part.strip() for part in parts))) + "\n"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table."""
+    names = list(head)
+    return "\n".join([_line(names), f"|{'---|' * len(names)}", *map(_line, rows)])
+
+
+def code(text: str) -> str:
+    """A word as it is typed; empty for nothing."""
+    return f"`{text}`" if text else ""
+
+
+def meaning(setting: Setting[Any]) -> str:
+    """What a setting means, in sentences."""
+    first, blank, rest = setting.help.partition(" ")
+    first = first.capitalize() if first.isalpha() and first.islower() else first
+    return f"{first}{blank}{rest}. {setting.more}".strip()
+
+
+def default(setting: Setting[Any]) -> str:
+    """What is so if nobody sets it: the value as it is typed, or words."""
+    text = setting.default_text
+    return text if setting.unset else code(text)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
