@@ -30,16 +30,15 @@ from shared.errors import (
 from shared.net.legs.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
     from agent.launch.launcher import App
     from agent.memory import Memory
-    from agent.mtls.inbound_record import InboundRecord
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
     from shared.net.http2.connection import Connection
-    from shared.tunnel.tunnel_server import TunnelRecord
 
 log = logging.getLogger("hbone.agent")
 
@@ -69,12 +68,11 @@ class Agent:
         self._reverse: ReverseTunnels | None = None
         self._identity = WorkloadIdentity(settings)
         self._memory: Memory | None = None
-        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._inbound_over, self._refusal)
+        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._over, self._refusal)
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
-        self._in_order: tuple[int, ...] = ()  # statuses of tunnels that are no refusals
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
         self._files = 0  # that may be open
@@ -155,15 +153,13 @@ class Agent:
         from agent.tunnels.descriptors import shares_of
         from agent.tunnels.requests import Requests
         from agent.tunnels.tunnel_port import TunnelPort
-        from shared.tunnel.tunnel_server import GONE, OK
 
-        self._in_order = (OK, GONE)
         self._memory = Memory(self._settings, self._connections, self._mtls_end)
         shares = shares_of(self._settings, self._files, self._mtls_end.files_per_tunnel)
         self._mtls_end.limit(shares.tunnels)
         self._requests = self._memory.requests = Requests(
             self._settings,
-            self._tunnel_over,
+            self._over,
             shares=shares,
             refusal=self._memory.refusal,
             app_refusal=self._memory.request_refusal,
@@ -218,7 +214,9 @@ class Agent:
         return None if self._memory is None else self._memory.refusal()
 
     def _turned_away(self, peer: str, error: LimitError) -> None:
-        self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
+        record = TunnelRecord(peer=peer)
+        record.fail(error)
+        record.write(self._access_log)
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -330,30 +328,6 @@ class Agent:
 
     # Records.
 
-    def _tunnel_over(self, record: TunnelRecord) -> None:
-        line = self._access_log.tunnel if record.status in self._in_order else self._access_log.refused
-        line(
-            src_addr=record.peer,
-            tunnel_target=record.name,
-            dst_addr=str(record.target) if record.target else None,
-            status=record.status,
-            traceparent=record.traceparent,
-            bytes_sent=record.sent_bytes,
-            bytes_recv=record.received_bytes,
-            duration_s=record.duration_s,
-            flags=record.flag,
-            error=str(record.error) if record.error else None,
-        )
-
-    def _inbound_over(self, record: InboundRecord) -> None:
-        line = self._access_log.tunnel if record.identity else self._access_log.refused
-        line(
-            src_addr=record.client,
-            dst_addr=record.app,
-            identity=record.identity or None,
-            bytes_sent=record.sent_bytes,
-            bytes_recv=record.received_bytes,
-            duration_s=record.duration_s,
-            flags=record.error.flag if record.error else "-",
-            error=str(record.error) if record.error else None,
-        )
+    def _over(self, record: TunnelRecord) -> None:
+        """Of a tunnel, or of a connection of the mTLS end."""
+        record.write(self._access_log)

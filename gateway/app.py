@@ -68,6 +68,7 @@ from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.ops.token_metrics import TokenMetrics
 from shared.tunnel.retry import RetryRules
+from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -307,18 +308,17 @@ class Gateway:
     def _turned_away(self, peer: str, error: LimitError) -> None:
         self.metrics.refused(error.flag)
         self._admission.refusals.add(error)
-        self._access_log.refused(src_addr=peer, flags=error.flag, error=str(error))
+        record = TunnelRecord(peer=peer)
+        record.fail(error)
+        record.write(self._access_log)
 
     def _refused(self, peer: str, started: float, error: HboneError) -> None:
         self._admission.leave(peer)
         self.metrics.refused(error.flag)
         if not isinstance(error, EmptyConnectionError):
-            self._access_log.refused(
-                src_addr=peer,
-                duration_s=asyncio.get_running_loop().time() - started,
-                flags=error.flag,
-                error=str(error),
-            )
+            record = TunnelRecord(peer=peer)
+            record.fail(error, asyncio.get_running_loop().time() - started)
+            record.write(self._access_log)
         self._tunnel_over()
 
     def _open_connections(self) -> int:
@@ -460,7 +460,7 @@ class Gateway:
 
     def _show_tunnels(self, _: Request) -> Response:
         now = asyncio.get_running_loop().time()
-        more = self._hbone.rows(now) if self._hbone is not None else []
+        more = self._hbone.rows() if self._hbone is not None else []
         return admin.tunnels(self._tunnels.open, now, more)
 
     def _show_connections(self, _: Request) -> Response:

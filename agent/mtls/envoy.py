@@ -23,12 +23,12 @@ from typing import Any
 
 from agent.launch.launcher import POLL_S, Child
 from agent.mtls.envoy_bootstrap import ADMIN_SOCKET, Json, access_record
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.atomic_files import PRIVATE_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
 from shared.net.http1 import Response, get
 from shared.tasks import spawn
+from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.envoy")
 
@@ -95,7 +95,7 @@ class EnvoyProcess:
     """A running Envoy, made by `start`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, folder: Path, finished: Callable[[InboundRecord], None]
+        self, process: asyncio.subprocess.Process, folder: Path, finished: Callable[[TunnelRecord], None]
     ) -> None:
         assert process.stderr is not None  # `start` asked for it
         self._child = Child("envoy", process)
@@ -120,7 +120,7 @@ class EnvoyProcess:
         secret_files: Mapping[str, Json],
         folder: Path,
         *,
-        finished: Callable[[InboundRecord], None] = lambda record: None,
+        finished: Callable[[TunnelRecord], None] = lambda record: None,
         workers: int = WORKERS,
     ) -> EnvoyProcess:
         """Starts `binary` with `configuration` (see `bootstrap`) and `secret_files` (see `secrets`). Both are

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from agent.mtls.envoy_names import name_matchers
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.errors import (
     DeniedError,
@@ -27,6 +26,7 @@ from shared.errors import (
 from shared.http2.frames import CANCEL
 from shared.net.tls import certificate_folder
 from shared.trust.peer_policy import PeerPolicy
+from shared.tunnel.tunnel_record import TunnelRecord
 
 Json = dict[str, Any]
 
@@ -214,7 +214,7 @@ _REVOKED = re.compile(
 is no list, or an overdue one."""
 
 
-def access_record(line: str) -> InboundRecord | None:
+def access_record(line: str) -> TunnelRecord | None:
     """The record in a line that Envoy wrote when a connection ended; None if the line is none."""
     if ACCESS_LOG_KEY not in line:
         return None
@@ -227,14 +227,17 @@ def access_record(line: str) -> InboundRecord | None:
             error = _broken(flags, tls_error)
         else:
             error = _refused(tls_error, peer)
-        return InboundRecord(
-            client=str(fields["client"]),
-            app=app,
-            identity="" if isinstance(error, RefusedError) else peer,
+        identity = "" if isinstance(error, RefusedError) else peer
+        return TunnelRecord(
+            peer=str(fields["client"]),
+            target=app,
+            identity=identity,
             sent_bytes=int(fields["received"]),
             received_bytes=int(fields["sent"]),
             duration_s=int(fields["duration_ms"]) / 1000,
+            flag="-" if error is None else error.flag,
             error=error,
+            opened=bool(identity),
         )
     except (ValueError, KeyError, TypeError):
         return None

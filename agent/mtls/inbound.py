@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
 from shared.http2.frames import CANCEL
@@ -37,6 +36,7 @@ from shared.trust.peer_policy import PeerPolicy
 from shared.trust.revocations import Proof
 from shared.trust.spiffe import peer_id
 from shared.trust.trust_bundles import TrustBundles
+from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.inbound")
 
@@ -94,7 +94,7 @@ class Inbound:
         self,
         settings: InboundSettings,
         policy: PeerPolicy,
-        finished: Callable[[InboundRecord], None],
+        finished: Callable[[TunnelRecord], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
         """`refusal()` says why no connection is taken now, if so."""
@@ -260,7 +260,9 @@ class Inbound:
         return LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
 
     def _turned_away(self, client: str, error: LimitError) -> None:
-        self._finished(InboundRecord(client, str(self._settings.app), "", 0, 0, 0.0, error))
+        record = TunnelRecord(peer=client, target=self._settings.app, sent_bytes=0, received_bytes=0)
+        record.fail(error, 0.0)
+        self._finished(record)
 
     def _report(self, visit: _Visit, error: HboneError | None) -> None:
         if visit.reported:
@@ -268,14 +270,16 @@ class Inbound:
         visit.reported = True
         relay = visit.relay
         self._finished(
-            InboundRecord(
-                client=visit.leg.peer_name,
-                app=str(self._settings.app),
+            TunnelRecord(
+                peer=visit.leg.peer_name,
+                target=self._settings.app,
                 identity=visit.identity,
                 sent_bytes=relay.sent_bytes if relay else 0,
                 received_bytes=relay.received_bytes if relay else 0,
                 duration_s=asyncio.get_running_loop().time() - visit.accepted_s,
+                flag="-" if error is None else error.flag,
                 error=error,
+                opened=bool(visit.identity),
             )
         )
         self._settle(visit)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from agent.mtls.envoy import EnvoyProcess
     from agent.mtls.envoy_admin import EnvoyAdmin
     from agent.mtls.inbound import Inbound
-    from agent.mtls.inbound_record import InboundRecord
     from shared.errors import LimitError
     from shared.net.relay.memory_budget import Holder
     from shared.net.tls.revocation_watch import RevocationWatch
     from shared.trust.peer_policy import PeerPolicy
+    from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.agent")
 
@@ -46,7 +46,7 @@ class MtlsEnd:
         self,
         settings: Settings,
         search_path: str | None,
-        finished: Callable[[InboundRecord], None],
+        finished: Callable[[TunnelRecord], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
         """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record.

@@ -15,8 +15,9 @@ from shared.errors import LimitError, NoRouteError, RefusedError
 from shared.net.dial import dial
 from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.tunnel_clock import TunnelClock
+from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_request import target_name
-from shared.tunnel.tunnel_server import UNAVAILABLE, ServedTunnel, TunnelRecord
+from shared.tunnel.tunnel_server import UNAVAILABLE, ServedTunnel
 
 
 class Requests:
@@ -61,8 +62,7 @@ class Requests:
         target = self._settings.target(name) if name else None
         tunnel = ServedTunnel(
             stream,
-            name or "",
-            target,
+            TunnelRecord(peer=stream.connection.peer_name, name=name or "", target=target),
             self._over,
             self._clock,
             half_closed_timeout_s=self._settings.half_closed_timeout_s,
@@ -89,5 +89,4 @@ class Requests:
 
     def _over(self, tunnel: ServedTunnel) -> None:
         self.tunnels.discard(tunnel)
-        if tunnel.record is not None:
-            self._finished(tunnel.record)
+        self._finished(tunnel.record)

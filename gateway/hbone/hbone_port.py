@@ -72,12 +72,8 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.request_context import forwarded_for
-from shared.tunnel.tunnel_server import (
-    OK,
-    UNAUTHORIZED,
-    UNAVAILABLE,
-    ServedTunnel,
-)
+from shared.tunnel.tunnel_record import TunnelRecord
+from shared.tunnel.tunnel_server import UNAUTHORIZED, UNAVAILABLE, ServedTunnel
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
@@ -192,17 +188,17 @@ class HboneListener:
             if tunnel.relay is not None:
                 self._count(tunnel, tunnel.relay.sent_bytes, tunnel.relay.received_bytes)
 
-    def rows(self, now: float) -> list[dict[str, Any]]:
-        """The tunnels for the admin port's dump; `now` is the loop's clock."""
+    def rows(self) -> list[dict[str, Any]]:
+        """The tunnels for the admin port's dump."""
         return [
             {
-                "src.addr": tunnel.stream.connection.peer_name,
-                "identity": str(tunnel.identity),
+                "src.addr": tunnel.record.peer,
+                "identity": tunnel.record.identity,
                 "route": ROUTE,
-                "tunnel.target": tunnel.name,
-                "dst.addr": str(tunnel.target) if tunnel.target else None,
-                "stream": tunnel.stream.id,
-                "age_s": round(now - tunnel.started, 3),
+                "tunnel.target": tunnel.record.name,
+                "dst.addr": str(tunnel.record.target) if tunnel.record.target else None,
+                "stream": tunnel.record.stream,
+                "age_s": round(tunnel.age_s, 3),
                 "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
                 "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
             }
@@ -261,16 +257,23 @@ class HboneListener:
         if member.expiry is not None and not member.expiry.allows_stream():
             self._refuse_expired(stream, member, shown(authority.decode("latin-1")))
             return
+        record = TunnelRecord(
+            peer=member.peer_name,
+            route=ROUTE,
+            identity=str(member.identity),
+            name=shown(authority.decode("latin-1")),
+            stream=stream.id,
+        )
         tunnel = _Tunnel(
             stream,
-            shown(authority.decode("latin-1")),
+            record,
             member.identity,
             self._over,
             self._clock,
             half_closed_timeout_s=self.half_closed_timeout_s,
         )
         self.tunnels.add(tunnel)
-        self._identities.add(str(tunnel.identity))
+        self._identities.add(record.identity)
         if header_value(stream.headers, b":method") != b"CONNECT":
             error = BadRequestError("a tunnel is opened with CONNECT")
             tunnel.refuse(METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
@@ -295,21 +298,17 @@ class HboneListener:
         error = member.expiry.error
         stream.refuse()
         self._metrics.refused(error.flag)
-        self._access_log.refused(
-            src_addr=member.peer_name,
-            route=ROUTE,
-            identity=str(member.identity),
-            tunnel_target=name,
-            stream=stream.id,
-            flags=error.flag,
-            error=str(error),
+        record = TunnelRecord(
+            peer=member.peer_name, route=ROUTE, identity=str(member.identity), name=name, stream=stream.id
         )
+        record.fail(error)
+        record.write(self._access_log)
 
     def _target(self, tunnel: _Tunnel, authority: bytes, token: Token) -> Address:
         """Raises BadRequestError, DeniedError or LimitError."""
         if header_value(tunnel.stream.headers, b":protocol"):
             raise BadRequestError("a tunnel is opened with plain CONNECT, not with RFC 8441's")
-        target = tunnel.target = read_authority(authority)
+        target = tunnel.record.target = read_authority(authority)
         with suppress(KeysAwaitedError):  # `_connect` waits for them, and asks again
             self.rules.check_request(tunnel.identity, target, token)
         self._check_room(tunnel)
@@ -325,7 +324,7 @@ class HboneListener:
             raise LimitError(f"{self._most_tunnels} tunnels are open, which is max_tunnels", HBONE_TUNNELS)
         if self._is_full():
             raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
-        settings, identity = self._settings, str(tunnel.identity)
+        settings, identity = self._settings, tunnel.record.identity
         most = self._share(settings.max_tunnels_per_identity or settings.max_tunnels)
         if self._identities.of(identity) > most:
             text = f"{most} tunnels of {identity} are open, which is max_tunnels_per_identity"
@@ -350,7 +349,7 @@ class HboneListener:
                 found = await resolve(target.absolute, str(tunnel.identity))
                 sock = await connect(self._allowed(tunnel.identity, target, found, token))
                 try:
-                    tunnel.target = Address(*sock.getpeername()[:2])
+                    tunnel.record.target = Address(*sock.getpeername()[:2])
                     _, leg = await loop.create_connection(TcpLeg, sock=sock)
                 except BaseException:
                     sock.close()
@@ -364,8 +363,8 @@ class HboneListener:
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error
         tunnel.connecting = None
-        tunnel.setup_s = loop.time() - tunnel.started
-        self._metrics.tunnel_setup(tunnel.setup_s)
+        tunnel.record.setup_s = tunnel.age_s
+        self._metrics.tunnel_setup(tunnel.record.setup_s)
         self._counts.opened()
         return leg
 
@@ -388,34 +387,17 @@ class HboneListener:
         return allowed
 
     def _over(self, tunnel: ServedTunnel) -> None:
-        assert isinstance(tunnel, _Tunnel) and tunnel.record is not None
+        assert isinstance(tunnel, _Tunnel)
         record = tunnel.record
         self.tunnels.discard(tunnel)
-        self._identities.take(str(tunnel.identity))
-        if record.status == OK:
-            self._count(tunnel, record.sent_bytes, record.received_bytes)
+        self._identities.take(record.identity)
+        if record.opened:
+            self._count(tunnel, record.sent_bytes or 0, record.received_bytes or 0)
             self._counts.closed(record.flag)
-            line = self._access_log.tunnel
         else:
             self._metrics.refused(record.flag)
-            line = self._access_log.refused
-        line(
-            src_addr=record.peer,
-            route=ROUTE,
-            identity=str(tunnel.identity),
-            tunnel_target=tunnel.name,
-            dst_addr=str(tunnel.target) if tunnel.target else None,
-            stream=tunnel.stream.id,
-            status=record.status,
-            forwarded_for=forwarded_for(header_value(tunnel.stream.headers, b"forwarded")),
-            traceparent=record.traceparent,
-            bytes_sent=record.sent_bytes,
-            bytes_recv=record.received_bytes,
-            setup_s=tunnel.setup_s,
-            duration_s=record.duration_s,
-            flags=record.flag,
-            error=str(record.error) if record.error else None,
-        )
+        record.forwarded_for = forwarded_for(header_value(tunnel.stream.headers, b"forwarded"))
+        record.write(self._access_log)
 
     def _expel(self, member: MemberConnection, error: DeniedError) -> None:
         """Ends a connection whose peer is not let in any more, with its tunnels."""
@@ -433,9 +415,9 @@ class HboneListener:
         if isinstance(error, LimitError):
             self._refusals.add(error)
         if not isinstance(error, EmptyConnectionError):
-            self._access_log.refused(
-                src_addr=peer, route=ROUTE, duration_s=duration_s, flags=error.flag, error=str(error)
-            )
+            record = TunnelRecord(peer=peer, route=ROUTE)
+            record.fail(error, duration_s)
+            record.write(self._access_log)
 
     def _count(self, tunnel: _Tunnel, sent: int, received: int) -> None:
         self._counts.sent_bytes += sent - tunnel.counted_sent
@@ -446,22 +428,21 @@ class HboneListener:
 class _Tunnel(ServedTunnel):
     """A tunnel of a member of the mesh."""
 
-    __slots__ = ("connecting", "counted_received", "counted_sent", "identity", "setup_s")
+    __slots__ = ("connecting", "counted_received", "counted_sent", "identity")
 
     def __init__(
         self,
         stream: Stream,
-        name: str,
+        record: TunnelRecord,
         identity: SpiffeId,
         finished: Callable[[ServedTunnel], None],
         clock: TunnelClock,
         *,
         half_closed_timeout_s: float,
     ) -> None:
-        super().__init__(stream, name, None, finished, clock, half_closed_timeout_s=half_closed_timeout_s)
+        super().__init__(stream, record, finished, clock, half_closed_timeout_s=half_closed_timeout_s)
         self.identity = identity
         self.connecting: asyncio.Task[None] | None = None
-        self.setup_s: float | None = None
         self.counted_sent = 0
         self.counted_received = 0
 

@@ -52,6 +52,7 @@ from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
 from shared.tunnel import registration
 from shared.tunnel.registration import ALREADY_REGISTERED, REGISTERED, Verdict
+from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.gateway")
 
@@ -151,23 +152,17 @@ class Registrations:
         peer: str,
         duration_s: float,
         error: HboneError,
-        name: str | None = None,
-        identity: str | None = None,
+        name: str = "",
+        identity: str = "",
     ) -> None:
         """A connection has come to nothing."""
         self._metrics.refused(error.flag)
         if isinstance(error, LimitError):
             self._refusals.add(error)
         if not isinstance(error, EmptyConnectionError):
-            self._access_log.refused(
-                src_addr=peer,
-                sni=name,
-                route=ROUTE,
-                identity=identity,
-                duration_s=duration_s,
-                flags=error.flag,
-                error=str(error),
-            )
+            record = TunnelRecord(peer=peer, sni=name, route=ROUTE, identity=identity)
+            record.fail(error, duration_s)
+            record.write(self._access_log)
 
     def let_go(self, connection: MemberConnection, error: RefusedError) -> None:
         """Takes a workload's name away; its tunnels finish."""
@@ -256,9 +251,7 @@ class Registrations:
         it = member.registration = Registration(member.name, member.identity, member, member.peer_name, now)
         self._registry.add(it)
         self.total += 1
-        self._access_log.registered(
-            src_addr=it.peer, sni=it.name, route=ROUTE, identity=str(it.identity), flags="-"
-        )
+        _record(it).write_registered(self._access_log)
 
     # The end of a registration.
 
@@ -282,12 +275,15 @@ class Registrations:
         if error is None and not member.ended_in_order:
             cause = member.cause or "closed by the workload"
             error = StreamResetError(f"registration lost: {cause}", CANCEL)
-        self._access_log.tunnel(
-            src_addr=it.peer,
-            sni=it.name,
-            route=ROUTE,
-            identity=str(it.identity),
-            duration_s=asyncio.get_running_loop().time() - it.since,
-            flags=error.flag if error else "-",
-            error=str(error) if error else None,
-        )
+        record = _record(it)
+        record.opened = True
+        duration_s = asyncio.get_running_loop().time() - it.since
+        if error is None:
+            record.duration_s = duration_s
+        else:
+            record.fail(error, duration_s)
+        record.write(self._access_log)
+
+
+def _record(it: Registration) -> TunnelRecord:
+    return TunnelRecord(peer=it.peer, sni=it.name, route=ROUTE, identity=str(it.identity))

@@ -1,17 +1,14 @@
 """A tunnel that a peer asked us for: the target is connected first, 200 said after, then bytes are relayed.
 
-Owned here: that order, the status of each way to fail, and the record of the tunnel when it is over. Whether
-a request is for a tunnel, and which target it may have, is the caller's: krun's tunnel port
-(`agent/tunnels/requests.py`) and hgate's HBONE port (`gateway/hbone/hbone_port.py`).
+Whether a request is for a tunnel, and which target it may have, is the caller's decision.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from enum import Enum, auto
 
-from shared.address import Address
 from shared.errors import (
     DialError,
     Flag,
@@ -28,6 +25,7 @@ from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.tasks import spawn
 from shared.tunnel.request_context import read_traceparent
+from shared.tunnel.tunnel_record import TunnelRecord
 
 OK = 200
 UNAUTHORIZED = 401
@@ -42,68 +40,53 @@ UNAVAILABLE = 503
 _CONNECTED = ((b":status", str(OK).encode()),)
 
 
-@dataclass(slots=True)
-class TunnelRecord:
-    """What is known of a tunnel when it is over, for the log and the demo."""
+class State(Enum):
+    """How far a served tunnel has come."""
 
-    peer: str
-    name: str
-    """What the request asked for."""
-    target: Address | None
-    """What that means, if anything."""
-    status: int
-    duration_s: float
-    """From the request to the end."""
-    flag: Flag = Flag.NONE
-    sent_bytes: int = 0
-    """From the peer to the target."""
-    received_bytes: int = 0
-    error: HboneError | None = None
-    traceparent: str | None = None
-    """Of the request, by which its lines at other ends are found."""
+    CONNECTING = auto()
+    OPEN = auto()
+    OVER = auto()
 
 
 class ServedTunnel:
-    """One request for a tunnel. `finished(self)` is called once, when the tunnel is over or refused; `record`
-    is there then."""
+    """One request for a tunnel: connected, answered, relayed, recorded. `finished(self)` is called once, when
+    the tunnel is over or refused; `record` is complete then."""
 
     __slots__ = (
-        "_carrying",
         "_clock",
+        "_connecting",
         "_finished",
         "_half_closed_timeout_s",
         "_loop",
-        "name",
+        "_started",
+        "_state",
         "record",
         "relay",
-        "started",
         "stream",
-        "target",
     )
 
     def __init__(
         self,
         stream: Stream,
-        name: str,
-        target: Address | None,
+        record: TunnelRecord,
         finished: Callable[[ServedTunnel], None],
         clock: TunnelClock | None = None,
         *,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
     ) -> None:
-        """`clock` watches how long it is silent, and lives."""
-        self._clock = clock
+        """`record` has what the request says; `clock` ends the tunnel when it is silent, or has lived, for
+        too long."""
         self.stream = stream
-        self.name = name
-        self.target = target
+        self.record = record
         self.relay: Relay | None = None
         """There while bytes may pass."""
-        self.record: TunnelRecord | None = None
+        self._state = State.CONNECTING
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self.started = self._loop.time()
+        self._started = self._loop.time()
         self._finished = finished
         self._half_closed_timeout_s = half_closed_timeout_s
-        self._carrying: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[None] | None = None
         stream.on_gone = self._gone
 
     @property
@@ -111,18 +94,28 @@ class ServedTunnel:
         """What is held for both its ends."""
         return self.stream.buffered_bytes if self.relay is None else self.relay.buffered_bytes
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request."""
+        return self._loop.time() - self._started
+
+    @property
+    def over(self) -> bool:
+        """It was refused, or has ended."""
+        return self._state is State.OVER
+
     def carry(self, connect: Callable[[], Awaitable[Leg]], name: str) -> asyncio.Task[None]:
         """Connects the target by `connect`, then says 200 and relays, in a task called `name` that ends then.
-        Nothing is connected for a peer that has left, and what is under way when it leaves is cancelled.
+        Nothing is connected for a peer that has left; if it leaves meanwhile, `connect` is cancelled.
 
         `connect` has a deadline of its own, and raises DialError or LimitError (503), or another RefusedError
         (401).
         """
-        self._carrying = spawn(self._carry(connect), name=name)
-        return self._carrying
+        self._connecting = spawn(self._carry(connect), name=name)
+        return self._connecting
 
     async def _carry(self, connect: Callable[[], Awaitable[Leg]]) -> None:
-        if self.record is not None:
+        if self.over:
             return  # refused meanwhile
         try:
             leg = await connect()
@@ -137,14 +130,19 @@ class ServedTunnel:
             self.refuse(INTERNAL, HboneError("a fault of ours: its log says more"))
             raise
         finally:
-            self._carrying = None
-        if self.record is not None:
+            self._connecting = None
+        if self.over:
             leg.abort()
             return
+        self._open(leg)
+
+    def _open(self, leg: Leg) -> None:
+        self._state = State.OPEN
+        self.record.opened = True
         self.stream.on_gone = None
         self.stream.respond(_CONNECTED)
         relay = self.relay = Relay(
-            self.stream, leg, self._over, half_closed_timeout_s=self._half_closed_timeout_s
+            self.stream, leg, self._relayed, half_closed_timeout_s=self._half_closed_timeout_s
         )
         relay.start()
         if self._clock is not None:
@@ -153,9 +151,9 @@ class ServedTunnel:
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         """Answers with `status` and why, and the headers `extra`; instead of `carry`, or while it connects.
         Nothing if the tunnel is over."""
-        if self.record is None:
+        if not self.over:
             answer(self.stream, status, str(error), extra)
-            self._end(status, error.flag, error)
+            self._fail(status, error)
 
     def abort(self, error: HboneError) -> None:
         """Ends it at once as broken off, or refuses it while it connects."""
@@ -165,32 +163,30 @@ class ServedTunnel:
             self.refuse(UNAVAILABLE, error)
 
     def _gone(self, error: StreamResetError) -> None:
-        if self.record is None:
-            self._end(GONE, Flag.DOWNSTREAM_RESET, error)
-            carrying, self._carrying = self._carrying, None  # it may not have begun
-            if carrying is not None:
-                carrying.cancel()
+        if not self.over:
+            connecting, self._connecting = self._connecting, None  # it may not have begun
+            self._fail(GONE, error)
+            if connecting is not None:
+                connecting.cancel()
 
-    def _over(self, relay: Relay) -> None:
+    def _fail(self, status: int, error: HboneError) -> None:
+        record = self.record
+        record.fail(error, self.age_s)
+        record.sent_bytes = record.received_bytes = 0
+        if status == GONE:
+            record.flag = Flag.DOWNSTREAM_RESET
+        self._end(status)
+
+    def _relayed(self, relay: Relay) -> None:
         if self._clock is not None:
             self._clock.forget(relay)
-        flag = Flag.NONE if relay.error is None else relay.error.flag
-        self._end(OK, Flag.DOWNSTREAM_RESET if relay.broken is relay.downstream else flag, relay.error)
+        self.record.end(relay, self.age_s)
+        self._end(OK)
 
-    def _end(self, status: int, flag: Flag, error: HboneError | None) -> None:
-        relay = self.relay
+    def _end(self, status: int) -> None:
+        self._state = State.OVER
         self.relay = None  # the two name each other, and would wait for the garbage collector
         self.stream.on_gone = None  # likewise
-        self.record = TunnelRecord(
-            self.stream.connection.peer_name,
-            self.name,
-            self.target,
-            status,
-            self._loop.time() - self.started,
-            flag,
-            relay.sent_bytes if relay else 0,
-            relay.received_bytes if relay else 0,
-            error,
-            read_traceparent(header_value(self.stream.headers, b"traceparent")),
-        )
+        self.record.status = status
+        self.record.traceparent = read_traceparent(header_value(self.stream.headers, b"traceparent"))
         self._finished(self)

@@ -14,7 +14,7 @@ from shared.errors import LimitError
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
 from shared.net.legs.tcp_end import last_bytes_left
-from shared.tunnel.tunnel_server import TunnelRecord
+from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.tcp_peer import PATIENCE_S
 
 

@@ -64,6 +64,14 @@ class Carrying(Protocol):
     def over(self) -> bool:
         """Whether it has ended."""
 
+    @property
+    def error(self) -> HboneError | None:
+        """Why it ended; None after an orderly end."""
+
+    @property
+    def broken_downstream(self) -> bool:
+        """Of an error: it was the downstream that broke."""
+
     def abort(self, error: HboneError) -> None:
         """Resets both ends."""
 

@@ -26,7 +26,6 @@ from OpenSSL import SSL
 from agent.mtls.app_alpn import alpn_offer
 from agent.mtls.envoy import EnvoyProcess, find_binary
 from agent.mtls.envoy_bootstrap import Json, bootstrap, secrets
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.credentials.certificates import certificate_writer
 from shared.credentials.certificates.authority import Authority, KeyPair
@@ -36,6 +35,7 @@ from shared.tasks import spawn
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
+from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.revocation import revocation_list, serial
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Inbound:
     envoy: EnvoyProcess
     authority: Authority
     certificates: Path
-    records: asyncio.Queue[InboundRecord]
+    records: asyncio.Queue[TunnelRecord]
     behave: App = answer_at_the_end
     connections: int = 0
 
@@ -145,7 +145,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inb
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     app = Address(*server.sockets[0].getsockname())
-    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
     envoy = await EnvoyProcess.start(
         BINARY, configuration(folder, app=app), secrets(certificates), folder, finished=records.put_nowait
     )
@@ -165,7 +165,7 @@ def inbound(started: Inbound) -> Inbound:
     return started
 
 
-async def record_of(inbound: Inbound, wanted: Callable[[InboundRecord], bool]) -> InboundRecord:
+async def record_of(inbound: Inbound, wanted: Callable[[TunnelRecord], bool]) -> TunnelRecord:
     """The next record that is `wanted`; those of earlier tests' connections are passed over."""
     while True:
         record = await asyncio.wait_for(inbound.records.get(), PATIENCE_S)
@@ -651,7 +651,7 @@ async def envoy_with(
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0)
     app = Address(*server.sockets[0].getsockname())
-    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
     told = configuration(folder / "envoy", app=app, policy=policy)
     envoy = await EnvoyProcess.start(
         BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
@@ -706,7 +706,7 @@ async def test_envoy_s_verdicts_are_ours(
                     expected = False
                 assert heard is expected, identity
                 if not expected:
-                    record = await record_of(inbound, lambda record: record.app == "")
+                    record = await record_of(inbound, lambda record: record.target == "")
                     assert isinstance(record.error, DeniedError), record
 
 

@@ -18,12 +18,12 @@ from agent.mtls.envoy_bootstrap import (
     bootstrap,
     secrets,
 )
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.errors import DeniedError, RefusedError, TlsFailureError
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
+from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.tls_client import PATIENCE_S, TlsClient, client_context
 
 VALIDATE_TIMEOUT_S = 20
@@ -109,7 +109,7 @@ def test_envoy_accepts_the_configuration(binary: Path, tmp_path: Path, app: str,
 def test_a_connection_s_record_is_read_from_its_line() -> None:
     record = access_record(line())
     assert record is not None
-    assert (record.client, record.app) == ("127.0.0.1:1", "127.0.0.1:8080")
+    assert (record.peer, record.target) == ("127.0.0.1:1", "127.0.0.1:8080")
     assert record.identity == "spiffe://demo.local/ns/demo/sa/client"
     assert (record.sent_bytes, record.received_bytes, record.duration_s) == (5, 7, 0.012)
     assert record.error is None
@@ -162,7 +162,7 @@ async def test_envoy_gives_these_reasons(binary: Path, tmp_path: Path) -> None:
     authority = Authority.create(TRUST_DOMAIN)
     certificates, folder = tmp_path / "certificates", tmp_path / "envoy"
     authority.write(certificates, authority.issue(WORKLOAD))
-    records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+    records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
     told = configuration(folder, ANY_PORT)
     envoy = await EnvoyProcess.start(binary, told, secrets(certificates), folder, finished=records.put_nowait)
 

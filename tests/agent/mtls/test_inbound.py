@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from OpenSSL import SSL
 
 from agent.mtls.inbound import Inbound, InboundSettings
-from agent.mtls.inbound_record import InboundRecord
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.certificate_keeper import CertificateKeeper, KeeperSettings
@@ -43,6 +42,7 @@ from shared.tasks import spawn
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
+from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.bundles import tell
 from tests.support.faulty_authority import FaultyAuthority
 from tests.support.revocation import Hierarchy, put, revocation_list, serial
@@ -118,7 +118,7 @@ class House:
         self.folder = folder
         self.policy = ALLOWED
         self.app = App()
-        self._records: asyncio.Queue[InboundRecord] = asyncio.Queue()
+        self._records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
         self._clients: list[TlsClient] = []
         self.inbound: Inbound | None = None
         self.refusal: LimitError | None = None
@@ -168,7 +168,7 @@ class House:
             await (await self.client(certificate)).receive()
         return reason(caught.value)
 
-    async def record(self) -> InboundRecord:
+    async def record(self) -> TunnelRecord:
         async with asyncio.timeout(PATIENCE_S):
             return await self._records.get()
 
@@ -204,8 +204,8 @@ async def test_an_allowed_peer_reaches_the_app(house: House, version: int) -> No
     assert record.identity == str(FRIEND)
     assert (record.sent_bytes, record.received_bytes) == (5, 5)
     assert record.error is None
-    assert record.app == str(house.app.address)
-    assert record.client.startswith("127.0.0.1:")
+    assert str(record.target) == str(house.app.address)
+    assert record.peer.startswith("127.0.0.1:")
     assert 0 < record.duration_s < PATIENCE_S
 
 

@@ -1,0 +1,111 @@
+"""What is known of a tunnel, and its line in the access log: the one place that makes one.
+
+A connection that came to no tunnel, one of the mTLS end and a registration have records, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.address import Address
+from shared.errors import DOWNSTREAM_RESET, HboneError
+
+if TYPE_CHECKING:  # krun's mTLS end makes records before there is a tunnel
+    from shared.net.relay.tunnel_clock import Carrying
+    from shared.ops.access_log import AccessLog, Fields
+
+
+@dataclass(slots=True)
+class TunnelRecord:
+    """Filled in by whoever carries the tunnel, as it goes. The line leaves out a field that is None, and
+    `sni`, `route` and `identity` where they are empty."""
+
+    peer: str
+    """The downstream's address, HOST:PORT."""
+    sni: str = ""
+    """The server name that the client asked for, or that a workload registers."""
+    route: str = ""
+    """The host glob of its route, or the name of the port that it came to."""
+    origin: str | None = None
+    """The service that ends the tunnel's HTTP/2."""
+    target: Address | str | None = None
+    """Where its bytes go."""
+    name: str | None = None
+    """What the tunnel request asked for."""
+    stream: int | None = None
+    """Number of its HTTP/2 stream on the connection."""
+    status: int | None = None
+    """HTTP status of the tunnel request."""
+    identity: str = ""
+    """The SPIFFE name that the peer has proved, and that was let in."""
+    forwarded_for: str | None = None
+    """The client behind the peer, as the peer says."""
+    traceparent: str | None = None
+    """W3C trace context of the tunnel request, by which its lines at other ends are found."""
+    attempts: int = 1
+    """How often the tunnel was asked for."""
+    sent_bytes: int | None = None
+    """Towards the upstream."""
+    received_bytes: int | None = None
+    """From the upstream."""
+    setup_s: float | None = None
+    """Seconds until it was open."""
+    duration_s: float | None = None
+    """Seconds until its end."""
+    flag: str = "-"
+    """The response flag of its end."""
+    error: HboneError | None = None
+    """Why it was refused, or broke."""
+    opened: bool = False
+    """Whether it was open; else the line tells of a refusal."""
+
+    def fail(self, error: HboneError, duration_s: float | None = None) -> None:
+        """It was refused, or ended, for `error` after `duration_s` seconds."""
+        self.error = error
+        self.flag = error.flag
+        self.duration_s = duration_s
+
+    def end(self, relay: Carrying, duration_s: float) -> None:
+        """What it carried is over."""
+        self.sent_bytes = relay.sent_bytes
+        self.received_bytes = relay.received_bytes
+        self.duration_s = duration_s
+        error = self.error = relay.error
+        if relay.broken_downstream:
+            self.flag = DOWNSTREAM_RESET
+        elif error is not None:
+            self.flag = error.flag
+
+    def write(self, access_log: AccessLog) -> None:
+        """Writes its line."""
+        if self.opened:
+            access_log.tunnel(**self._fields())
+        else:
+            access_log.refused(**self._fields())
+
+    def write_registered(self, access_log: AccessLog) -> None:
+        """Writes the line of a registration that begins; `write` writes that of its end."""
+        access_log.registered(**self._fields())
+
+    def _fields(self) -> Fields:
+        return {
+            "src_addr": self.peer,
+            "sni": self.sni or None,
+            "route": self.route or None,
+            "origin": self.origin,
+            "dst_addr": None if self.target is None else str(self.target),
+            "tunnel_target": self.name,
+            "stream": self.stream,
+            "status": self.status,
+            "identity": self.identity or None,
+            "forwarded_for": self.forwarded_for,
+            "traceparent": self.traceparent,
+            "attempts": self.attempts if self.attempts > 1 else None,
+            "bytes_sent": self.sent_bytes,
+            "bytes_recv": self.received_bytes,
+            "setup_s": self.setup_s,
+            "duration_s": self.duration_s,
+            "flags": self.flag,
+            "error": None if self.error is None else str(self.error),
+        }
