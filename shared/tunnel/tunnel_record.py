@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.address import Address
-from shared.errors import DOWNSTREAM_RESET, HboneError
+from shared.errors import Flag, HboneError
 
 if TYPE_CHECKING:  # krun's mTLS end makes records before there is a tunnel
     from shared.net.relay.tunnel_clock import Carrying
@@ -53,7 +53,7 @@ class TunnelRecord:
     """Seconds until it was open."""
     duration_s: float | None = None
     """Seconds until its end."""
-    flag: str = "-"
+    flag: Flag = Flag.NONE
     """The response flag of its end."""
     error: HboneError | None = None
     """Why it was refused, or broke."""
@@ -73,7 +73,7 @@ class TunnelRecord:
         self.duration_s = duration_s
         error = self.error = relay.error
         if relay.broken_downstream:
-            self.flag = DOWNSTREAM_RESET
+            self.flag = Flag.DOWNSTREAM_RESET
         elif error is not None:
             self.flag = error.flag
 

@@ -157,6 +157,7 @@ async def test_a_peer_that_gives_up_while_the_target_is_dialled(full_port: int) 
         stream.reset(CANCEL)
         record = await krun.record()
         assert (record.status, record.flag) == (GONE, "DOWNSTREAM_RESET")
+        assert record.duration_s is not None
         assert record.duration_s < settings.dial_timeout_s, "nothing is dialled for nobody"
         await peer.answered()
         assert not peer.lost

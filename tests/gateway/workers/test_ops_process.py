@@ -20,7 +20,7 @@ from gateway.ops.ops_ports import OpsPorts
 from gateway.workers import metric_sums
 from gateway.workers.ops_process import OpsProcess
 from gateway.workers.worker_link import LinkClient, LinkServer, socket_pair
-from shared.errors import EXIT_OK, HboneError
+from shared.errors import EXIT_OK, Flag, HboneError
 from shared.net import http1
 from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
@@ -162,7 +162,7 @@ async def test_lists_and_numbers_of_all(started: Running) -> None:
     assert [row["worker"] for row in await started.rows("/tokens")] == [1, 2]
     assert (await started.rows("/config"))["listen"] == ["127.0.0.1:0"]
     for worker in started.workers:
-        worker.metrics.refused("NO_ROUTE")
+        worker.metrics.refused(Flag.NO_ROUTE)
     assert await started.metric('hbone_connections_refused_total{flags="NO_ROUTE"}') == 2
     assert await started.metric("hbone_workers") == 2
     assert await started.metric("hbone_worker_restarts_total") == 0

@@ -33,6 +33,7 @@ class Tunnel:
         self.received_bytes = 0
         self.over = False
         self.at_rest = at_rest
+        self.broken_downstream = False
         self.born = self.now
         self.ended_at = 0.0
         self.error: HboneError | None = None
