@@ -17,6 +17,7 @@ from agent.mtls.envoy_names import name_matchers
 from shared.address import Address
 from shared.errors import (
     DeniedError,
+    Flag,
     HboneError,
     RefusedError,
     RevokedError,
@@ -235,7 +236,7 @@ def access_record(line: str) -> TunnelRecord | None:
             sent_bytes=int(fields["received"]),
             received_bytes=int(fields["sent"]),
             duration_s=int(fields["duration_ms"]) / 1000,
-            flag="-" if error is None else error.flag,
+            flag=Flag.NONE if error is None else error.flag,
             error=error,
             opened=bool(identity),
         )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.address import Address
-from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
+from shared.errors import DeniedError, DialError, Flag, HboneError, LimitError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.listen import bound_address, listen
 from shared.net.dial import dial
@@ -277,7 +277,7 @@ class Inbound:
                 sent_bytes=relay.sent_bytes if relay else 0,
                 received_bytes=relay.received_bytes if relay else 0,
                 duration_s=asyncio.get_running_loop().time() - visit.accepted_s,
-                flag="-" if error is None else error.flag,
+                flag=Flag.NONE if error is None else error.flag,
                 error=error,
                 opened=bool(visit.identity),
             )

@@ -11,6 +11,7 @@ import pytest
 from agent.config.settings import Settings
 from agent.tunnels.tunnel_port import LIMITS
 from shared.address import Address
+from shared.errors import Flag
 from shared.http2 import frames
 from shared.net.relay import tunnel_clock
 from shared.tunnel.tunnel_server import GONE
@@ -82,7 +83,7 @@ async def test_a_target_by_its_name(krun: KrunPort, peer: Http2Peer, target: Tcp
         sent_bytes=4,
         received_bytes=4,
         error=None,
-        flag="-",
+        flag=Flag.NONE,
     )
     assert krun.open_streams == 0
 
