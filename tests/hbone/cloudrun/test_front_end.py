@@ -18,7 +18,7 @@ from shared.http2 import frames
 from shared.http2.header_rules import list_bytes
 from shared.trust.jwt_check import Issuer
 from tests.hbone.cloudrun.world import HOST, URL, Credentials
-from tests.support.http2_peer import LOST, PeerStream, Service
+from tests.support.http2_peer import LOST, Http2Peer, PeerStream, Service
 from tests.support.metadata_server import closed_port
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
@@ -37,36 +37,33 @@ async def answer_to(stream: PeerStream) -> tuple[int, str]:
 # Tokens.
 
 
-async def test_a_token_opens_the_service_and_loses_its_signature(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        token = credentials.token()
-        asked = client.request(
-            b"GET", b"/path?q=1", [(b"authorization", f"Bearer {token}".encode()), (b"x-own", b"1")], end=True
-        )
-        request = await service.request()
-        signed = token.rpartition(".")[0]
-        assert dict(request.fields) == {
-            b":method": b"GET",
-            b":scheme": b"https",
-            b":authority": b"app",
-            b":path": b"/path?q=1",
-            b"authorization": f"Bearer {signed}.SIGNATURE_REMOVED_BY_GOOGLE".encode(),
-            b"x-own": b"1",
-            b"x-forwarded-for": b"127.0.0.1",
-            b"x-forwarded-proto": b"https",
-        }
-        assert await request.rest() == b""
-        request.respond(200, [(b"x-answer", b"2")])
-        await request.send(b"hello")
-        request.end()
-        assert await asked.status() == 200
-        assert asked[b"x-answer"] == b"2"
-        assert asked[b"server"] == b"hbone cloudrun"
-        assert await asked.rest() == b"hello"
+async def test_a_token_opens_the_service_and_loses_its_signature(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    token = credentials.token()
+    asked = client.request(
+        b"GET", b"/path?q=1", [(b"authorization", f"Bearer {token}".encode()), (b"x-own", b"1")], end=True
+    )
+    request = await service.request()
+    signed = token.rpartition(".")[0]
+    assert dict(request.fields) == {
+        b":method": b"GET",
+        b":scheme": b"https",
+        b":authority": b"app",
+        b":path": b"/path?q=1",
+        b"authorization": f"Bearer {signed}.SIGNATURE_REMOVED_BY_GOOGLE".encode(),
+        b"x-own": b"1",
+        b"x-forwarded-for": b"127.0.0.1",
+        b"x-forwarded-proto": b"https",
+    }
+    assert await request.rest() == b""
+    request.respond(200, [(b"x-answer", b"2")])
+    await request.send(b"hello")
+    request.end()
+    assert await asked.status() == 200
+    assert asked[b"x-answer"] == b"2"
+    assert asked[b"server"] == b"hbone cloudrun"
+    assert await asked.rest() == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,7 @@ async def test_a_token_opens_the_service_and_loses_its_signature(credentials: Cr
     ],
 )
 async def test_tokens_that_open_nothing(
-    credentials: Credentials, kind: str, status: int, reason: str
+    credentials: Credentials, kind: str, status: int, reason: str, service: Service, client: Http2Peer
 ) -> None:
     signed = credentials.token().rpartition(".")[0]
     other_audience = credentials.token("https://other.a.run.app")
@@ -97,38 +94,28 @@ async def test_tokens_that_open_nothing(
         "expired": f"Bearer {credentials.token(lifetime_s=-60)}",
         "other audience": f"Bearer {other_audience}",
     }[kind]
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        fields = [] if value is None else [(b"authorization", value.encode())]
-        asked = client.request(b"POST", b"/_hbone/22", fields)
-        answered, text = await answer_to(asked)
-        assert (answered, reason in text) == (status, True), text
-        assert not service.asked
+    fields = [] if value is None else [(b"authorization", value.encode())]
+    asked = client.request(b"POST", b"/_hbone/22", fields)
+    answered, text = await answer_to(asked)
+    assert (answered, reason in text) == (status, True), text
+    assert not service.asked
 
 
-async def test_the_serverless_header_comes_first(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        _, bearer = credentials.bearer()
-        own = b"Bearer the.app's.own"
-        client.request(
-            b"GET", b"/", [(b"authorization", own), (b"x-serverless-authorization", bearer)], end=True
-        )
-        request = await service.request()
-        assert request[b"authorization"] == own
-        assert request[b"x-serverless-authorization"].endswith(b".SIGNATURE_REMOVED_BY_GOOGLE")
+async def test_the_serverless_header_comes_first(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    _, bearer = credentials.bearer()
+    own = b"Bearer the.app's.own"
+    client.request(b"GET", b"/", [(b"authorization", own), (b"x-serverless-authorization", bearer)], end=True)
+    request = await service.request()
+    assert request[b"authorization"] == own
+    assert request[b"x-serverless-authorization"].endswith(b".SIGNATURE_REMOVED_BY_GOOGLE")
 
-        refused = client.request(
-            b"GET", b"/", [(b"authorization", bearer), (b"x-serverless-authorization", own)], end=True
-        )
-        assert await refused.status() == 401
-        assert not service.asked
+    refused = client.request(
+        b"GET", b"/", [(b"authorization", bearer), (b"x-serverless-authorization", own)], end=True
+    )
+    assert await refused.status() == 401
+    assert not service.asked
 
 
 async def test_an_open_service_leaves_tokens_to_the_app(credentials: Credentials) -> None:
@@ -146,142 +133,113 @@ async def test_an_open_service_leaves_tokens_to_the_app(credentials: Credentials
 # Bodies, both ways at once.
 
 
-async def test_full_duplex_before_and_after_the_response(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
-        await asked.send(b"before the response")
-        request = await service.request()
-        assert await request.read(19) == b"before the response"
-        request.respond(200)
-        assert await asked.status() == 200, "with the headers alone"
-        for number in range(3):
-            await request.send(b"ping %d" % number)
-            assert await asked.read(6) == b"ping %d" % number
-            await asked.send(b"pong %d" % number)
-            assert await request.read(6) == b"pong %d" % number
-        asked.end()
-        assert await request.rest() == b""
-        await request.send(b"the client's end was not the end")
-        request.end()
-        assert await asked.rest() == b"the client's end was not the end"
+async def test_full_duplex_before_and_after_the_response(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
+    await asked.send(b"before the response")
+    request = await service.request()
+    assert await request.read(19) == b"before the response"
+    request.respond(200)
+    assert await asked.status() == 200, "with the headers alone"
+    for number in range(3):
+        await request.send(b"ping %d" % number)
+        assert await asked.read(6) == b"ping %d" % number
+        await asked.send(b"pong %d" % number)
+        assert await request.read(6) == b"pong %d" % number
+    asked.end()
+    assert await request.rest() == b""
+    await request.send(b"the client's end was not the end")
+    request.end()
+    assert await asked.rest() == b"the client's end was not the end"
 
 
-async def test_the_container_may_end_first(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
-        request = await service.request()
-        request.respond(200)
-        request.end()
-        assert await asked.rest() == b""
-        await asked.send(b"still listening?")
-        asked.end()
-        assert await request.rest() == b"still listening?"
+async def test_the_container_may_end_first(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
+    request = await service.request()
+    request.respond(200)
+    request.end()
+    assert await asked.rest() == b""
+    await asked.send(b"still listening?")
+    asked.end()
+    assert await request.rest() == b"still listening?"
 
 
-async def test_much_at_once_both_ways(credentials: Credentials) -> None:
+async def test_much_at_once_both_ways(credentials: Credentials, service: Service, client: Http2Peer) -> None:
     up, down = os.urandom(3 * MIB), os.urandom(3 * MIB + 1)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        request = await service.request()
-        request.respond(200)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(asked.send(up)).add_done_callback(lambda _: asked.end())
-            group.create_task(request.send(down)).add_done_callback(lambda _: request.end())
-            received = group.create_task(request.rest())
-            assert await asked.rest() == down
-            assert await received == up
+    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    request = await service.request()
+    request.respond(200)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asked.send(up)).add_done_callback(lambda _: asked.end())
+        group.create_task(request.send(down)).add_done_callback(lambda _: request.end())
+        received = group.create_task(request.rest())
+        assert await asked.rest() == down
+        assert await received == up
 
 
-async def test_trailers_both_ways(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/Greeter/Hello", [credentials.bearer(), (b"te", b"trailers")])
-        await asked.send(b"message")
-        asked.end([(b"x-checksum", b"1")])
-        request = await service.request()
-        assert await request.rest() == b"message"
-        assert request.trailers == [(b"x-checksum", b"1")]
-        request.respond(200)
-        await request.send(b"answer")
-        request.end([(b"grpc-status", b"0")])
-        assert await asked.rest() == b"answer"
-        assert asked.trailers == [(b"grpc-status", b"0")]
+async def test_trailers_both_ways(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    asked = client.request(b"POST", b"/Greeter/Hello", [credentials.bearer(), (b"te", b"trailers")])
+    await asked.send(b"message")
+    asked.end([(b"x-checksum", b"1")])
+    request = await service.request()
+    assert await request.rest() == b"message"
+    assert request.trailers == [(b"x-checksum", b"1")]
+    request.respond(200)
+    await request.send(b"answer")
+    request.end([(b"grpc-status", b"0")])
+    assert await asked.rest() == b"answer"
+    assert asked.trailers == [(b"grpc-status", b"0")]
 
 
-async def test_trailers_come_after_what_waits_for_the_client(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"GET", b"/", [credentials.bearer()], end=True)
-        asked.window_held = True
-        request = await service.request()
-        request.respond(200)
-        body = os.urandom(200 << 10)  # three times the client's window
-        await request.send(body)
-        request.end([(b"grpc-status", b"0")])
-        await client.until(lambda: len(asked.data) > 60_000)
-        assert asked.trailers is None
-        asked.release_window()
-        assert await asked.rest() == body
-        assert asked.trailers == [(b"grpc-status", b"0")]
+async def test_trailers_come_after_what_waits_for_the_client(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"GET", b"/", [credentials.bearer()], end=True)
+    asked.window_held = True
+    request = await service.request()
+    request.respond(200)
+    body = os.urandom(200 << 10)  # three times the client's window
+    await request.send(body)
+    request.end([(b"grpc-status", b"0")])
+    await client.until(lambda: len(asked.data) > 60_000)
+    assert asked.trailers is None
+    asked.release_window()
+    assert await asked.rest() == body
+    assert asked.trailers == [(b"grpc-status", b"0")]
 
 
-async def test_a_response_of_trailers_alone(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()], end=True)
-        (await service.request()).respond(200, [(b"grpc-status", b"12")], end=True)
-        assert await asked.rest() == b""
-        assert asked[b"grpc-status"] == b"12"
+async def test_a_response_of_trailers_alone(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"POST", b"/", [credentials.bearer()], end=True)
+    (await service.request()).respond(200, [(b"grpc-status", b"12")], end=True)
+    assert await asked.rest() == b""
+    assert asked[b"grpc-status"] == b"12"
 
 
 # Ends that are none.
 
 
-async def test_the_client_resets(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        request = await service.request()
-        asked.reset(frames.CANCEL)
-        assert await request.broken() == frames.CANCEL
+async def test_the_client_resets(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    request = await service.request()
+    asked.reset(frames.CANCEL)
+    assert await request.broken() == frames.CANCEL
 
 
-async def test_a_client_that_resets_at_once(credentials: Credentials) -> None:
+@pytest.mark.parametrize("limits", [FrontEndLimits(concurrency=1)])
+async def test_a_client_that_resets_at_once(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
     """The container is not bothered with what nobody waits for."""
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, FrontEndLimits(concurrency=1)) as port,
-        credentials.client(port) as client,
-    ):
-        for _ in range(3):
-            client.request(b"POST", b"/", [credentials.bearer()]).reset(frames.CANCEL)
-        client.request(b"GET", b"/last", [credentials.bearer()], end=True)
-        assert (await service.request())[b":path"] == b"/last", "and its place is free again"
-        assert not service.asked
+    for _ in range(3):
+        client.request(b"POST", b"/", [credentials.bearer()]).reset(frames.CANCEL)
+    client.request(b"GET", b"/last", [credentials.bearer()], end=True)
+    assert (await service.request())[b":path"] == b"/last", "and its place is free again"
+    assert not service.asked
 
 
 async def test_the_client_goes(credentials: Credentials) -> None:
@@ -293,36 +251,30 @@ async def test_the_client_goes(credentials: Credentials) -> None:
         assert await request.broken() == frames.CANCEL
 
 
-async def test_the_container_resets_in_mid_response(credentials: Credentials) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        request = await service.request()
-        request.respond(200)
-        await request.send(b"half")
-        assert await asked.read(4) == b"half"
-        request.reset(frames.INTERNAL_ERROR)
-        assert await asked.broken() > 0
+async def test_the_container_resets_in_mid_response(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    request = await service.request()
+    request.respond(200)
+    await request.send(b"half")
+    assert await asked.read(4) == b"half"
+    request.reset(frames.INTERNAL_ERROR)
+    assert await asked.broken() > 0
 
 
-async def test_the_container_answers_in_full_and_wants_no_more(credentials: Credentials) -> None:
+async def test_the_container_answers_in_full_and_wants_no_more(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
     """RFC 9113 section 8.1: END_STREAM, then RST_STREAM with NO_ERROR."""
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        request = await service.request()
-        request.respond(413)
-        await request.send(b"too much for me")
-        request.end()
-        request.reset(frames.NO_ERROR)
-        assert await asked.rest() == b"too much for me"
-        assert await asked.status() == 413
+    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    request = await service.request()
+    request.respond(413)
+    await request.send(b"too much for me")
+    request.end()
+    request.reset(frames.NO_ERROR)
+    assert await asked.rest() == b"too much for me"
+    assert await asked.status() == 413
 
 
 # The container.
@@ -337,24 +289,21 @@ async def test_no_container(credentials: Credentials) -> None:
 
 
 @pytest.mark.parametrize("end", ["reset", "drop"])
-async def test_the_container_breaks_off_before_it_answers(credentials: Credentials, end: str) -> None:
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        await asked.send(b"hello?")
-        request = await service.request()
-        if end == "reset":
-            request.reset(frames.INTERNAL_ERROR)
-        else:
-            request.peer.drop()
-        status, text = await answer_to(asked)
-        assert (status, "the container broke off: " in text) == (503, True), text
-        again = client.request(b"GET", b"/", [credentials.bearer()], end=True)
-        (await service.request()).respond(200, end=True)
-        assert await again.status() == 200, "on the next connection, if it has to be"
+async def test_the_container_breaks_off_before_it_answers(
+    credentials: Credentials, end: str, service: Service, client: Http2Peer
+) -> None:
+    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    await asked.send(b"hello?")
+    request = await service.request()
+    if end == "reset":
+        request.reset(frames.INTERNAL_ERROR)
+    else:
+        request.peer.drop()
+    status, text = await answer_to(asked)
+    assert (status, "the container broke off: " in text) == (503, True), text
+    again = client.request(b"GET", b"/", [credentials.bearer()], end=True)
+    (await service.request()).respond(200, end=True)
+    assert await again.status() == 200, "on the next connection, if it has to be"
 
 
 async def test_a_container_of_http1(credentials: Credentials) -> None:
@@ -405,119 +354,93 @@ def forget_the_limit(h2: H2Connection) -> None:
     h2.remote_settings.acknowledge()
 
 
-async def test_streams_per_connection(credentials: Credentials) -> None:
-    limits = FrontEndLimits(streams_per_connection=2)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, limits) as port,
-        credentials.client(port) as client,
-    ):
-        first = client.request(b"POST", b"/1", [credentials.bearer()])
+@pytest.mark.parametrize("limits", [FrontEndLimits(streams_per_connection=2)])
+async def test_streams_per_connection(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    first = client.request(b"POST", b"/1", [credentials.bearer()])
+    request = await service.request()
+    announced: list[int] = []
+    client.act(lambda h2: announced.append(h2.remote_settings.max_concurrent_streams))
+    assert announced == [2]
+    client.act(forget_the_limit)
+    client.request(b"POST", b"/2", [credentials.bearer()])
+    third = client.request(b"POST", b"/3", [credentials.bearer()])
+    assert await third.broken() == frames.REFUSED_STREAM
+    assert (await service.request())[b":path"] == b"/2"
+
+    first.end()
+    request.respond(200, end=True)
+    await first.rest()
+    client.request(b"POST", b"/4", [credentials.bearer()])
+    assert (await service.request())[b":path"] == b"/4"
+    assert not service.asked
+
+
+@pytest.mark.parametrize("limits", [FrontEndLimits(request_timeout_s=0.2, concurrency=1)])
+async def test_no_answer_in_time(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    for _ in range(2):  # the second has a place: the first gave it back
+        asked = client.request(b"POST", b"/", [credentials.bearer()])
+        await asked.send(b"hello?")
         request = await service.request()
-        announced: list[int] = []
-        client.act(lambda h2: announced.append(h2.remote_settings.max_concurrent_streams))
-        assert announced == [2]
-        client.act(forget_the_limit)
-        client.request(b"POST", b"/2", [credentials.bearer()])
-        third = client.request(b"POST", b"/3", [credentials.bearer()])
-        assert await third.broken() == frames.REFUSED_STREAM
-        assert (await service.request())[b":path"] == b"/2"
-
-        first.end()
-        request.respond(200, end=True)
-        await first.rest()
-        client.request(b"POST", b"/4", [credentials.bearer()])
-        assert (await service.request())[b":path"] == b"/4"
-        assert not service.asked
-
-
-async def test_no_answer_in_time(credentials: Credentials) -> None:
-    limits = FrontEndLimits(request_timeout_s=0.2, concurrency=1)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, limits) as port,
-        credentials.client(port) as client,
-    ):
-        for _ in range(2):  # the second has a place: the first gave it back
-            asked = client.request(b"POST", b"/", [credentials.bearer()])
-            await asked.send(b"hello?")
-            request = await service.request()
-            status, text = await answer_to(asked)
-            assert (status, "request timeout of 0.2 s" in text) == (504, True), text
-            assert await request.broken() == frames.CANCEL
-
-
-async def test_no_end_in_time(credentials: Credentials) -> None:
-    limits = FrontEndLimits(request_timeout_s=0.3, concurrency=1)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, limits) as port,
-        credentials.client(port) as client,
-    ):
-        for _ in range(2):
-            asked = client.request(b"POST", b"/", [credentials.bearer()])
-            request = await service.request()
-            request.respond(200)
-            await request.send(b"so far")
-            assert await asked.read(6) == b"so far"
-            assert await asked.broken() > 0, "no orderly end: the response is not whole"
-            assert await request.broken() == frames.CANCEL
-
-
-async def test_headers_that_are_too_long(credentials: Credentials) -> None:
-    limits = FrontEndLimits(header_bytes=4096)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, limits) as port,
-        credentials.client(port) as client,
-    ):
-        bearer = credentials.bearer()
-        fixed = {b":method": b"GET", b":scheme": b"https", b":authority": b"app", b":path": b"/"}
-        used = list_bytes([*fixed.items(), bearer, (b"x", b"")])
-        client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4096 - used))], end=True)
-        (await service.request()).respond(200, end=True)
-        asked = client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4097 - used))], end=True)
         status, text = await answer_to(asked)
-        assert (status, "headers of 4097 bytes, the limit is 4096" in text) == (431, True), text
-        in_the_path = client.request(b"GET", b"/" + b"p" * 4096, [bearer], end=True)
-        assert await in_the_path.status() == 431
-        assert not service.asked
+        assert (status, "request timeout of 0.2 s" in text) == (504, True), text
+        assert await request.broken() == frames.CANCEL
 
 
-async def test_the_default_takes_what_cloud_run_takes(credentials: Credentials) -> None:
+@pytest.mark.parametrize("limits", [FrontEndLimits(request_timeout_s=0.3, concurrency=1)])
+async def test_no_end_in_time(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    for _ in range(2):
+        asked = client.request(b"POST", b"/", [credentials.bearer()])
+        request = await service.request()
+        request.respond(200)
+        await request.send(b"so far")
+        assert await asked.read(6) == b"so far"
+        assert await asked.broken() > 0, "no orderly end: the response is not whole"
+        assert await request.broken() == frames.CANCEL
+
+
+@pytest.mark.parametrize("limits", [FrontEndLimits(header_bytes=4096)])
+async def test_headers_that_are_too_long(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
+    bearer = credentials.bearer()
+    fixed = {b":method": b"GET", b":scheme": b"https", b":authority": b"app", b":path": b"/"}
+    used = list_bytes([*fixed.items(), bearer, (b"x", b"")])
+    client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4096 - used))], end=True)
+    (await service.request()).respond(200, end=True)
+    asked = client.request(b"GET", b"/", [bearer, (b"x", b"y" * (4097 - used))], end=True)
+    status, text = await answer_to(asked)
+    assert (status, "headers of 4097 bytes, the limit is 4096" in text) == (431, True), text
+    in_the_path = client.request(b"GET", b"/" + b"p" * 4096, [bearer], end=True)
+    assert await in_the_path.status() == 431
+    assert not service.asked
+
+
+async def test_the_default_takes_what_cloud_run_takes(
+    credentials: Credentials, service: Service, client: Http2Peer
+) -> None:
     """Some 60 KiB, which is HEADERS and three CONTINUATIONs."""
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (58 << 10))], end=True)
-        assert len((await service.request())[b"x"]) == 58 << 10
-        too_long = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (60 << 10))], end=True)
-        assert await too_long.status() == 431
-        assert asked.reset_code is None
+    asked = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (58 << 10))], end=True)
+    assert len((await service.request())[b"x"]) == 58 << 10
+    too_long = client.request(b"GET", b"/", [credentials.bearer(), (b"x", b"y" * (60 << 10))], end=True)
+    assert await too_long.status() == 431
+    assert asked.reset_code is None
 
 
-async def test_concurrency(credentials: Credentials) -> None:
-    limits = FrontEndLimits(concurrency=2)
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port, limits) as port,
-        credentials.client(port) as client,
-    ):
-        asked = [client.request(b"POST", b"/%d" % n, [credentials.bearer()]) for n in range(5)]  # in one read
-        requests = [await service.request() for _ in range(2)]
-        for refused in asked[2:]:
-            status, text = await answer_to(refused)
-            assert (status, "no instance is free" in text) == (429, True), text
-        assert not service.asked
+@pytest.mark.parametrize("limits", [FrontEndLimits(concurrency=2)])
+async def test_concurrency(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+    asked = [client.request(b"POST", b"/%d" % n, [credentials.bearer()]) for n in range(5)]  # in one read
+    requests = [await service.request() for _ in range(2)]
+    for refused in asked[2:]:
+        status, text = await answer_to(refused)
+        assert (status, "no instance is free" in text) == (429, True), text
+    assert not service.asked
 
-        requests[0].respond(200, end=True)
-        asked[0].end()
-        await asked[0].rest()
-        await requests[0].rest()
-        client.request(b"POST", b"/more", [credentials.bearer()])
-        assert (await service.request())[b":path"] == b"/more"
+    requests[0].respond(200, end=True)
+    asked[0].end()
+    await asked[0].rest()
+    await requests[0].rest()
+    client.request(b"POST", b"/more", [credentials.bearer()])
+    assert (await service.request())[b":path"] == b"/more"
 
 
 async def test_a_container_that_is_down_takes_no_place(credentials: Credentials) -> None:
