@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import uvloop
 from hypothesis import settings
+
+from tests.support.tcp_peer import TcpServer
+from tests.support.wall_clock import Clock
 
 pytest_plugins = ["tests.support.surroundings", "tests.support.secrets_search"]
 
@@ -44,5 +48,19 @@ def _shared(test: pytest.Function) -> str:
     given = test.callspec.params if hasattr(test, "callspec") else {}
     fixtures = [definitions[-1] for definitions in test._fixtureinfo.name2fixturedefs.values()]
     shared = [fixture for fixture in fixtures if fixture.scope in ("module", "package")]
-    place = min((fixture.baseid for fixture in shared), key=len, default="")
+    module = test.nodeid.partition("::")[0]
+    place = min((one.baseid if one.scope == "package" else module for one in shared), key=len, default="")
     return " ".join([place, *(str(given[one.argname]) for one in shared if one.argname in given)])
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[TcpServer]:
+    """What a tunnel leads to: a server that the test plays."""
+    async with TcpServer.listening() as target:
+        yield target
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The wall clock, which stands still at the time of day."""
+    return Clock(time.time())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+
+from tests.support.http2_peer import Http2Peer
+from tests.support.krun_port import KrunPort
+from tests.support.tcp_peer import TcpServer
 
 
 @pytest.fixture
@@ -21,3 +25,17 @@ def full_port() -> Iterator[int]:
         yield server.getsockname()[1]
         for client in waiting:
             client.close()
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[TcpServer]:
+    """The app, which the test plays."""
+    async with TcpServer.listening() as app:
+        yield app
+
+
+@pytest.fixture
+async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
+    """A client of the `krun` of the test's module."""
+    async with Http2Peer.connected(krun.port) as peer:
+        yield peer

@@ -137,12 +137,6 @@ async def sidecar(**environ: str) -> AsyncIterator[tuple[Krun, Http2Peer]]:
             yield it, peer
 
 
-@pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
 # Start.
 
 

@@ -45,12 +45,6 @@ def newer() -> Issuer:
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
-@pytest.fixture
 async def port(tmp_path: Path, issuer: Issuer) -> AsyncIterator[HbonePort]:
     """With EXAMPLES, and the keys of the stand-in's metadata server."""
     metadata = MetadataServer(issuer, EMAIL)

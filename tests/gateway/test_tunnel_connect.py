@@ -36,12 +36,6 @@ async def port(tmp_path: Path) -> AsyncIterator[HbonePort]:
         yield port
 
 
-@pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
 def route(port: HbonePort, target: int, who: SpiffeId = CALLER, **fields: Any) -> dict[str, Any]:
     """A route through `port` to a loopback port."""
     return {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.path.app import App, echo
 from tests.path.programs import MUCH_BYTES
 from tests.support.network_namespace import Network, NoNetworkError
 from tests.support.network_namespace import network as own_network
@@ -33,3 +34,9 @@ def network(tmp_path: Path) -> Iterator[Network]:
         yield entered
     finally:
         made.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[App]:
+    with App(echo) as app:
+        yield app

@@ -19,7 +19,7 @@ import pytest
 from shared.address import Address
 from shared.net.tls.mesh_tls import identity_files
 from shared.trust.spiffe import SpiffeId
-from tests.path.app import READ_BYTES, App, Behaviour, answer_lines, echo, give_back, read
+from tests.path.app import READ_BYTES, App, Behaviour, answer_lines, give_back, read
 from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, TRUST_DOMAIN, Hgate, Mesh, hgate
 from tests.path.programs import start
 from tests.support.hellos import ACCESS_DENIED, hello
@@ -30,12 +30,6 @@ NGHTTPX = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "nghttpx")
 SIZE_BYTES = 3 << 20
 WITHIN_WINDOW_BYTES = 500_000
 AT_ONCE = 20
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
 
 
 @pytest.fixture(scope="module")

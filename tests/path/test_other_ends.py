@@ -61,12 +61,6 @@ WITHIN_WINDOW_BYTES = 500_000
 AT_ONCE = 50
 
 
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
-
-
 def connected(address: Address) -> socket.socket:
     return socket.create_connection((address.host, address.port), PATIENCE_S)
 

@@ -11,17 +11,11 @@ from OpenSSL import SSL
 
 from hbone.demo.processes import Process, Record
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
-from tests.path.app import App, echo
+from tests.path.app import App
 from tests.path.tls_client import connected, read_to_the_end, reset_on_close
 from tests.support.world import CALLER, INBOUNDS, PATIENCE_S, World, running
 
 both_ends = pytest.mark.parametrize("world", INBOUNDS, indirect=True)
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from tests.path.app import (
     App,
     answer_late,
     answer_lines,
-    echo,
     give_back,
     greet_and_answer,
     read,
@@ -33,12 +32,6 @@ from tests.support.world import INBOUNDS, PATIENCE_S, World, find_program, runni
 
 CONVERSATIONS = 100
 """Enough that a race which loses one of twenty cannot hide."""
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
 
 
 @pytest.fixture(scope="module", params=INBOUNDS)

@@ -31,12 +31,6 @@ from tests.support.world import INBOUNDS, PATIENCE_S, running
 AT_ONCE = 50
 
 
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
-
-
 @pytest.fixture(scope="module", params=INBOUNDS)
 def entrance(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, app: App

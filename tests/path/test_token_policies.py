@@ -16,14 +16,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hbone.cloudrun.cli import CALLER as EMAIL
 from hbone.cloudrun.metadata import KEYS_PATH
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.trust.jwt_check import GOOGLE_ISSUER
-from tests.path.app import App, echo, read
+from tests.path.app import App, read
 from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, Hgate, Json, Mesh, hgate
 from tests.support.hellos import ACCESS_DENIED, hello
 from tests.support.world import PATIENCE_S, free_port, printed
@@ -31,12 +29,6 @@ from tests.support.world import PATIENCE_S, free_port, printed
 AUDIENCE = "https://hgate.example"
 OTHER = "other.demo.svc.cluster.local"
 NONE = "none.demo.svc.cluster.local"
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[App]:
-    with App(echo) as app:
-        yield app
 
 
 @contextmanager

@@ -27,12 +27,6 @@ SETTINGS = bytes.fromhex("000000 04 00 00000000")
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as app:
-        yield app
-
-
-@pytest.fixture
 async def peer(app: TcpServer) -> AsyncIterator[Http2Peer]:
     settings = Settings(app=Address("127.0.0.1", app.port))
     async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:

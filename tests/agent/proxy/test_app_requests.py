@@ -19,21 +19,9 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as app:
-        yield app
-
-
-@pytest.fixture
 async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
     async with KrunPort.serving(Settings(app=Address("127.0.0.1", app.port))) as krun:
         yield krun
-
-
-@pytest.fixture
-async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
-    async with Http2Peer.connected(krun.port) as peer:
-        yield peer
 
 
 async def websocket(

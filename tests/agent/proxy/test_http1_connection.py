@@ -27,12 +27,6 @@ VERSION = (b"sec-websocket-version", b"13")
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as app:
-        yield app
-
-
-@pytest.fixture
 def settings(app: TcpServer) -> Settings:
     return Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
 

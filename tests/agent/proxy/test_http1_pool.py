@@ -20,22 +20,10 @@ CANCEL = 8
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as app:
-        yield app
-
-
-@pytest.fixture
 async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
     settings = Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
     async with KrunPort.serving(settings) as krun:
         yield krun
-
-
-@pytest.fixture
-async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
-    async with Http2Peer.connected(krun.port) as peer:
-        yield peer
 
 
 def pool_of(krun: KrunPort) -> http1_pool.Http1Pool:

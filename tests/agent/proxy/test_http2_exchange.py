@@ -37,12 +37,6 @@ async def krun(app: Service) -> AsyncIterator[KrunPort]:
         yield krun
 
 
-@pytest.fixture
-async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
-    async with Http2Peer.connected(krun.port) as peer:
-        yield peer
-
-
 def settings(app: Service) -> Settings:
     return Settings(app=Address("127.0.0.1", app.port), app_protocol="h2c")
 

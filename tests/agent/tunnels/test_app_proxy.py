@@ -35,12 +35,6 @@ def settings(port: int) -> Settings:
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as app:
-        yield app
-
-
-@pytest.fixture
 async def peer(app: TcpServer) -> AsyncIterator[Http2Peer]:
     async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
         yield peer

@@ -37,12 +37,6 @@ LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
-@pytest.fixture
 async def krun(target: TcpServer) -> AsyncIterator[KrunPort]:
     """Every target is `target`, but for GONE, where nobody listens."""
     there = Address(LOOPBACK, target.port)
@@ -50,12 +44,6 @@ async def krun(target: TcpServer) -> AsyncIterator[KrunPort]:
     settings = Settings(inbound_listen=there, sshd=there, targets={"DB": there, "GONE": gone})
     async with KrunPort.serving(settings) as krun:
         yield krun
-
-
-@pytest.fixture
-async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
-    async with Http2Peer.connected(krun.port) as peer:
-        yield peer
 
 
 # Names.

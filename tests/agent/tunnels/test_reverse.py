@@ -445,12 +445,6 @@ async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gate
 # A gateway's certificate that ends.
 
 
-@pytest.fixture
-def clock() -> Clock:
-    """The wall clock, which stands still at the time of day."""
-    return Clock(time.time())
-
-
 async def test_a_gateway_whose_certificate_ends_is_left_in_order(
     mesh: Mesh, gateway: Gateway, clock: Clock
 ) -> None:

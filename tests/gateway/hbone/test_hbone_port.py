@@ -52,12 +52,6 @@ async def peer(port: HbonePort) -> AsyncIterator[Http2Peer]:
         yield peer
 
 
-@pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
 def ask(peer: Http2Peer, authority: str, **fields: str) -> PeerStream:
     """Asks for a tunnel, with more headers if there are some."""
     more = [(name.encode(), value.encode()) for name, value in fields.items()]
@@ -463,12 +457,6 @@ async def test_limits_can_be_changed(tmp_path: Path, target: TcpServer) -> None:
 
 
 # Certificates that end.
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The wall clock, which stands still at the time of day."""
-    return Clock(time.time())
 
 
 async def test_a_member_whose_certificate_ends_is_let_go(

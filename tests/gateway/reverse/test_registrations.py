@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -197,12 +196,6 @@ async def test_new_rules_let_go_of_those_whom_they_refuse(port: ReversePort) -> 
         stream.abort()
         await workload.peer.until(lambda: workload.peer.lost)
         assert (await port.line())["flags"] == "-"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """The wall clock, which stands still at the time of day."""
-    return Clock(time.time())
 
 
 async def test_a_certificate_that_ends_costs_the_name_and_no_tunnel(tmp_path: Path, clock: Clock) -> None:

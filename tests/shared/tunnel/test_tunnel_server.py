@@ -76,12 +76,6 @@ async def asked(connect: Connect, *, at_once: int | None = None) -> AsyncIterato
             connection.abort("the test is over")
 
 
-@pytest.fixture
-async def target() -> AsyncIterator[TcpServer]:
-    async with TcpServer.listening() as target:
-        yield target
-
-
 def to(target: TcpServer) -> Connect:
     return lambda: dial(Address("127.0.0.1", target.port), PATIENCE_S)
 

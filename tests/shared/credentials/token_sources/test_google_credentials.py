@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ OWN = "own@proj.iam.gserviceaccount.com"
 OTHER = "other@proj.iam.gserviceaccount.com"
 THIRD = "third@proj.iam.gserviceaccount.com"
 USER = "user@example.com"
-
-
-@pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    async with Google() as services:
-        yield services
 
 
 class World:

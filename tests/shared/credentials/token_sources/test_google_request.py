@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from operator import methodcaller
 from typing import TypeVar
 
@@ -26,12 +26,6 @@ from tests.support.google import Google
 from tests.support.metadata_server import PATIENCE_S, Answer, listening
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    async with Google() as services:
-        yield services
 
 
 async def run(work: Callable[[Request], T], *, step_timeout_s: float = 5, tls: ssl.SSLContext) -> T:

@@ -3,8 +3,6 @@ have the whole ways that end so."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from shared.credentials.token_sources.impersonation import Impersonated, id_token_url
@@ -16,12 +14,6 @@ from tests.support.google_services import MACHINE
 ACCOUNT = "other@proj.iam.gserviceaccount.com"
 BETWEEN = "between@proj.iam.gserviceaccount.com"
 AUDIENCE = "https://hello.example"
-
-
-@pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    async with Google() as services:
-        yield services
 
 
 def impersonated(google: Google, *delegates: str) -> Impersonated:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from shared.credentials.token_sources.metadata_access import MetadataAccess
 from shared.errors import TokenError
 from tests.support.google import Google
 from tests.support.metadata_server import Answer, closed_port
-
-
-@pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    async with Google() as services:
-        yield services
 
 
 async def test_a_token_is_kept(google: Google) -> None:

@@ -464,12 +464,6 @@ async def test_a_server_of_an_alias_is_one_of_ours(server: Path, client: MeshIde
 # Servers whose certificates end.
 
 
-@pytest.fixture
-def clock() -> Clock:
-    """The wall clock, which stands still at the time of day."""
-    return Clock(time.time())
-
-
 async def test_a_server_whose_certificate_ends_gets_no_new_streams(
     mesh: Authority, server: Path, client: MeshIdentity, clock: Clock
 ) -> None:
