@@ -26,6 +26,7 @@ from gateway.config.config import GatewayConfig, load
 from shared.errors import ConfigError, HboneError
 from shared.ops import families
 from shared.tasks import spawn
+from shared.watched_file import Stamp, stamp
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -52,8 +53,8 @@ trip took 12 ms while 1,000 routes were read."""
 FIXED = ("admin", "metrics", "health", "tokens")
 """Fields whose change takes effect at the next start only."""
 
-Look = dict[Path, tuple[int, ...] | None]
-"""What `stat` says of each file; None where there is none."""
+Look = dict[Path, Stamp | None]
+"""The stamp of each file; None where there is none."""
 
 
 class ConfigFile:
@@ -81,21 +82,7 @@ class ConfigFile:
 
 def look(paths: Iterable[Path]) -> Look:
     """What tells two states of the files apart, symlinks followed."""
-    found: Look = {}
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            found[path] = None
-        else:
-            found[path] = (
-                status.st_dev,
-                status.st_ino,
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_ctime_ns,
-            )
-    return found
+    return {path: stamp(path) for path in paths}
 
 
 def log_warnings(config: GatewayConfig) -> None:

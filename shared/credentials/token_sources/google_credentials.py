@@ -17,7 +17,6 @@ leads to an account itself does so through that. The file is looked at before ea
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from shared.credentials.token_sources.token_answers import access_token, jwt_for
 from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.credentials.tokens.minting import Minted, Minter
 from shared.errors import TokenError
+from shared.watched_file import Stamp, stamp
 
 
 class GoogleCredentials:
@@ -55,7 +55,7 @@ class GoogleCredentials:
         self._settings = settings
         self._tls = tls
         self._now = now
-        self._read: tuple[Path, tuple[int, int, int]] | None = None
+        self._read: tuple[Path, Stamp | None] | None = None
         self._minter: Minter | None = None
         self._looking = asyncio.Lock()
 
@@ -78,13 +78,7 @@ class GoogleCredentials:
     def _current(self, _: Request) -> Minter:
         """The minter that the file's present content means."""
         path = google_file.find(self._settings)
-        try:
-            about = os.stat(path)
-        except OSError as error:
-            raise TokenError(
-                f"cannot read credentials file {path}: {error.strerror or error}", "file"
-            ) from error
-        version = path, (about.st_mtime_ns, about.st_size, about.st_ino)
+        version = path, stamp(path)
         if self._minter is None or self._read != version:
             self._minter = self._made(google_file.read(path), f"credentials file {path}")
             self._read = version

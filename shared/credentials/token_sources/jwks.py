@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import ssl
 import time
@@ -37,6 +36,7 @@ from shared.net import http1
 from shared.tasks import spawn
 from shared.trust.jwt_check import PublicKey, algorithm
 from shared.trust.token_claims import shown_claim
+from shared.watched_file import WatchedFiles
 
 log = logging.getLogger("hbone.jwks")
 
@@ -106,7 +106,7 @@ class KeySet:
         self._asked_at = float("-inf")
         self._got_at = float("-inf")
         self._age_s = DEFAULT_AGE_S
-        self._stamp: tuple[int, int, int] | None = None
+        self._watched = WatchedFiles([] if self._file is None else [self._file])
         self._failure: UnavailableError | None = None
         self._failed_at = float("-inf")
         self._flight: asyncio.Task[None] | None = None
@@ -202,15 +202,13 @@ class KeySet:
         self._asked_at = now
         assert self._file is not None
         try:
-            about = os.stat(self._file)
-            stamp = about.st_ino, about.st_mtime_ns, about.st_size
-            if stamp == self._stamp:
+            if not self._watched.changed():
                 return
-            self._stamp = stamp
+            self._watched.note()
             # In place: a local file of a few KiB.
             self._take(read_keys(regular_files.read(self._file, MAX_BYTES)))
         except OSError as error:
-            self._stamp = None
+            self._watched.forget()
             self._failed(ValueError(error.strerror or str(error)))
         except ValueError as error:
             self._failed(error)

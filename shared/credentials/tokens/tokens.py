@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import TokenError
 from shared.trust.token_claims import MAX_TOKEN_BYTES, at_utc, claims_of, expiry_of, shown_claim
+from shared.watched_file import Stamp, stamp_of
 
 if TYPE_CHECKING:  # ssh users wait for what is imported
     from shared.credentials.tokens.minting import Minted
@@ -102,7 +103,7 @@ class FileToken:
         self._now = now
         self._token = ""
         self._expires_at_s = math.inf
-        self._version: tuple[int, int, int] | None = None
+        self._version: Stamp | None = None
         self._failure = ""
         self._failed_at_s = 0.0
         self._monotonic = monotonic
@@ -114,7 +115,7 @@ class FileToken:
         """The file's present content, blanks around it removed; TokenError when it cannot be used."""
         try:
             # In place: both are local, and the kubelet's volume is memory.
-            if self._version is None or _version(os.stat(self._path)) != self._version:
+            if self._version is None or stamp_of(os.stat(self._path)) != self._version:
                 self._read()
             self._demand_unexpired()
         except OSError as error:
@@ -135,7 +136,7 @@ class FileToken:
         if now < self._look_at:
             return self._token
         try:
-            if _version(os.stat(self._path)) != self._version:
+            if stamp_of(os.stat(self._path)) != self._version:
                 return None
         except OSError:
             return None
@@ -159,7 +160,7 @@ class FileToken:
         return TokenStatus(
             identity=f"file {self._path}",
             audience=self._audience,
-            minted_at_s=self._version[0] / 1e9 if self._version else None,
+            minted_at_s=self._version.mtime_ns / 1e9 if self._version else None,
             expires_at_s=self._expires_at_s if self._version and math.isfinite(self._expires_at_s) else None,
             failure=self._failure,
             failed_at_s=self._failed_at_s if self._failure else None,
@@ -189,7 +190,7 @@ class FileToken:
                 raise TokenError(f"its token cannot be sent: {error}", error.reason) from error
         self._token = text
         self._expires_at_s = _expiry_if_told(text)
-        self._version = _version(about)
+        self._version = stamp_of(about)
         if self._counts is not None:
             self._counts.refreshed()
 
@@ -198,10 +199,6 @@ class FileToken:
         if late_s >= 0:
             ago = f"{late_s:.0f} s ago, at {at_utc(self._expires_at_s)}"
             raise TokenError(f"its token expired {ago}; does anybody renew it?", "expired")
-
-
-def _version(about: os.stat_result) -> tuple[int, int, int]:
-    return about.st_mtime_ns, about.st_size, about.st_ino
 
 
 # What makes a token unfit to be sent.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 from pathlib import Path
+
+from shared.watched_file import WatchedFiles
 
 HOSTS = Path("/etc/hosts")
 
@@ -19,7 +20,7 @@ class HostsFile:
 
     def __init__(self, file: Path = HOSTS) -> None:
         self._file = file
-        self._stamp: tuple[int, int, int] | None = None
+        self._watched = WatchedFiles([file])
         self._names: dict[str, tuple[str, ...]] = {}
 
     def addresses(self, name: str) -> tuple[str, ...]:
@@ -27,14 +28,9 @@ class HostsFile:
 
         `localhost`, and what ends in `.localhost`, is never looked up elsewhere (RFC 6761 section 6.3).
         """
-        try:
-            status = os.stat(self._file)
-        except OSError:
-            self._stamp, self._names = None, {}
-        else:
-            stamp = status.st_mtime_ns, status.st_ino, status.st_size
-            if stamp != self._stamp:
-                self._stamp, self._names = stamp, _read(self._file)
+        if self._watched.changed():
+            self._watched.note()
+            self._names = _read(self._file)
         found = self._names.get(name, ())
         if not found and (name == "localhost" or name.endswith(".localhost")):
             return LOOPBACK

@@ -1,16 +1,12 @@
 """Something made of certificate files, and made anew once the files have changed.
 
-Owned here: noticing a change, and keeping what is in use when the new files are no good. What is made of them
-is the caller's (`make`): pyOpenSSL's context at the built-in mTLS end, Python's at the HBONE port. Nobody
-watches in between: the files are looked at when a connection comes, so an idle process does nothing.
-
-All that are in use are known here (`in_use`), for those who show certificates and their ends.
+When the new files cannot be used, what was made of the old ones stays in use. The files are checked when a
+connection comes, so an idle process does nothing.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from shared import regular_files
 from shared.errors import ConfigError, UnavailableError
+from shared.watched_file import WatchedFiles
 
 T = TypeVar("T")
 
@@ -61,7 +58,7 @@ class CertificateFiles(Generic[T]):
         self._log = log
         self._purpose = purpose
         self._every_s = look_every_s
-        self._stamp: tuple[object, ...] = ()
+        self._watched = WatchedFiles(self._files)
         self._complaint = ""  # about the files as they are now, once told
         self._next_look = 0.0
         self._own = own
@@ -84,12 +81,11 @@ class CertificateFiles(Generic[T]):
         Files that are replaced meanwhile, so that a new key is met beside an old certificate, are read again.
         """
         for left in reversed(range(READINGS)):
-            # Looked at before it is read: what changes in between is found by the next look.
-            self._stamp = tuple(map(_stamp, self._files))
+            self._watched.note()
             try:
                 made = self._make()
             except (ConfigError, UnavailableError):
-                if not left or tuple(map(_stamp, self._files)) == self._stamp:
+                if not left or not self._watched.changed():
                     raise
             else:
                 self._made = made
@@ -102,7 +98,7 @@ class CertificateFiles(Generic[T]):
         succeeded once."""
         if now >= self._next_look:
             self._next_look = now + self._every_s
-            if tuple(map(_stamp, self._files)) != self._stamp:
+            if self._watched.changed():
                 self._renew()
         return self._made
 
@@ -113,18 +109,13 @@ class CertificateFiles(Generic[T]):
         except (ConfigError, UnavailableError) as error:
             if isinstance(error, UnavailableError):
                 # Not what is in them is at fault but, say, a want of descriptors: that passes by itself.
-                self._stamp = ()
+                self._watched.forget()
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 self._log.warning("%s: keeping the certificate in use: %s", self._purpose, error)
         else:
             self._complaint = ""
             self._log.info("%s: certificate files read again", self._purpose)
-
-
-def stamps(files: Iterable[Path]) -> tuple[object, ...]:
-    """Changes whenever one of `files` does; for who follows other files in this way."""
-    return tuple(map(_stamp, files))
 
 
 def in_use() -> list[CertificateFiles[Any]]:
@@ -138,12 +129,3 @@ def _content(file: Path) -> bytes:
         return regular_files.read(file, regular_files.MAX_PEM_BYTES)
     except OSError:
         return b""
-
-
-def _stamp(file: Path) -> tuple[int, int, int]:
-    """Changes whenever the file does: written over, replaced, or behind a symbolic link that moved on."""
-    try:
-        found = os.stat(file)
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)

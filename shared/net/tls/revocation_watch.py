@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 from shared import regular_files
 from shared.errors import ConfigError, HboneError, RevokedError, UnavailableError
-from shared.net.tls.certificate_files import stamps
 from shared.ops import families as metrics
 from shared.tasks import spawn
 from shared.trust.revocation_lists import MAX_FILE_BYTES, RevocationList, parse
 from shared.trust.revocations import Proof, Revocations
+from shared.watched_file import WatchedFiles
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -66,7 +66,7 @@ class RevocationWatch:
         self._every_s = look_every_s
         self._clock = clock
         self._revocations = Revocations()
-        self._stamp: object = None
+        self._watched = WatchedFiles((file, roots))
         self._complaint = ""  # about the files as they are now, once told
         self._overdue: set[str] = set()  # issuers, once told
         self._followers: list[Callable[[], int]] = []
@@ -126,7 +126,7 @@ class RevocationWatch:
             UnavailableError: a file is missing or cannot be read.
             ConfigError: there is no list in it that can be used, or one that its issuer has not signed.
         """
-        self._stamp = self._look()  # before it is read: what changes in between is found by the next look
+        self._watched.note()
         self._use(*_read(self.file, self._roots, ()))
 
     def start(self) -> None:
@@ -142,15 +142,14 @@ class RevocationWatch:
     async def look(self) -> None:
         """Reads the files again if they have changed, and ends connections of those who are revoked now. What
         cannot be used changes nothing but the log."""
-        found = self._look()
-        if found != self._stamp:
-            self._stamp = found
+        if self._watched.changed():
+            self._watched.note()
             try:
                 known = self._revocations.intermediates
                 self._use(*await asyncio.to_thread(_read, self.file, self._roots, known))
             except HboneError as error:
                 if isinstance(error, UnavailableError):
-                    self._stamp = None  # read once more at the next look: it may pass without a change
+                    self._watched.forget()  # read once more at the next look: it may pass without a change
                 self._complain(str(error))
             else:
                 self._complaint = ""
@@ -169,9 +168,6 @@ class RevocationWatch:
         while True:
             await asyncio.sleep(self._every_s)
             await self.look()
-
-    def _look(self) -> object:
-        return stamps((self.file, self._roots))
 
     def _use(self, lists: Iterable[RevocationList], roots: Iterable[x509.Certificate]) -> None:
         try:
