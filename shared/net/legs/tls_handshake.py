@@ -31,8 +31,7 @@ from shared.net.legs.contract import Buffer
 from shared.net.tls.contexts import (
     MESH_FLAGS,
     OLDEST,
-    check_trusted,
-    read_file,
+    read_roots,
 )
 from shared.tls import alerts
 
@@ -113,12 +112,7 @@ def _load(file: Path, what: str, load: Callable[[Path], None]) -> None:
 
 
 def _load_roots(context: SSL.Context, file: Path) -> None:
-    try:
-        check_trusted(read_file(file))
-    except UnavailableError as error:
-        raise UnavailableError(f"root certificates: {error}") from error
-    except ValueError as error:
-        raise ConfigError(str(file), None, "", f"no usable root certificates: {error}") from error
+    read_roots(file)
     _load(file, "root certificates", context.load_verify_locations)
 
 

@@ -6,8 +6,8 @@ Three kinds of contexts come from it:
 - `server_context`: for a server that asks for no certificate (the Cloud Run stand-in);
 - `mesh_context`: mTLS between members of the mesh, who prove SPIFFE IDs (`mesh_tls.py`).
 
-The built-in mTLS end needs pyOpenSSL (`tls_handshake.py`); it takes OLDEST, MESH_FLAGS and `check_trusted`
-from here. `proved_chain` is what revocation lists and trust bundles judge after a handshake of any of them.
+The built-in mTLS end needs pyOpenSSL; it has OLDEST, MESH_FLAGS and `read_roots` from here. `proved_chain` is
+what revocation lists and trust bundles judge after a handshake of any of them.
 
 No context is made by `ssl.create_default_context`, because its verify flags depend on Python's version (3.13
 adds VERIFY_X509_STRICT and VERIFY_X509_PARTIAL_CHAIN), so that one CA file would be good under one Python and
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shared import regular_files
-from shared.errors import UnavailableError
+from shared.errors import ConfigError, UnavailableError
 from shared.net.tls.certificate_files import CertificateFiles
 
 log = logging.getLogger("hbone.tls")
@@ -220,6 +220,23 @@ def check_file(file: Path) -> None:
         check_trusted(read_file(file))
     except ValueError as error:
         raise UnavailableError(f"{file}: {error}") from error
+
+
+def read_roots(file: Path) -> bytes:
+    """The content of a file with the mesh's root certificates.
+
+    Raises:
+        UnavailableError: it cannot be read.
+        ConfigError: there is no certificate in it, or one that cannot be read.
+    """
+    try:
+        pem = read_file(file)
+        check_trusted(pem)
+    except UnavailableError as error:
+        raise UnavailableError(f"root certificates: {error}") from error
+    except ValueError as error:
+        raise ConfigError(str(file), None, "", f"no usable root certificates: {error}") from error
+    return pem
 
 
 def check_trusted(pem: bytes) -> None:

@@ -25,7 +25,7 @@ from shared.net.tls.contexts import (
     load_own,
     mesh_context,
     proved_chain,
-    read_file,
+    read_roots,
     trust,
 )
 from shared.net.tls.revocation_watch import RevocationWatch
@@ -153,11 +153,7 @@ def _load(context: MeshContext, folder: Path) -> None:
         ) from error
     except OSError as error:
         raise UnavailableError(f"{error.filename}: {error.strerror or error}") from error
-    trusted = read_file(roots)
-    try:
-        trust(context, trusted)
-    except ValueError as error:
-        raise ConfigError(str(roots), None, "", f"no usable root certificates: {error}") from error
+    trust(context, read_roots(roots))
     from shared.net.tls.root_files import trust_bundles  # cryptography, which not every start needs
 
     context.bundles = trust_bundles(paths.bundles)
