@@ -15,7 +15,7 @@ from tests.support.metadata_server import closed_port
 
 NOBODY_NEEDS = frozenset(
     # Certificates and tokens of our own making, the answers of admin ports, and what only mistakes need.
-    ("OpenSSL", "cryptography", "jwt", "difflib", "email", "http", "importlib.metadata", "bz2", "lzma")
+    ("OpenSSL", "cryptography", "jwt", "difflib", "email", "http.client", "importlib.metadata", "bz2", "lzma")
 )
 
 NO_TUNNELS_NEED = NOBODY_NEEDS | {

@@ -11,9 +11,10 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from agent.proxy.app_protocol import AppProtocol, Spoken
-from agent.proxy.exchange import NOT_IMPLEMENTED, UNAVAILABLE, Exchange
+from agent.proxy.exchange import Exchange
 from agent.proxy.fields import request_head
 from agent.proxy.http1_connection import takes_upgrade
 from agent.proxy.http1_pool import Http1Pool
@@ -94,7 +95,7 @@ class AppRequests:
                 self._upgrade(exchange)
             else:
                 text = "the app takes no extended CONNECT (SETTINGS_ENABLE_CONNECT_PROTOCOL)"
-                exchange.fail(NOT_IMPLEMENTED, text)
+                exchange.fail(HTTPStatus.NOT_IMPLEMENTED, text)
         elif head.protocol:
             self._upgrade(exchange)
         else:
@@ -103,12 +104,12 @@ class AppRequests:
     def unreachable(self, exchange: Exchange, error: HboneError) -> None:
         """Tells the client that the app cannot be asked anything."""
         exchange.carrier = None
-        exchange.fail(UNAVAILABLE, str(error).replace("connect to", "app at", 1))
+        exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error).replace("connect to", "app at", 1))
 
     def _upgrade(self, exchange: Exchange) -> None:
         why_not = takes_upgrade(exchange.head.protocol)
         if why_not:
-            exchange.fail(NOT_IMPLEMENTED, why_not)
+            exchange.fail(HTTPStatus.NOT_IMPLEMENTED, why_not)
         else:
             self._http1.carry(exchange, fresh=True)
 

@@ -13,6 +13,7 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Protocol
 
 from agent.proxy.fields import Field, RequestHead
@@ -21,13 +22,6 @@ from shared.http2 import frames
 from shared.net.http2.answers import answer
 from shared.net.legs.contract import Buffer
 from shared.net.legs.stream import Stream
-
-SWITCHING_PROTOCOLS = 101
-OK = 200
-BAD_REQUEST = 400
-NOT_IMPLEMENTED = 501
-BAD_GATEWAY = 502
-UNAVAILABLE = 503
 
 REPEATED_BYTES = 64 << 10
 """Of a request's body that are kept in case it has to be sent again: most of gRPC's messages are smaller."""
@@ -174,7 +168,7 @@ class Exchange:
         if self.is_over:
             self.stream.reset(frames.ENHANCE_YOUR_CALM)
         else:
-            self._fail(UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
 
     def _end(self) -> None:
         self.is_over = True

@@ -21,8 +21,9 @@ import hashlib
 import os
 from collections.abc import Callable
 from enum import Enum
+from http import HTTPStatus
 
-from agent.proxy.exchange import BAD_GATEWAY, BAD_REQUEST, OK, SWITCHING_PROTOCOLS, Exchange
+from agent.proxy.exchange import Exchange
 from agent.proxy.fields import Field, request_trailers, response_fields, response_trailers
 from agent.proxy.http1_messages import (
     LENGTH_CHUNKED,
@@ -167,7 +168,7 @@ class Http1Connection:
             begin = request_bytes(head, chunked=self._chunked, upgrade=upgrade)
         except Http1Error:
             exchange.carrier = None
-            exchange.fail(BAD_REQUEST, "a header of the request cannot be sent as HTTP/1.1")
+            exchange.fail(HTTPStatus.BAD_REQUEST, "a header of the request cannot be sent as HTTP/1.1")
             self._keeps = True
             self._release()
             return
@@ -197,7 +198,7 @@ class Http1Connection:
         """Ends it in order; an exchange on it is cut off."""
         exchange = self._exchange
         if exchange is not None:
-            exchange.fail(BAD_GATEWAY, "krun stops")
+            exchange.fail(HTTPStatus.BAD_GATEWAY, "krun stops")
         elif self._state is not _State.OVER:
             self._end()
 
@@ -300,7 +301,7 @@ class Http1Connection:
                 response = read_head(bytes(head[:end]), method=self._exchange.head.method)
                 rest = bytes(head[end:])
                 head.clear()
-                if response.status == SWITCHING_PROTOCOLS:
+                if response.status == HTTPStatus.SWITCHING_PROTOCOLS:
                     self._switched(response, rest)
                 elif response.is_interim:
                     self._exchange.inform(response.status, response_fields(response.fields))
@@ -386,7 +387,7 @@ class Http1Connection:
             self._exchange = self._stream = None
             self._gone(self)
             kept = [item for item in response_fields(response.fields) if item[0] != b"sec-websocket-accept"]
-            exchange.respond(OK, kept)
+            exchange.respond(HTTPStatus.OK, kept)
             self._upgraded(exchange, self._leg, early)
 
     def _app_ended(self) -> None:
@@ -438,7 +439,7 @@ class Http1Connection:
         self._reset()
         if exchange is not None and not (self._used and nothing_came and exchange.repeat(dealt_with=True)):
             exchange.carrier = None
-            exchange.fail(BAD_GATEWAY, text)
+            exchange.fail(HTTPStatus.BAD_GATEWAY, text)
 
     def _end(self) -> None:
         """Closes in order; what the app has not read of a request that it has answered is dropped."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 
-from agent.proxy.exchange import BAD_GATEWAY, UNAVAILABLE, Exchange
+from agent.proxy.exchange import Exchange
 from agent.proxy.http1_connection import Http1Connection
 from shared.address import Address
 from shared.errors import DialError
@@ -137,10 +138,12 @@ class _Dialling:
             connection = await self._pool.dial()
         except DialError as error:
             exchange.carrier = None
-            exchange.fail(UNAVAILABLE, str(error).replace("connect to", "app at", 1))
+            exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error).replace("connect to", "app at", 1))
             return
         if connection.is_usable:
             connection.carry(exchange)
         else:
             exchange.carrier = None
-            exchange.fail(BAD_GATEWAY, "the app spoke before it was asked, so it does not speak HTTP/1.1")
+            exchange.fail(
+                HTTPStatus.BAD_GATEWAY, "the app spoke before it was asked, so it does not speak HTTP/1.1"
+            )

@@ -14,8 +14,9 @@ The rules:
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
-from agent.proxy.exchange import BAD_GATEWAY, SWITCHING_PROTOCOLS, Exchange
+from agent.proxy.exchange import Exchange
 from agent.proxy.fields import Field, RequestHead, request_trailers, response_fields, response_trailers
 from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
@@ -91,7 +92,7 @@ class Http2Exchange:
 
     def _inform(self, headers: Headers) -> None:
         status = status_of(headers)
-        if not self._is_over and status != SWITCHING_PROTOCOLS:  # which HTTP/2 does not have
+        if not self._is_over and status != HTTPStatus.SWITCHING_PROTOCOLS:  # which HTTP/2 does not have
             self._exchange.inform(status, _plain(headers))
 
     def _respond(self, headers: Headers) -> None:
@@ -161,7 +162,7 @@ class Http2Exchange:
         if (refused or connection.lost) and exchange.repeat(dealt_with=not refused):
             return
         exchange.carrier = None
-        exchange.fail(BAD_GATEWAY, f"the app broke off: {error}", code)
+        exchange.fail(HTTPStatus.BAD_GATEWAY, f"the app broke off: {error}", code)
 
     def full(self, leg: Leg) -> None:
         self._other(leg).pause_reading()

@@ -7,8 +7,9 @@ Owned here: how many connections, and what the app may send ahead on them. Who d
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
-from agent.proxy.exchange import UNAVAILABLE, Exchange
+from agent.proxy.exchange import Exchange
 from agent.proxy.http2_exchange import Http2Exchange, request_headers
 from shared.address import Address
 from shared.errors import UpstreamError
@@ -84,7 +85,7 @@ class Http2Pool:
         """Tells the client that no stream can be had."""
         text = str(error).replace(f"connect to {self._origin}", f"app at {self._app}", 1)
         exchange.carrier = None
-        exchange.fail(UNAVAILABLE, text)
+        exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, text)
 
     def opened(self, exchange: Exchange, stream: Stream) -> None:
         """Carries an exchange on its stream."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 
 from agent.config.settings import Settings
 from agent.tunnels.app_proxy import AppProxy
@@ -23,16 +24,14 @@ from shared.ops.repeated_log import RepeatedLog
 
 log = logging.getLogger("hbone.app")
 
-UNAVAILABLE = 503
 
-_WHAT_TO_DO = {
-    502: "the app's own log may say more; HBONE_APP_PROTOCOL says what it speaks",
-    UNAVAILABLE: "is the app up, and does it listen on the PORT that it is given, or on HBONE_APP?",
+_WHAT_TO_DO: dict[int, str] = {
+    HTTPStatus.BAD_GATEWAY: "the app's own log may say more; HBONE_APP_PROTOCOL says what it speaks",
+    HTTPStatus.SERVICE_UNAVAILABLE: (
+        "is the app up, and does it listen on the PORT that it is given, or on HBONE_APP?"
+    ),
 }
 """By what the client is told."""
-
-SERVER_ERROR = 500
-"""Statuses from here on are not the client's fault (RFC 9110 section 15.6)."""
 
 
 class BoundedRequests:
@@ -83,8 +82,10 @@ class BoundedRequests:
             text = f"{self._most} requests to the app are open, which is HBONE_MAX_REQUESTS"
             refusal = LimitError(text, "HBONE_MAX_REQUESTS")
         if refusal is not None:
-            answer(stream, UNAVAILABLE, str(refusal))
-            self._warnings.warning(refusal.limit, f"{UNAVAILABLE} to a request to the app: {refusal}")
+            answer(stream, HTTPStatus.SERVICE_UNAVAILABLE, str(refusal))
+            self._warnings.warning(
+                refusal.limit, f"{HTTPStatus.SERVICE_UNAVAILABLE} to a request to the app: {refusal}"
+            )
             return
         self._proxy.take(stream)
 
@@ -100,7 +101,7 @@ class BoundedRequests:
 
     def _failed(self, status: int, text: str) -> None:
         """A request was answered with `status` in place of the app, or cut off, and why."""
-        if status >= SERVER_ERROR and not self._closing:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not self._closing:
             hint = None if "HBONE_" in text else _WHAT_TO_DO.get(status)
             self._warnings.warning(str(status), f"{status}: {text}" + (f": {hint}" if hint else ""))
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
 from agent.config.settings import INBOUND_TARGET, SSHD_TARGET, Settings
 from agent.tunnels.descriptors import Shares
@@ -17,7 +18,7 @@ from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_request import target_name
-from shared.tunnel.tunnel_server import UNAVAILABLE, ServedTunnel
+from shared.tunnel.tunnel_server import ServedTunnel
 
 
 class Requests:
@@ -74,10 +75,10 @@ class Requests:
         elif target is None or method != b"POST":
             tunnel.refuse(405, RefusedError("a tunnel is opened with POST"), [(b"allow", b"POST")])
         elif (refusal := self._refusal()) is not None:
-            tunnel.refuse(UNAVAILABLE, refusal)
+            tunnel.refuse(HTTPStatus.SERVICE_UNAVAILABLE, refusal)
         elif self.open_tunnels > self._most_tunnels:
             text = f"{self._most_tunnels} tunnels are open, which is HBONE_MAX_TUNNELS"
-            tunnel.refuse(UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
+            tunnel.refuse(HTTPStatus.SERVICE_UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
         else:
             timeout_s = self._settings.dial_timeout_s
             tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")

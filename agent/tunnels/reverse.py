@@ -28,6 +28,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
@@ -73,8 +74,6 @@ STEADY_S = 10.0
 
 VERDICT_S = 10.0
 """For the gateway to say whether we are registered: one round trip after the handshake."""
-
-BAD_REQUEST = 400
 
 
 class ReverseTunnels:
@@ -358,7 +357,7 @@ class GatewayConnection(PingedConnection):
         try:
             verdict = registration.read(stream.headers)
         except ValueError as error:
-            answer(stream, BAD_REQUEST, str(error))
+            answer(stream, HTTPStatus.BAD_REQUEST, str(error))
             return
         if self.verdict is None:
             self.verdict = verdict

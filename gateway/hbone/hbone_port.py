@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 from gateway.config.hbone_settings import HboneSettings
@@ -73,13 +74,10 @@ from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.request_context import forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
-from shared.tunnel.tunnel_server import UNAUTHORIZED, UNAVAILABLE, ServedTunnel
+from shared.tunnel.tunnel_server import ServedTunnel
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
-
-BAD_REQUEST = 400
-METHOD_NOT_ALLOWED = 405
 
 
 class HboneListener:
@@ -276,18 +274,18 @@ class HboneListener:
         self._identities.add(record.identity)
         if header_value(stream.headers, b":method") != b"CONNECT":
             error = BadRequestError("a tunnel is opened with CONNECT")
-            tunnel.refuse(METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
+            tunnel.refuse(HTTPStatus.METHOD_NOT_ALLOWED, error, [(b"allow", b"CONNECT")])
             return
         token = self.tokens.shown(stream.headers)
         try:
             target = self._target(tunnel, authority, token)
         except BadRequestError as error:
-            tunnel.refuse(BAD_REQUEST, error)
+            tunnel.refuse(HTTPStatus.BAD_REQUEST, error)
         except DeniedError as error:
-            tunnel.refuse(UNAUTHORIZED, error)
+            tunnel.refuse(HTTPStatus.UNAUTHORIZED, error)
         except LimitError as error:
             self._refusals.add(error)
-            tunnel.refuse(UNAVAILABLE, error)
+            tunnel.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
         else:
             connecting = partial(self._connect, tunnel, target, token)
             tunnel.connecting = tunnel.carry(connecting, f"hbone tunnel to {target}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 from gateway.config.reverse_settings import ReverseSettings
@@ -36,7 +37,6 @@ from shared.ops.metrics import TunnelMetrics
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-OK = 200
 
 MAX_TRIES = 3
 """Workloads that a tunnel is offered to: one that drains, or has just died, refuses what was on its way."""
@@ -212,6 +212,6 @@ class ReverseListener:
             except BaseException:
                 stream.abort()
                 raise
-            if status != OK:
+            if status != HTTPStatus.OK:
                 raise await refusal(stream, status, AskedOf(token_sent=False, in_mesh=True))
             return stream

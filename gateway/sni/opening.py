@@ -37,6 +37,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from http import HTTPStatus
 from typing import Protocol
 
 from gateway.rules.routes import Target
@@ -53,9 +54,6 @@ from shared.tunnel.retry import (
 )
 
 log = logging.getLogger("hbone.upstream")
-
-OK = 200
-UNAUTHORIZED = 401
 
 
 class Asking(Protocol):
@@ -166,14 +164,14 @@ class Opening:
 
     def _responded(self, headers: Headers) -> None:
         stream = self._stream
-        if stream is None or status_of(headers) != OK:
+        if stream is None or status_of(headers) != HTTPStatus.OK:
             self._go_on()
             return
         self._unhook()
         self._leave_budget()
         self._source.accepted()
         stream.connection.has_answered = stream.connection.has_carried = True
-        self._asking.status = OK
+        self._asking.status = HTTPStatus.OK
         self._asking.awaiting_answer = False
         self._asking.answered(stream)
 
@@ -294,7 +292,7 @@ class Opening:
             asking.awaiting_answer = False
         asking.status = status
         connection.has_answered = True
-        if status == OK:
+        if status == HTTPStatus.OK:
             self._source.accepted()
             connection.has_carried = True
             return None
@@ -306,7 +304,7 @@ class Opening:
         raise StatusError(status, f"{final}{self._why_not}")
 
     async def _after_status(self, stream: Stream, status: int) -> Retry | None:
-        if status != UNAUTHORIZED:
+        if status != HTTPStatus.UNAUTHORIZED:
             asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
             return self._ask_rules().after_status(status, asked_s)
         rejected = self._token

@@ -16,10 +16,11 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 
 from gateway.ports.admission import Admission
 from gateway.ports.hello import ClientLeg, turn_away
-from gateway.reverse.reverse_port import OK, ReverseListener
+from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.routes import MAX_CACHED_TARGETS, RouteTable, Target
 from gateway.sni.forward import Forward
 from gateway.sni.opening import Opening
@@ -286,7 +287,7 @@ class Tunnels:
         except StatusError as error:
             tunnel.status = error.status
             raise
-        tunnel.stream_id, tunnel.status = stream.id, OK
+        tunnel.stream_id, tunnel.status = stream.id, HTTPStatus.OK
         tunnel.target = dataclasses.replace(target, dial=Address.parse(stream.connection.peer_name))
         return stream
 

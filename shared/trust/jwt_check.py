@@ -9,6 +9,7 @@ import base64
 import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import jwt
@@ -30,11 +31,6 @@ RSA_BITS = 2048
 
 GOOGLE_ISSUER = "https://accounts.google.com"
 
-STATUS_UNAUTHORIZED = 401
-"""The token is malformed, expired, badly signed or meant for somebody else."""
-
-STATUS_FORBIDDEN = 403
-"""There is no token, and the service is not open to everybody."""
 
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 
@@ -76,7 +72,7 @@ class TokenChecker:
         Cloud Run answers.
         """
         if authorization is None or not authorization.strip():
-            raise TokenRejectedError(STATUS_FORBIDDEN, "the request carries no token", MISSING)
+            raise TokenRejectedError(HTTPStatus.FORBIDDEN, "the request carries no token", MISSING)
         scheme, _, token = authorization.strip().partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer":
@@ -144,7 +140,7 @@ class TokenChecker:
 
 
 def _unauthorized(reason: str, kind: str) -> TokenRejectedError:
-    return TokenRejectedError(STATUS_UNAUTHORIZED, reason, kind)
+    return TokenRejectedError(HTTPStatus.UNAUTHORIZED, reason, kind)
 
 
 def _seconds_to(date: str | float) -> str:

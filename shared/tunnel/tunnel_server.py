@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from http import HTTPStatus
 
 from shared.errors import (
     DialError,
@@ -27,17 +28,11 @@ from shared.tasks import spawn
 from shared.tunnel.request_context import read_traceparent
 from shared.tunnel.tunnel_record import TunnelRecord
 
-OK = 200
-UNAUTHORIZED = 401
-"""The rules refuse the target, as ztunnel says it of its own."""
 GONE = 499
 """For the record only: the peer left before it was answered. Google's status codes have this for cancelled
 requests (google/rpc/code.proto), as nginx's log has."""
-INTERNAL = 500
-UNAVAILABLE = 503
-"""The target cannot be connected; ztunnel's word for it, too."""
 
-_CONNECTED = ((b":status", str(OK).encode()),)
+_CONNECTED = ((b":status", str(HTTPStatus.OK).encode()),)
 
 
 class State(Enum):
@@ -120,14 +115,14 @@ class ServedTunnel:
         try:
             leg = await connect()
         except (DialError, LimitError) as error:
-            self.refuse(UNAVAILABLE, error)
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
             return
         except RefusedError as error:
-            self.refuse(UNAUTHORIZED, error)
+            self.refuse(HTTPStatus.UNAUTHORIZED, error)
             return
         except BaseException:
             # Cancelled, or a fault of ours, which the task's end reports: the peer must not wait for ever.
-            self.refuse(INTERNAL, HboneError("a fault of ours: its log says more"))
+            self.refuse(HTTPStatus.INTERNAL_SERVER_ERROR, HboneError("a fault of ours: its log says more"))
             raise
         finally:
             self._connecting = None
@@ -160,7 +155,7 @@ class ServedTunnel:
         if self.relay is not None:
             self.relay.abort(error)
         else:
-            self.refuse(UNAVAILABLE, error)
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
 
     def _gone(self, error: StreamResetError) -> None:
         if not self.over:
@@ -181,7 +176,7 @@ class ServedTunnel:
         if self._clock is not None:
             self._clock.forget(relay)
         self.record.end(relay, self.age_s)
-        self._end(OK)
+        self._end(HTTPStatus.OK)
 
     def _end(self, status: int) -> None:
         self._state = State.OVER

@@ -20,6 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
 from shared.errors import ExpelledError, RefusedError, StreamDoneError, StreamResetError
@@ -101,7 +102,6 @@ FAIR_S = 0.001
 while reads are full. 64 KiB of large frames are a tenth of it; of one-byte frames three times as much. So a
 read may be a large one where the last full one shows that this will take less."""
 
-HEADERS_TOO_LARGE = 431
 
 _CLOSED = StreamState.CLOSED
 
@@ -445,7 +445,7 @@ class Connection(asyncio.BufferedProtocol):
                 if size > limit:
                     text = f"headers of {size} bytes, the limit is {limit}"
                     log.info("refused a request of %s: %s", self.peer_name, text)
-                    answer(stream, HEADERS_TOO_LARGE, text)
+                    answer(stream, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
                 elif self._on_request is not None:
                     self._on_request(stream)
             case ResponseReceived(SessionStream(owner=Stream() as stream), headers, ended):

@@ -30,7 +30,7 @@ from shared.trust.token_claims import at_utc, claims_of, describe
 
 AUDIENCE = "https://hello.a.run.app"
 NOW = int(time.time())
-"""When the tests begin."""
+"""When the tests are collected."""
 
 
 def now() -> float:
@@ -98,24 +98,25 @@ def test_a_minted_token_opens_the_service(issuer: Issuer) -> None:
 
 def test_any_audience_of_several_will_do(issuer: Issuer) -> None:
     checker(issuer).check(f"Bearer {issuer.mint('custom')}")
-    token = signed(issuer, {"iss": GOOGLE_ISSUER, "aud": ["x", AUDIENCE], "exp": NOW + 60})
+    token = signed(issuer, {"iss": GOOGLE_ISSUER, "aud": ["x", AUDIENCE], "exp": NOW + 3600})
     checker(issuer).check(f"Bearer {token}")
 
 
 def test_clocks_may_differ_by_ten_seconds(issuer: Issuer) -> None:
-    checker(issuer).check(f"Bearer {issuer.mint(AUDIENCE, lifetime_s=-5)}")
-    ahead = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, "iat": NOW + 9, "exp": NOW + 60}
-    checker(issuer).check(f"Bearer {signed(issuer, ahead)}")
+    at_s = time.time()
+    for times in ({"exp": at_s - 5}, {"iat": at_s + 9, "exp": at_s + 60}):
+        claims = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, **times}
+        checker(issuer).check(f"Bearer {signed(issuer, claims)}")
 
 
 def test_elliptic_curve_keys(issuer: Issuer, curve_key: ec.EllipticCurvePrivateKey) -> None:
-    claims = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, "exp": NOW + 60}
+    claims = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, "exp": NOW + 3600}
     token = jwt.encode(claims, curve_key, algorithm="ES256", headers={"kid": "curve"})
     checker(issuer, curve=curve_key.public_key()).check(f"Bearer {token}")
 
 
 def test_any_issuer_when_none_is_asked_for(issuer: Issuer) -> None:
-    token = signed(issuer, {"iss": "https://elsewhere", "aud": AUDIENCE, "exp": NOW + 60})
+    token = signed(issuer, {"iss": "https://elsewhere", "aud": AUDIENCE, "exp": NOW + 3600})
     TokenChecker(issuer.public_keys, [AUDIENCE]).check(f"Bearer {token}")
 
 
@@ -152,7 +153,7 @@ def test_no_token_is_403(issuer: Issuer, authorization: str | None) -> None:
         ({"aud": [[AUDIENCE]]}, "its audience is , expected"),
         ({"aud": None}, "its audience is None, expected"),
         ({"aud": "x\ny" * 500}, r"its audience is x\\nyx\\ny"),
-        ({"exp": NOW - 100}, r"it expired 1\d\d s ago"),
+        ({"exp": NOW - 100}, r"it expired \d+ s ago"),
         ({"exp": None}, "it has no expiry"),
         ({"exp": "tomorrow"}, "its times or its signature cannot be read"),
         ({"exp": float("inf")}, "its times or its signature cannot be read"),
@@ -173,7 +174,7 @@ def test_no_token_is_403(issuer: Issuer, authorization: str | None) -> None:
 def test_well_signed_claims_that_do_not_hold_are_401(
     issuer: Issuer, claims: dict[str, Any], reason: str
 ) -> None:
-    whole = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, "exp": NOW + 60} | claims
+    whole = {"iss": GOOGLE_ISSUER, "aud": AUDIENCE, "exp": NOW + 3600} | claims
     header = part({"alg": "RS256", "kid": issuer.kid})
     signing_input = f"{header}.{part(whole)}"
     # Signed by hand: PyJWT does not mint nonsense.
