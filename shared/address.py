@@ -1,7 +1,6 @@
 """One network address, HOST:PORT, as configuration files and command lines spell it.
 
-Owns the spelling: what a host name may look like, IPv6 in brackets, the range of ports. It looks nothing up
-and opens nothing; dialling and listening have their own modules beside this one.
+What a host name may look like, IPv6 in brackets, the range of ports. Nothing is looked up or opened here.
 """
 
 from __future__ import annotations

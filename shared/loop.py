@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 GARBAGE_LOOK = 10_000
 """Objects that have come and not gone before Python looks for cycles among them. A tunnel that is over
-leaves none (tests/gateway/sni/test_opening.py), and Python's own 700 are a few tunnels' worth."""
+leaves none, and Python's own 700 are a few tunnels' worth."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -1,8 +1,7 @@
-"""The keeper of krun's certificate as the settings have it: with its authority, and what proves us to that.
+"""krun's own certificate as the settings have it: which authority signs it, and what proves us to that
+authority.
 
-Owned here: which signer, and its token. What a keeper does is
-`shared/credentials/certificates/certificate_keeper.py`'s. Imported only when HBONE_CA names an authority:
-gRPC and REST clients would cost every other start.
+Import it only when HBONE_CA names an authority: its gRPC and REST clients would cost every other start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is behind krun's token exchange: Google's STS, and for ID tokens IAM, with the caller's own token.
+"""krun's token exchange with Google: STS, and for ID tokens IAM, with the caller's own token.
 
-Owned here: the steps for one request, and which failures are the caller's fault. The steps themselves are
-`gke_exchange`'s. Nothing is kept, so no caller gets what another one's token was good for.
+Nothing is kept, so no caller gets a token that was made from somebody else's.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """A token exchange for Envoy and other programs in the container (RFC 8693): their token for one of Google's.
 
-Owned here: the protocol, that is what a request has to have, and the errors of RFC 6749 section 5.2 and RFC
-8693 section 2.2.2. Not owned: the exchange itself (`sts_exchange`), nor keeping tokens: who asks does that,
-by `expires_in`. The subject token is the caller's only credential, and nothing of krun's own identity is
-lent; so whoever reaches the port gains nothing that the token would not give at Google's own. It is on
-loopback only, all the same, for the answers are not encrypted, and it answers no web page.
+The errors are those of RFC 6749 section 5.2 and RFC 8693 section 2.2.2. Callers keep the tokens themselves,
+by `expires_in`. The subject token is the caller's only credential, and krun lends nothing of its own
+identity: so whoever reaches the port gains nothing that the token would not give at Google's own. The port
+is on loopback all the same, for the answers are not encrypted, and it answers no web page.
 
 For which audience which token, as the original has it: none, or one of Google's APIs: the federated access
 token; any other, such as a Cloud Run service: an ID token of the service account behind it.
 `requested_token_type` id_token makes it an ID token in any case. The ID token is in `access_token` as well,
-for that is where clients look for it.
+because clients look for it there.
 """
 
 from __future__ import annotations

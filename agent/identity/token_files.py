@@ -1,16 +1,12 @@
 """Kubernetes tokens in the files where workloads look for them, kept current as the kubelet keeps them.
 
-Owned here: when a token is renewed, and the files. Not owned: where tokens come from (a `Minter`), and which
-files are wanted (`kubernetes_settings`).
+A file is written before the app starts. It is renewed when 80 % of its token's life are over, or a day, each
+less a random part, so that many instances that started together do not ask together. When a renewal fails the
+old file stays, and the next attempt follows after a pause that doubles. Files are replaced whole, so a reader
+never sees a part. If the folder is to look like a pod's, `ca.crt` and `namespace` come before the token.
 
-The life of a file: it is written before the app starts, and renewed when 80 % of its token's life are over,
-or a day, each less a random part, so that many instances that started together do not ask together. When that
-fails the old file stays, and it is tried again after a pause that doubles. Files are replaced whole, so who
-reads one never sees a part; with its folder a pod's way, `ca.crt` and `namespace` come before the token.
-
-One task looks after all files. It goes by the wall clock, as tokens do, and looks at it every minute at
-least: a container that Cloud Run has put to sleep wakes up with a loop that knows nothing of the time that
-passed.
+One task serves all files. It goes by the wall clock, as tokens do, and checks it every minute at least: when
+Cloud Run has put a container to sleep, the event loop knows nothing of the time that passed.
 """
 
 from __future__ import annotations

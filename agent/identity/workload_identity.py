@@ -1,8 +1,7 @@
 """What the workload proves itself with, where nobody mounts it: tokens and a certificate that krun keeps.
 
-Owned here: what starts in which order, for one needs the other, and what they have in common. Tokens in files
-come first (`token_files.py`): one of them may be what Istio's CA wants to see. Then the token exchange
-(`sts_server.py`), and last the certificate (`certificates_in_use.py`), which Envoy finds when it starts.
+The parts start in the order in which they need each other: tokens in files first, for Istio's CA may ask for
+one of them; then the token exchange; last the certificate, which Envoy needs at its start.
 
 All of it goes on until the app and Envoy have ended: they may need a new token in their last seconds, too.
 """

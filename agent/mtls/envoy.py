@@ -1,11 +1,8 @@
 """Envoy as the mTLS end on port 15003: finding it, running it, reading its log.
 
-Owned here: the process from its start to its end. Not owned: what it is told (`envoy_bootstrap.py`), and when
-it starts and stops (the agent's story). Counterpart: `inbound`, the built-in end for images without Envoy.
-
-Envoy ends TLS, asks for a certificate of our trust domain's root, holds its SPIFFE ID against the allow list
+Envoy ends TLS, asks for a certificate of our trust domain's root, checks its SPIFFE ID against the allow list
 and passes the bytes to the app, unread. Certificates come through files of its secret discovery service:
-only so does it watch them and take up rotated ones.
+only then does it watch them and load rotated ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What Envoy is told as the mTLS end on port 15003: its bootstrap, its secrets' files, its access log.
+"""Envoy's configuration as the mTLS end on port 15003: its bootstrap, its secrets' files, its access log.
 
-Pure functions; the process that reads it is `envoy.py`'s, who may come in is
-`shared/trust/peer_policy.py`'s, in Envoy's words `envoy_names.py`'s.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ HANDSHAKE_TIMEOUT_S = 10
 """For a client's whole TLS handshake: several round trips between continents, and no more."""
 
 ADMIN_SOCKET = "admin.sock"
-"""No port: the admin interface can end Envoy, and checks nothing of a request (`envoy_admin.py`)."""
+"""No port: the admin interface can end Envoy, and checks nothing of a request."""
 
 OWN_SECRET = "own"
 ROOTS_SECRET = "roots"

@@ -1,10 +1,9 @@
 """Which peers Envoy lets in, in its own words: matchers of the certificate's URI names.
 
-Owned here: a `PeerPolicy` as `match_typed_subject_alt_names` has it. Allowed names are regular expressions.
-These matchers can only be joined by "or", and RE2 cannot say "but not", so a policy that denies is a piece
-of Lua, which Envoy runs once a handshake (`envoy.string_matcher.lua`). Its RBAC filter, which could say "but
-not" too, decides when the first byte has come: by then the app has been connected, and one that speaks first
-has spoken.
+Allowed names are regular expressions. These matchers can only be joined by "or", and RE2 cannot say "but
+not", so a policy that denies is a piece of Lua, which Envoy runs once a handshake
+(`envoy.string_matcher.lua`). Envoy's RBAC filter, which could say "but not" too, decides when the first
+byte has come: by then the app has been connected, and an app that speaks first has spoken.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def name_matchers(policy: PeerPolicy) -> list[Json]:
 
 def domains_of_roots(certificates: Path) -> list[str]:
     """The trust domains whose roots stand in the folder `certificates`, as far as that is told. Envoy lets
-    each of them vouch for any name, other than the built-in end (`certificates/trust_bundles.py`)."""
+    each of them vouch for any name, unlike at the built-in end."""
     paths = certificate_folder.find(certificates)
     try:
         bundles = root_files.trust_bundles(paths.bundles)

@@ -61,10 +61,10 @@ class InboundSettings:
     """PEM file: the mesh's roots, to which client certificates must lead."""
 
     bundles: Path | None = None
-    """JSON file: which of them are whose, if it is there (`certificates/trust_bundles.py`)."""
+    """JSON file: which of them are whose, if it is there."""
 
     alpn: tuple[str, ...] = ()
-    """What a client may be told it speaks to the app, the preferred name first (`app_alpn.py`)."""
+    """What a client may be told it speaks to the app, the preferred name first."""
 
     max_connections: int = 1000
     """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""

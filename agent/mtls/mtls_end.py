@@ -1,8 +1,4 @@
-"""The end of the mesh's mTLS in the container, as the settings have it: Envoy, the built-in one, or none.
-
-Owned here: which one it is, what it is told, and its end with all that it has opened. Not owned: what they do
-(`envoy.py`, `inbound.py`), and when they start and stop (the agent's story).
-"""
+"""The end of the mesh's mTLS in the container, as the settings have it: Envoy, the built-in one, or none."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """What the app speaks: HTTP/1.1, or HTTP/2 with prior knowledge (h2c).
 
-Nothing but a try tells. When the first request has come, a connection of its own begins as an HTTP/2 client
-does: a server of HTTP/2 says its SETTINGS, one of HTTP/1.1 answers that it does not understand (the preface
-is made for that, RFC 9113 section 3.4), or closes. One that says nothing, for it waits for more, is taken for
-an HTTP/1.1 server after `SILENCE_S`; then a gRPC request still goes out as HTTP/2, which it could not be sent
-without. What is known is kept until the app is seen to speak something else. An app that speaks both is
-spoken to in HTTP/2: bidirectional streams and trailers are whole only there.
+Only a try can tell. When the first request has come, a connection of its own begins as an HTTP/2 client
+does: a server of HTTP/2 sends its SETTINGS, a server of HTTP/1.1 answers that it does not understand (the
+preface is made for that, RFC 9113 section 3.4), or closes. A server that is silent for `SILENCE_S` counts as
+one of HTTP/1.1; then a gRPC request still goes out as HTTP/2, which it needs. The result is kept until the
+app is seen to speak something else. An app that speaks both gets HTTP/2: bidirectional streams and trailers
+are whole only there.
 
 The app's log may show that connection as a refused request `PRI *`. HBONE_APP_PROTOCOL=http1 avoids it.
 """

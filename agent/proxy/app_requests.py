@@ -2,10 +2,10 @@
 
 The rules:
 
-1. What the app speaks is found out when the first request comes, which waits for that, as do those that come
+1. What the app speaks is found out when the first request comes. That request waits, as do those that come
    meanwhile.
-2. A WebSocket goes to the app as extended CONNECT where the app takes that, else by Upgrade; once it stands
-   it is a tunnel like any other, with the tunnels' timeouts.
+2. A WebSocket goes to the app as extended CONNECT if the app supports that, or else by Upgrade. When the app
+   has agreed it is a tunnel like any other, with the tunnels' timeouts.
 """
 
 from __future__ import annotations

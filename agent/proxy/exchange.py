@@ -1,5 +1,4 @@
-"""One request to the app and its answer, seen from the client's stream; whoever carries it to the app is
-`http1_connection.py` or `http2_exchange.py`.
+"""One request to the app and its answer, seen from the client's stream.
 
 The rules:
 
@@ -7,7 +6,7 @@ The rules:
 2. What is cut off never looks whole: before the answer has begun the client gets a status and why, after it
    RST_STREAM.
 3. It may be sent to the app again, once, if the app cannot have dealt with it, or may do so twice; if nothing
-   of an answer has come; and if what has been passed on of its body is still at hand (`REPEATED_BYTES`).
+   of an answer has come; and if what has been passed on of its body is still there (`REPEATED_BYTES`).
 """
 
 from __future__ import annotations

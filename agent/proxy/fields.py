@@ -1,6 +1,6 @@
-"""The fields of ordinary requests and answers: what of them passes between a client and the app.
+"""The header fields of ordinary requests and answers: which of them pass between a client and the app.
 
-Taken out of a request:
+Removed from a request:
 
 - what has no meaning beyond one hop (RFC 9110 section 7.6.1, RFC 9113 section 8.2.2);
 - `x-forwarded-client-cert`, which only an mTLS end may set;

@@ -1,9 +1,8 @@
-"""The connections to an app that speaks HTTP/1.1: who carries an exchange, and which are kept for the next.
+"""The connections to an app that speaks HTTP/1.1: dialled with a deadline, and kept for the next exchange.
 
-Owned here: dialling, with its deadline, and the idle connections. The one that was used last is used first.
-An idle one is closed after `KEEP_S`, which is sooner than the usual servers close it. So a request hardly
-ever meets a connection that is about to end; one that does is sent again where that is safe (`exchange.py`,
-rule 3).
+The idle connection that was used last is used first. An idle one is closed after `KEEP_S`, which is sooner
+than the usual servers close it. So a request hardly ever meets a connection that is about to end; one that
+does is sent again where that is safe.
 """
 
 from __future__ import annotations

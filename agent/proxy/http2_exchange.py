@@ -2,8 +2,8 @@
 
 The rules:
 
-1. Heads, bodies, trailers and interim answers pass as they are, less what `fields.py` takes out. Each side
-   that does not read stops the other.
+1. Heads, bodies, trailers and interim answers pass as they are, less the fields of one hop. Each side that
+   does not read stops the other.
 2. The end of an answer ends the exchange; a request that had not ended by then is reset, not ended, at the
    app. The app's RST_STREAM after the head of its answer goes on to the client with its code.
 3. What the app has refused (REFUSED_STREAM, or above GOAWAY's last stream) it has not dealt with, and is sent

@@ -1,7 +1,6 @@
 """The connections to an app that speaks HTTP/2: a stream of one for each exchange.
 
-Owned here: how many connections, and what the app may send ahead on them. Who dials, and who waits, is
-`shared.net.pool.pool`'s.
+How many connections there are, and what the app may send ahead on them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The access log: one line per finished tunnel or refused connection, on standard output.
 
-Owned here: the keys and their order, and writing that neither blocks nor ends the process. Keys and messages
-follow ztunnel's access log. Its counterpart is `log.py`, whose formats it shares; who calls it decides what a
-line says.
-
-The rules of writing:
+Keys and messages follow ztunnel's access log. Writing neither blocks nor ends the process:
 
 1. Lines are collected, and written as one batch at the end of the event loop's turn.
-2. A write never waits. What the reader leaves standing is tried again a little later.
+2. A write never waits. What the reader does not take is tried again a little later.
 3. At most MAX_LINES lines and MAX_BYTES bytes wait. Further lines are dropped and counted in `dropped`, and
    so is what waits when the output breaks.
 4. Only `close` waits, for a reader that is merely slow, and not longer than CLOSE_WAIT_S.
@@ -113,7 +109,7 @@ class Fields(TypedDict, total=False):
     duration_s: float | None
     """Seconds from accept to end; a number in JSON (`0.0130`), with its unit in text (`13ms`, `0.4ms`)."""
     flags: str | None
-    """The response flag of shared/errors.py."""
+    """The response flag, one of `Flag`."""
     error: str | None
     """Why it failed."""
 

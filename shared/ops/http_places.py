@@ -1,15 +1,12 @@
-"""Which connection has to go when a server has no place for one more.
-
-Owned here: the choice, and the source that a client address belongs to. A pure function of what is known of
-the connections; the server (`http_server.py`) has them, and ends the one that is named.
+"""Which connection has to go when a server has no place for one more. A pure function.
 
 The rules:
 
 1. As long as there is room nobody has to go, however many connections one source has: behind a NAT, or the
    kubelet of a node, many clients are one address.
-2. A newcomer takes the place of a connection whose source has at least as many as its own, itself included.
+2. A newcomer gets the place of a connection whose source has at least as many as its own, itself included.
    So no source can crowd out one that has fewer.
-3. First go slow ones of any source (a request that is not complete, a response that is not taken), then the
+3. First go slow ones of any source (a request that is not complete, a response that is not read), then the
    others. Of both first those of the source that has most connections; of its own an idle one before one that
    has just begun; of these the one that has been so for longest.
 4. A request that waits for its answer has to go only for a newcomer whose source has fewer connections, the

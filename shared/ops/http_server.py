@@ -1,9 +1,5 @@
-"""A small HTTP/1.1 server for the admin, health and metrics ports.
-
-Owned here: reading requests within limits, finding their handler, writing responses, closing in good order.
-Not owned: what the paths answer (their handlers do), who has to go when there are too many connections
-(`http_places.py`), TLS, and anything a tunnel needs. h11 does the protocol (RFC 9112); this is its thin
-asyncio side.
+"""A small HTTP/1.1 server for the admin, health and metrics ports: h11 does the protocol (RFC 9112), this
+is its thin asyncio side. No TLS, and nothing that a tunnel needs.
 
 A connection is in one of these states, each with a deadline:
 
@@ -12,7 +8,7 @@ A connection is in one of these states, each with a deadline:
 - WRITING   the response leaves
 - IDLE      between requests
 - LINGERING we have sent our last byte and drop what still comes: closing at once would make the kernel reset
-            the connection and could take the response with it (RFC 9112 section 9.6)
+            the connection and could destroy the response (RFC 9112 section 9.6)
 """
 
 from __future__ import annotations
@@ -135,7 +131,7 @@ class HttpServer:
         local_only: bool = False,
     ) -> None:
         """`name` says in errors and in the log what the port is for. `local_only` refuses requests that a web
-        page may have sent (`local_requests.py`)."""
+        page may have sent."""
         self.name = name
         self.limits = limits
         self.local_only = local_only

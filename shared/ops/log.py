@@ -1,11 +1,8 @@
 """Log records as single lines on standard error: Cloud Logging's JSON keys, or text for a person.
 
-Owned here: the format, the redaction of secrets, and the escaping that keeps a record on its one line
-whatever a peer put into it. Not owned: what is worth a line (the modules that log decide), and the access log
-(`access_log.py`, which shares the formats below).
-
-Text is for people: control characters, line separators and unpaired surrogates appear as escapes such as
-`\\n`. JSON is pure ASCII, so that no reader can split a line at a character that it takes for a line end.
+Secrets are redacted, and a record stays on its one line whatever a peer put into it. Text is for people:
+control characters, line separators and unpaired surrogates appear as escapes such as `\\n`. JSON is pure
+ASCII, so that no reader can split a line at a character that it takes for a line end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened to look-ups of names, in plain numbers: the resolver adds, `dns_metrics` shows."""
+"""What happened to look-ups of names, in plain numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What happened to the connections of one origin, in plain integers.
 
-The pool adds, `shared/ops/metrics.py` shows. Several origins may share one object, so nothing here is ever
-set, only added to and taken from.
+Several origins may share one object, so nothing here is ever set, only added to and subtracted from.
 """
 
 from __future__ import annotations

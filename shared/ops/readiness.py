@@ -1,8 +1,6 @@
 """Whether this process is ready for traffic, and what it still waits for.
 
-Owned here: the names of what is pending, and the answer to a readiness probe. It speaks of this process
-alone: a service behind it that is down must not take it out of rotation. Not owned: the port
-(`http_server.py`) and what a drain does.
+It speaks of this process alone: a service behind it that is down must not take it out of rotation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Log lines that a peer can cause as often as it likes: the first of a kind at once, then one now and then.
-
-Owned here: when a line is written. Not owned: its text, and of which kind it is, one of a small fixed set.
-"""
+"""Log lines that a peer can cause as often as it likes: one of a kind at once, then one now and then."""
 
 from __future__ import annotations
 

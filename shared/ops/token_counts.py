@@ -1,7 +1,6 @@
 """What happened to the tokens of one identity and audience, and what may be told of one; in plain numbers.
 
-Whoever keeps tokens adds, `shared/ops/token_metrics.py` shows. Several tokens may share one object, so
-nothing here is ever set, only added to. No token comes near it.
+Several tokens may share one object, so nothing here is ever set, only added to. No token is kept here.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The first thing a TLS client says: which name it wants, which protocols it speaks inside.
 
-Owns the reading of a ClientHello from the plaintext records at the start of a connection (RFC 8446
-sections 4.1.2 and 5.1, RFC 5246 section 7.4.1.2, RFC 6066 section 3, RFC 7301 section 3.1), and only as far
-as routing needs it: the rest of the hello is the TLS end's to judge. Does not read what the name means
-(istio_sni), changes no byte, and keeps nothing between calls.
+A ClientHello is read from the plaintext records at the start of a connection (RFC 8446 sections 4.1.2 and
+5.1, RFC 5246 section 7.4.1.2, RFC 6066 section 3, RFC 7301 section 3.1), only as far as routing needs it.
+No byte is changed, and nothing is kept between calls.
 
 The rules:
-1. "More bytes are needed" is None, never an error; an error, once given for some bytes, is given for all
+
+1. "More bytes are needed" is None, never an error; an error, once raised for some bytes, is raised for all
    longer ones, so the caller may ask again after each read.
-2. Framing (record headers, the declared length) is judged as soon as it is there. The hello itself is read
-   once, when it is complete: a call with an incomplete one looks at no more than MAX_RECORDS headers.
+2. Framing (record headers, the declared length) is checked as soon as it is there. The hello itself is read
+   once, when it is complete: a call with an incomplete one reads no more than MAX_RECORDS headers.
 3. Whatever the bytes, the outcome is a ClientHello, None or a ClientHelloError.
 """
 

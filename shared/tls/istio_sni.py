@@ -1,12 +1,10 @@
 """The destination that an Istio client writes into the server name: outbound_.PORT_.SUBSET_.HOST.
 
-Owns the reading of that name, of Istio's fallback (the cluster name, `outbound|PORT|SUBSET|HOST`) and of a
-bare name. Which destination is allowed, and where it goes, is the gateway's routes' matter; the name itself
-comes out of client_hello.
+Also read: Istio's fallback (the cluster name, `outbound|PORT|SUBSET|HOST`), and a bare name.
 
 The name is the client's claim and ends up in URLs and token audiences (`https://{service}.a.run.app`), so
-nothing but the letters of DNS names gets through here: a `/`, `@` or `:` in the host could move a URL's
-authority, and with it the gateway's token, elsewhere.
+only the letters of DNS names are accepted: a `/`, `@` or `:` in the host could move a URL's authority, and
+with it the gateway's token, elsewhere.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Patterns of SPIFFE IDs: how a rule says which peers it means. The one place that knows what a `*` is.
-
-Owned here: the patterns' text, what they take, and the same as regular expressions for Envoy. What a rule
-then decides is `peer_policy.py`'s and the rules' of the gateway's ports. No I/O.
+"""Patterns of SPIFFE IDs: how a rule says which peers it means. The one place that knows what a `*` is. No
+I/O.
 
 A pattern is one of:
 
@@ -11,8 +9,8 @@ A pattern is one of:
 - `ns/NAMESPACE/sa/ACCOUNT`: the same of our own trust domain, in the form that Istio's names have.
 - `*`, where the caller allows it: everybody whom the roots vouch for.
 
-Our trust domain may have aliases (`TrustDomain`): a pattern that is written for one of its names takes peers
-of all of them, as with Istio's `trustDomainAliases`.
+Our trust domain may have aliases (`TrustDomain`): a pattern that is written for one of its names matches
+peers of all of them, as with Istio's `trustDomainAliases`.
 """
 
 from __future__ import annotations

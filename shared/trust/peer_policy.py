@@ -1,10 +1,5 @@
-"""Which peers may come in, and whom we talk to: the one verdict on a SPIFFE ID.
-
-Owned here: deny lists before allow lists, default no, and the texts of refusals. What a pattern takes is
-`peer_patterns.py`'s, what a chain proves `trust_bundles.py`'s, what has been revoked `revocations.py`'s. The
-gateway's rules (`gateway/rules/hbone_rules.py`, `gateway/rules/reverse_rules.py`) decide about a peer and
-what it asks for: they have the patterns in common with this, and an order of their own.
-"""
+"""Which peers may come in, and which servers we talk to: the one verdict on a SPIFFE ID, with the texts of
+refusals. Deny lists come before allow lists; the default is no."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Certificate revocation lists as files have them (RFC 5280 section 5): read, judged, and whose they are.
+"""Certificate revocation lists as files have them (RFC 5280 section 5): read, and whether an issuer has
+signed one. No I/O and no clock.
 
-Owned here: what a file of lists may be, and whether an issuer has signed one. No I/O and no clock. Which
-lists count against whom is `revocations.py`'s.
-
-Delta lists and lists about other issuers' certificates are refused, they would need more than what is here;
-so is what a critical extension says that we do not know.
+Delta lists, lists about other issuers' certificates, and unknown critical extensions are refused: they would
+need more than what is here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Certificate revocation lists, asked about a chain (RFC 5280 section 6.3).
-
-Owned here: whose signature makes a list count, and whether a certificate of a chain is on one. No I/O and no
-clock. What a list may be is `revocation_lists.py`'s; when the file is read again, and what happens to
-connections that are open, `shared/net/tls/revocation_watch.py`'s; the chain itself has been verified by TLS.
+"""Whether a certificate of a verified chain is on a revocation list (RFC 5280 section 6.3). No I/O and no
+clock.
 
 The rules:
 
@@ -10,8 +7,8 @@ The rules:
    roots of the same name. Keys are known from the roots, and from the intermediates of chains that have come.
 2. A list that bears a root's name without its signature makes the whole file wrong. One of an issuer that is
    not known (yet) waits for an intermediate of that name.
-3. A list counts however old it is: what was revoked stays so, and who has no newer list is not to be let in
-   by that. OpenSSL and Envoy refuse everybody then; here it is a warning and a metric.
+3. A list counts however old it is: what was revoked stays so, and a gateway without a newer list must not let
+   revoked peers in. OpenSSL and Envoy refuse everybody then; here it is a warning and a metric.
 4. Several lists of one issuer count together.
 """
 

@@ -1,8 +1,5 @@
-"""SPIFFE names: read, and taken from certificates.
-
-Owns the text rules of the SPIFFE-ID standard and the leaf rules of X509-SVID. Does not verify certificate
-chains: that is the TLS library's work, and whatever calls `peer_id` has had it done. Which names may come in
-is `peer_policy`'s. Counterpart: `authority`, which issues such certificates for the demo and the tests.
+"""SPIFFE names: read, and taken from certificates, by the text rules of the SPIFFE-ID standard and the leaf
+rules of X509-SVID. Chains are verified by the TLS library before `peer_id` is called.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a JWT says about itself, unverified: for showing, and for planning a renewal.
 
-A token goes into no error text, log line or repr: whatever tells about one uses `describe`. Imported at each
-start that sends a token, so nothing heavy is imported here.
+A token goes into no error text, log line or repr: use `describe`. Imported at each start that sends a token,
+so nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 MAX_TOKEN_BYTES = 16 * 1024
-"""An ID token is about 1 KiB; more than 16 KiB would not fit into anybody's header list (FACTS section 1)."""
+"""An ID token is about 1 KiB; more than 16 KiB would not fit into anybody's header list."""
 
 SHOWN_CHARS = 200
 """How much of one claim is shown."""

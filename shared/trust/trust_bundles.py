@@ -1,14 +1,13 @@
 """Who a verified chain of certificates proves to be: a name, vouched for by the right authority.
 
-Owned here: whose names an authority may vouch for, where that is told. TLS verifies a chain against all roots
-together; with roots of several trust domains that alone would let each of them name the workloads of all
-others (SPIFFE Trust Domain and Bundle: an authority stands for its own domain only). Not owned: signatures
-and times (TLS), which names may come in (`peer_policy.py`), the bundles' format (`roots.py`).
+TLS verifies a chain against all roots together; with roots of several trust domains that alone would let each
+of them name the workloads of all others (SPIFFE Trust Domain and Bundle: an authority stands for its own
+domain only).
 
 The rules:
 
-1. A root that is in `trust_bundles.json`, by its key, vouches for names of the domains that list it. A domain
-   with a list there is vouched for by nobody else.
+1. A root that is in `trust_bundles.json`, by its key, vouches for names of the domains that list it. Nobody
+   else vouches for a domain with a list there.
 2. Any other root that names a trust domain in its URI vouches for names of that domain.
 3. An intermediate that names a trust domain in its URI vouches for names of that domain, whatever its root.
 4. A root of neither kind vouches for any name that is left, for nothing tells whose it is. Istio's own and

@@ -1,7 +1,6 @@
 """One carried connection as its two ends see it, bare sockets both, and what each must have got in the end.
 
-Owned here: the ends, and the model that judges them. Which steps are played, and what carries the bytes, is
-the tests' (`tests/shared/net/test_close_model.py`). The rules that are held, of one direction's bytes:
+The rules, of one direction's bytes:
 
 1. What arrives is at all times the beginning of what was sent.
 2. FIN arrives only behind everything, and only if the sender has ended. This one comes first.

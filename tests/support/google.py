@@ -1,7 +1,6 @@
-"""Google's token services (`google_services`) on loopback sockets, for minters to be tested against.
+"""Google's token services on loopback sockets, for minters to be tested against.
 
 TLS by the tests' own authority, for all but the metadata server. Any of them can be told not to answer.
-Counterpart: the minters in `shared.credentials.token_sources`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """istiod's authority on loopback: a gRPC server by others (grpcio, TLS), with messages by others (protobuf).
 
 Checks what istiod checks, a bearer token or a client certificate, and signs with an `Authority`. Tests make
-it slow, refuse, or answer what they like. Counterpart: `shared.credentials.certificates.istio_ca`.
+it slow, refuse, or answer what they like.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A metadata server on loopback that tests can make slow, silent, wrong or absent.
 
 Speaks real HTTP/1.1 through h11, checks what Google's checks (path, `Metadata-Flavor`) and keeps a list of
-the requests that it saw. Counterpart: `shared.credentials.token_sources.metadata`.
+the requests that it saw.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A throw-away certificate authority for the demo, the tests and local development.
 
-Owns the making of X509-SVIDs: a root that lives in memory or in a folder (`dev_ca` shares one), and leaves
-that it signs, valid for days. Not for production, where the mesh has its own authority; nothing here guards,
-rotates or revokes a key. Counterpart: `spiffe`, which reads the names back.
+It makes X509-SVIDs: a root in memory or in a folder, and leaves that it signs, valid for days. Not for
+production, where the mesh has its own authority: nothing here guards, rotates or revokes a key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What the clients of all authorities share: proving ourselves, judging answers, quoting them.
-
-Owned here: the wait for a token, the certificates of an answer, and quoting a server's text without its
-length, its control characters and our own secrets. Counterparts: `istio_ca`, `google_cas`.
+"""What the clients of all authorities share: the token that proves us, the certificates of an answer, and
+quotes of a server's text, which are short and without control characters and our own secrets.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """Keeps a workload's certificate current: asks an authority for it, checks the answer, renews it in time.
 
-Owned here: when the authority is asked, what its answer has to be, what happens without it. Not owned: how it
-is asked (`signing.Signer`), the times (`renewal_schedule.py`), the files (`certificate_writer.py`). Listeners
-and clients know nothing of it: they look at the files.
+Listeners and clients know nothing of it: they read the files.
 
-1. A folder that already has a good certificate for the identity is used as it is, and its renewal planned.
+1. If the folder has a good certificate for the identity already, it is used, and its renewal planned.
 2. Each renewal has a new key. Nothing is replaced before the answer was found good: a certificate for our key
    and our SPIFFE ID, valid now, whose chain leads to the roots.
-3. While the authority is away, or answers with something else, the old certificate stays, and the log says
-   until when. After its end the log says so, once, and it is tried on.
-4. Roots are looked at every LOOK_S; new ones are put beside the certificate at once.
+3. While the authority is away, or its answer is no good, the old certificate stays, and the log says until
+   when. When it ends, the log says so once, and the attempts go on.
+4. The sources of roots are checked every LOOK_S; new roots are put beside the certificate at once.
 
-Time is the wall clock's, looked at every LOOK_S at least: a container that was frozen for hours, or a clock
+Time is the wall clock's, checked every LOOK_S at least: so a container that was frozen for hours, or a clock
 that was set, is noticed.
 """
 

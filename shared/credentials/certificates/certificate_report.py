@@ -1,8 +1,4 @@
-"""What is told of certificates, to people and programs: names, times, kinds; never a key.
-
-Owned here: the words for it, the same in `hbone certs` and on hgate's admin port. Judging is
-`certificate_check.py`'s.
-"""
+"""What people and programs are told of certificates: names, times, kinds; never a key."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Replaces certificate, key and roots in a folder all at once, as kubelet replaces a mounted secret's files.
 
     certificates.pem      -> ..data/certificates.pem        and so on: links that never change
-    ..data                -> ..1732104000000000000          the one that is turned, by rename
+    ..data                -> ..1732104000000000000          the link that is replaced, by rename
     ..1732104000000000000/   certificates.pem, private_key.pem, ca_certificates.pem
 
-Three files cannot be renamed at once, a link can: whoever opens them sees the old three or the new three, but
-for one who opens the first before and the second after the turn. That one finds key and certificate not to
-match and looks again: ours do (`shared/net/tls/certificate_files.py`), Envoy does (its `watched_directory`
-sees the rename, and it reads until two readings agree). The version before stays until the next turn, for
-those who have followed the link already.
+Three files cannot be renamed at once, but a link can: a reader sees the old three or the new three, unless
+it opens one file before the rename and the next one after it. Such a reader finds that key and certificate
+do not match, and reads again: ours do, and so does Envoy (its `watched_directory` sees the rename, and it
+reads until two readings agree). The version before stays until the next rename, for readers that have
+followed the link already.
 
-There is one writer of a folder at a time.
+A folder has one writer at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Contents:
     key_pem: bytes = field(repr=False)
     roots_pem: bytes
     bundles_json: bytes = b""
-    """Which of the roots are whose (`trust_bundles.py`); b"": nobody has told, and there is no such file."""
+    """Which of the roots are whose; b"": nobody has told, and there is no such file."""
 
 
 def write(folder: Path, contents: Contents, owner: tuple[int, int] | None = None) -> None:

@@ -1,8 +1,7 @@
 """The development CA as an authority that signs for us: no network, no proof, one folder for all.
 
-Owned here: the folder that several processes of one user share, made by whichever comes first, and the
-contract of `signing` over it. Whoever can write to the folder, or read the key in it, can be anybody in its
-trust domain; so only a `PrivateFolder` will do. Counterpart: `authority`, which has the key.
+The processes of one user share the folder, which the first of them makes. Whoever can write to the folder, or
+read the key in it, can be anybody in its trust domain; so it has to be a `PrivateFolder`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Google's Certificate Authority Service: certificates signed by a pool of authorities, over REST.
 
-Owned here: the requests `certificates.create` and `fetchCaCerts` of privateca v1, and what their answers come
-to. Access tokens come from elsewhere. Counterparts: `shared/net/http1.py`, `signing`.
+The requests are `certificates.create` and `fetchCaCerts` of privateca v1.
 
-A certificate is asked for by its public key and what it is for, not by handing on the request: the service
-puts in what the mesh needs (server and client authentication) even if the request asks for nothing, and as a
-rule names the caller itself (REFLECTED_SPIFFE), for which a smaller role is enough.
+We ask for a certificate by its public key and what it is for, and do not pass on the certificate request: the
+service adds what the mesh needs (server and client authentication) even if the request asks for nothing, and
+as a rule names the caller itself (REFLECTED_SPIFFE), for which a smaller role is enough.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Istio's own authority: certificates signed by istiod, over gRPC.
 
-Owned here: the call `istio.v1.auth.IstioCertificateService/CreateCertificate`, how we prove ourselves to it
-(a bearer token, or the certificate that is to be renewed), and what its answer comes to. When to ask, and
-with which key, is the certificate keeper's matter. Counterparts: `shared/net/grpc.py`, `signing`.
+The call is `istio.v1.auth.IstioCertificateService/CreateCertificate`. A bearer token proves us, or the
+certificate that is to be renewed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields of Protocol Buffers messages, written and read (protobuf.dev, "Encoding").
 
-Owned here: the wire format of the few messages that we send and receive, whose fields the callers know by
-number. No descriptors, no names, no groups. Bytes in, bytes out.
+For the few messages that we send and receive: callers know the fields by number. No descriptors, no names, no
+groups. Bytes in, bytes out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the keeper of a workload's certificate and the authorities that sign it agree on.
-
-Owned here: the contract only.
-"""
+"""The contract between the keeper of a workload's certificate and the authorities that sign it."""
 
 from __future__ import annotations
 

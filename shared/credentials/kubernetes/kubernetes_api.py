@@ -1,9 +1,5 @@
-"""Asking the Kubernetes API server: one JSON request, as what our access says we are.
-
-Owned here: the request with its deadline and bounds, and what a refusal means for people (`Status` objects,
-the RBAC rule that is missing). Not owned: the access (`kubernetes_access`), and what is asked for, as tokens
-are in `kubernetes_tokens`. It watches nothing and keeps no connection.
-"""
+"""One JSON request to the Kubernetes API server: its deadline and bounds, and what a refusal means for people
+(`Status` objects, the RBAC rule that is missing). It watches nothing and keeps no connection."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Kubeconfig files: what the current context says of an API server and of ourselves.
 
-Owned here: finding the context, its cluster and its user in one or several files, and refusing what we do not
-do by its name, rather than connecting as somebody else. Several files count as one, in which the first that
-sets a value wins; paths are relative to the file that has them (Kubernetes, "Organizing Cluster Access Using
-kubeconfig Files"). No content of a file is in any error text, for it may be a token or a key.
+What we do not support is refused by its name; we never connect as somebody else instead. Several files
+count as one, in which the first that sets a value wins; paths are relative to the file that has them
+(Kubernetes, "Organizing Cluster Access Using kubeconfig Files"). No content of a file is in any error text,
+for it may be a token or a key.
 """
 
 from __future__ import annotations

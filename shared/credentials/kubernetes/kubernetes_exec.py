@@ -1,9 +1,8 @@
 """Exec plugins of a kubeconfig: a program that prints the token for the API server.
 
-Owned here: running it with a deadline and a bound, and reading what it prints (Kubernetes, "client-go
-credential plugins", ExecCredential of client.authentication.k8s.io). Plugins that ask a person, or that give
-a client certificate in place of a token, are refused by name. What one prints, on either stream, is in no
-error text or log.
+It has a deadline, and a bound on what it prints (Kubernetes, "client-go credential plugins", ExecCredential
+of client.authentication.k8s.io). Plugins that ask a person, or that give a client certificate in place of a
+token, are refused by name. What a plugin prints, on either stream, is in no error text or log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Tokens of Kubernetes service accounts, asked for by audience: the API server's `TokenRequest`.
+"""Tokens of Kubernetes service accounts for an audience: the API server's `TokenRequest`.
 
-Owned here: the request and the judgement of what comes back. A `Minter`, so the token cache can hold it, and
-its `mint` is a subject for Google's STS. Not owned: keeping tokens, and the files that workloads read
-(`agent/identity/token_files.py`).
+A `Minter`, so the token cache can keep its tokens, and its `mint` is a subject token for Google's STS.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One access token, kept as long as it is good: what proves us to Google's services before an ID token.
+"""One access token, kept as long as it is good: it proves us to Google's services before an ID token.
 
-Owned here: keeping it, one request at a time, and a failure remembered for a moment. ID tokens, one for each
-audience, are refreshed ahead of need by `token_cache`; an access token is asked for by few, and once an hour.
+One request at a time, and a failure is remembered for a moment. Unlike ID tokens it is not refreshed ahead:
+few ask for it, and once an hour.
 """
 
 from __future__ import annotations

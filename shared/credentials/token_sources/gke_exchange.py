@@ -1,8 +1,5 @@
-"""ID tokens on GKE the original's way: a Kubernetes token becomes a federated access token, and that one ID
-tokens of the mesh's data plane account, or of another service account.
-
-Owned here: the exchange at Google's STS and where it leads. Where the Kubernetes token comes from is its
-caller's matter (`kubernetes_tokens`, or a projected file), the last step `impersonation`'s.
+"""ID tokens on GKE the original's way: a Kubernetes token becomes a federated access token at Google's STS,
+and IAM gives ID tokens for that: of the mesh's data plane account, or of another service account.
 """
 
 from __future__ import annotations

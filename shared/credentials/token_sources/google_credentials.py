@@ -1,7 +1,5 @@
-"""ID tokens with Google's application default credentials: a key, a federation, a person's login.
-
-Owned here: what each kind of credentials can give, and how it is had through google-auth. Finding and reading
-the file is `google_file`'s matter, google-auth's threads and requests `google_request`'s.
+"""ID tokens with Google's application default credentials, by google-auth: a key, a federation, a person's
+login.
 
 | type | an ID token |
 |---|---|
@@ -10,8 +8,9 @@ the file is `google_file`'s matter, google-auth's threads and requests `google_r
 | external_account | the same, with the federated access token (file, URL, executable, AWS) |
 | authorized_user, external_account_authorized_user | none of its own, but for its own client |
 
-With `service_account` set each of them has one of that account, by IAM, if it may impersonate it; one that
-leads to an account itself does so through that. The file is looked at before each token: keys are rotated.
+With `service_account` set, each type gives a token of that account, by IAM, if it may impersonate it; a type
+that leads to an account itself does so through that one. The file is checked before each token, for keys are
+rotated.
 """
 
 from __future__ import annotations

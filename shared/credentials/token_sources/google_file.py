@@ -1,8 +1,7 @@
-"""The file with Google's credentials: found, read, and what kind it is.
+"""The file with Google's credentials: where it may be (application default credentials, AIP-4110), what
+kind it is, the fields that each kind needs, and which account it leads to.
 
-Owned here: where it may be (application default credentials, AIP-4110), the fields that each kind needs, and
-whom it leads to. Using it is `google_credentials`' matter. What is in it is a secret: no text here has any of
-it but the kind, e-mail addresses, and hosts.
+Its content is a secret: no text here has any of it but the kind, e-mail addresses and hosts.
 """
 
 from __future__ import annotations

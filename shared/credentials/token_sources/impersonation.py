@@ -1,7 +1,6 @@
-"""ID tokens of a Google service account, for who has an access token and the role to speak for that account.
+"""ID tokens of a Google service account, with an access token that has the role to speak for that account.
 
-Owned here: IAM's `generateIdToken`, the last step of every way but the metadata server's and a key's own.
-Where the access token comes from is its source's matter (`access_tokens.AccessTokens`).
+IAM's `generateIdToken` is the last step of every source but the metadata server and a key.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""The public keys of an issuer of JWTs: from a URL or a file, kept, and looked for again when they change.
-
-Owns when keys are fetched, how long they count, and what a JSON Web Key Set (RFC 7517) has to look like. What
-a token must say is `jwt_check`'s matter, which looks into `KeySet.keys` on each check.
+"""The public keys of an issuer of JWTs (a JSON Web Key Set, RFC 7517), from a URL or a file, kept and
+refreshed.
 
 The rules:
 
-1. Keys are fetched when a token first asks for them, and count as long as the server said (Cache-Control:
+1. Keys are fetched when a token first needs them, and count as long as the server said (Cache-Control:
    max-age, less Age, within MIN_AGE_S and MAX_AGE_S). A token that comes after AHEAD of that time has them
    fetched again in the background; one that comes after all of it waits, for its key may be withdrawn.
 2. A token signed with a key that is not known has them fetched at once, for issuers rotate their keys; but
    not more often than every MIN_PACE_S, or anybody could make us ask with tokens of his own making.
-3. One request is under way at most. When it fails, the old keys count on, until they are STALE_S old: an
-   issuer that withdraws a key must be heard of at some time. Meanwhile nobody can say of an unknown key
-   whether it is a new one, so its tokens are not called bad: there are no keys for them.
-4. A file is read again when it has changed; one that has become unreadable or garbage leaves the old keys.
+3. One request is under way at most. When it fails, the old keys count on until they are STALE_S old: an
+   issuer that withdraws a key must be heard at some time. Meanwhile nobody can say of an unknown key whether
+   it is a new one, so its tokens are not called bad: there are no keys for them.
+4. A file is read again when it has changed; when it cannot be read or used, the old keys stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""ID tokens from Google's metadata server, of the account that the machine, pod or service runs as.
-
-Owned here: requests to it and what an answer may be. When to ask is `token_cache.py`'s. Counterparts:
-`metadata_access`, which has its access tokens; in tests `tests.support.metadata_server`.
-"""
+"""ID tokens from Google's metadata server, of the account that the machine, pod or service runs as."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Access tokens from Google's metadata server, for impersonating another service account.
-
-Counterpart: `metadata`, which has the ID tokens of the account itself.
-"""
+"""Access tokens from Google's metadata server, for impersonating another service account."""
 
 from __future__ import annotations
 

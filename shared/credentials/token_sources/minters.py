@@ -1,12 +1,10 @@
-"""Which source of tokens the settings mean, and what `auto` comes to on this machine.
+"""Which source of tokens the settings mean, and what `auto` means on this machine. A source that is not
+chosen is not imported.
 
-Owned here: the choice. How a token is had is the chosen minter's matter, keeping it `token_cache`'s. What
-is not chosen is not imported.
-
-`auto` takes the first of these that is there:
+`auto` is the first of these that is there:
 
 1. the credentials in the file that GOOGLE_APPLICATION_CREDENTIALS names;
-2. the exchange on GKE, when its settings are complete and a Kubernetes token is at hand;
+2. the exchange on GKE, when its settings are complete and there is a Kubernetes token;
 3. the metadata server, if it answers: it is asked once, for a second at most, but not at all when
    GCE_METADATA_HOST names one. That it did not answer counts for PROBE_AGAIN_S, for on GKE it comes up later
    than the pod;

@@ -1,7 +1,7 @@
-"""Kubernetes tokens of the pod that we run in: what the exchange on GKE begins with where none is projected.
+"""Kubernetes tokens of the pod that we run in: the subject of the exchange on GKE where no token is
+projected.
 
-Owned here: when that is so, and whose tokens they are, which the one that a pod has for the API server tells.
-Asking for them is `kubernetes_tokens`' matter, the pod's way to the API server `kubernetes_access`'.
+The token that a pod has for the API server tells whose tokens to ask for.
 """
 
 from __future__ import annotations

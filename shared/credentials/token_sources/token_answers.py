@@ -1,8 +1,7 @@
-"""What Google's token services answer, read without trust: statuses, error codes, tokens and their ends.
+"""One exchange with one of Google's token services: its answer is read without trust.
 
-Owned here: one exchange with such a service, and what may be told of a failed one. That is the place, the
-status and the service's error code; never the body, which may repeat what was sent. When and whom to ask is
-for the minters.
+What may be told of a failure is the place, the status and the service's error code; never the body, which may
+repeat what was sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How ID tokens are to be had: what can be set, in the environment and in hgate's file.
+"""The settings for ID tokens: names, defaults, and what a wrong value is told.
 
-The original's names keep their meaning (PROJECT_ID, CLUSTER_NAME and so on), Google's own as well; what is
-new begins with HBONE_.
+The original's names keep their meaning (PROJECT_ID, CLUSTER_NAME and so on), and so do Google's; new names
+begin with HBONE_. A variable that is set but empty counts as not set, for manifests switch one off like that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What the token cache and the sources of tokens agree on.
-
-Owned here: the contract only. A minter knows how to get a new ID token (the metadata server, Google's
-credentials, the exchange on GKE); `token_cache` knows when to ask it and what to do when it fails.
+"""The contract between the token cache and the sources of tokens: a minter gets a new ID token; the cache
+decides when to ask it, and what follows when it fails.
 """
 
 from __future__ import annotations

@@ -1,26 +1,23 @@
 """The one cache of minted tokens, by identity and audience.
 
-Owned here: which tokens are kept, who asks for a new one and who waits for it. When a token is to be replaced
-is `token_life.py`'s, how one is minted the minter's (`minting.py`).
-
 The rules:
 
-1. A token is at hand for as long as it is in use: one that was asked for within its last lifetime is replaced
-   ahead of its end by a timer, or by whoever asks first. What nobody asks for any more is let go.
-2. One request at a time for each key. Callers without a usable token wait for it together; one that gives up
-   leaves it to the others. Those with a usable token never wait.
+1. A token stays as long as it is in use: if it was asked for within its last lifetime, it is replaced ahead
+   of its end, by a timer or by whoever asks first. A token that nobody asks for any more is dropped.
+2. One request at a time for each key. Callers without a usable token wait for it together; a caller that
+   gives up leaves it to the others. Callers with a usable token never wait.
 3. A key is new until the far side has accepted a token of it (`accepted`), unless its audience is fixed:
-   others may have a client's name filled in, and are worth little. New keys have a bound of their own, in the
-   table and in requests at once, nothing is asked for them ahead, and whoever asks for one may be refused
+   any other may have a client's name filled in, and is worth little. New keys have bounds of their own, in
+   the table and in requests at once; nothing is asked for them ahead, and a caller may be refused one
    (`admit`). So they push out no other key, and no other key waits for them. Which keys were accepted is
-   remembered when their tokens are let go.
-4. Each of the two classes has a bound. For another key of a class the one that was asked for longest ago
-   goes, but none whose token is being minted, and one that was accepted only for one that was; if nothing can
-   go, the other key is refused.
+   remembered when their tokens are dropped.
+4. Each of the two classes has a bound. To make room for another key of its class, the key that was asked
+   for longest ago goes, but none whose token is being minted, and an accepted one only for an accepted one;
+   if none can go, the other key is refused.
 5. There is a usable token or a TokenError, which says for whom, from whom and why not: never "none".
 
-One timer serves all keys. It runs on the loop's clock, so it only ever comes late: what is sent, and what is
-asked for, is decided by the wall clock when it is used.
+One timer serves all keys. It runs on the loop's clock, so it can only be late: the wall clock decides, at the
+time of use, what is sent and what is asked for.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """The life of one kept token: until when it is sent, when a new one is asked for, how long a failure counts.
 
-Pure decisions: time is a parameter, in seconds since 1970 as `exp` is, for a token ends by the wall clock. A
-machine that slept, and a clock that was set, are so noticed when the token is used, whatever any timer says.
-Who asks, and for whom, is `token_cache.py`'s.
+Pure decisions: time is a parameter, in seconds since 1970 as `exp` is, for a token ends by the wall clock. So
+a machine that slept, and a clock that was set, are noticed when the token is used, whatever a timer says.
 
 With a token, by its `exp`:
 
-- until 5 to 10 minutes before, by chance (of a short life the last quarter to half): sent;
-- until 60 s before (of a short life the last fifth): sent, while a new one is asked for behind the callers'
-  backs. A failure there harms nobody; the next attempt follows after a pause that doubles up to a minute;
-- after that: not sent any more. Who asks has to wait.
+- until 5 to 10 minutes before, by chance (of a short life the last quarter to half): it is sent;
+- until 60 s before (of a short life the last fifth): it is sent, while a new one is asked for in the
+  background. A failure there harms nobody; the next attempt follows after a pause that doubles up to a
+  minute;
+- after that: it is not sent any more, and callers wait.
 
-Without one a failure answers for everybody, for a second at first, five at most. A token that the far side
-has rejected is dropped, but not its successor within ten seconds: then it is not the token's fault.
+Without one a failure answers all callers, for a second at first, five at most. A token that the far side has
+rejected is dropped, but not its successor within ten seconds: then it is not the token's fault.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The tokens that prove this process to the far side: what a source of them is, one in a file, one's claims.
+"""The tokens that prove this process to the far side: the contract `TokenSource`, tokens in a file, no
+token at all, and what makes a token unfit to be sent.
 
-Owned here: the contract `TokenSource`, sources that mint nothing (a file, none at all), what makes a token
-unfit to be sent, and what may be told about one. Tokens that are minted are `token_cache.py`'s. Does not
-check signatures (`jwt_check` does) and sends nothing. A token itself goes into no error text, log line or
-repr here: whatever tells about one uses `describe`.
+Signatures are not checked. A token goes into no error text, log line or repr: use `describe`.
 """
 
 from __future__ import annotations

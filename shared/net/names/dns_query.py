@@ -1,13 +1,10 @@
-"""The addresses of one absolute name, asked of the name servers by c-ares.
-
-Owned here: the way from c-ares to the event loop, how long a look-up may take, what its failure is called.
-Which names are asked, how many at once and for whom is `resolver.py`'s.
+"""The addresses of one absolute name, asked of the name servers by c-ares on the event loop.
 
 Each attempt at a question has a c-ares channel of its own, which costs 30 µs. So a look-up that nobody waits
 for any more is given up at once, sockets and all. Each question has a port of its own, which makes its answer
 hard to guess, and spares A and AAAA the race in the kernel's NAT that loses one of them (5 s on a node of
 Kubernetes). A changed resolv.conf counts from the next look-up on. And c-ares' own cache, which has no bound,
-holds nothing.
+stays empty.
 
 pycares is imported with the first name that is looked up: 5 ms.
 """

@@ -1,7 +1,7 @@
-"""What every dial asks for the addresses of a name.
+"""The addresses of a name, for every dial.
 
-How names are looked up is `resolver.py`'s, which is imported with the first one: krun and
-`hbone` often have addresses only, and start 4 ms sooner.
+The resolver is imported with the first name: krun and `hbone` often have addresses only, and start 4 ms
+sooner.
 """
 
 from __future__ import annotations

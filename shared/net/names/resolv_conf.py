@@ -1,6 +1,6 @@
 """What resolv.conf says of names that are not absolute: the search list and `ndots` (resolv.conf(5)).
 
-The name servers and their ports are c-ares' to read (`dns_query.py`).
+c-ares reads the name servers and their ports from it itself.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The rules:
 
 1. A look-up that nobody waits for any more is given up. Whoever asks for a name that is being looked up waits
    for that look-up; its own end is nobody else's.
-2. Look-ups for clients have slots, which the parties (a client's address, a peer's identity) share fairly
-   (`fair_slots.py`). The names of our own settings have slots of their own: no client delays them.
+2. Look-ups for clients have slots, which the parties (a client's address, a peer's identity) share
+   fairly. The names of our own settings have slots of their own: no client delays them.
 3. An answer is kept for as long as the name server says, within LEAST_S and POSITIVE_S: a hundred tunnels a
    second to one name are one question. A failure is kept too, for NEGATIVE_S if the name is known not to be
    there, else for FAILED_S.

@@ -1,7 +1,5 @@
-"""Whether certificate, key and roots are what they should be, and belong together.
-
-Owned here: reading the three files and all that can be wrong with them, each fault as one line that names the
-file and never the key. Not owned: where the files are (`certificate_folder.py`), and whom peers let in.
+"""Whether certificate, key and roots are what they should be, and belong together: each fault is one line
+that names the file and never the key.
 
 Chains are verified by OpenSSL, as it verifies them for our listeners, at any time that is asked for.
 """

@@ -1,15 +1,14 @@
 """The end of a peer's certificate while its connection is open.
 
-TLS looks at a certificate's times in the handshake only, and an HTTP/2 connection may be open for weeks after
-it: without more, whoever has had a certificate once opens tunnels for as long as it likes. Owned here: when a
-connection's certificates end, noticing it, and the order of what follows. What follows is the owner's.
+TLS checks a certificate's times in the handshake only, and an HTTP/2 connection may be open for weeks after
+it: without more, a peer that has had a certificate once could open tunnels for as long as it likes.
 
 The rules:
 
-1. At the end the peer is told to open no more streams (`ended`). What is open then has the drain timeout to
-   finish, and is broken off after it (`over`).
-2. A timer notices the end, and each new stream is held against the clock, too (`allows_stream`): the loop's
-   timers stand still while the machine sleeps, and the wall clock may be set.
+1. At the end the peer is told to open no more streams (`ended`). Open ones then have the drain timeout to
+   finish, and are broken off after it (`over`).
+2. A timer notices the end, and each new stream is checked against the clock, too (`allows_stream`): the
+   loop's timers stand still while the machine sleeps, and the wall clock may be set.
 3. Streams that were on their way when the peer was told are served, for `GRACE_S`.
 """
 

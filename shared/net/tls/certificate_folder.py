@@ -1,8 +1,7 @@
-"""Where a workload's certificate, key and roots are: the customary folders, and the names in them.
+"""Where a workload's certificate, key and roots are: the only list of the customary folders, and of the
+file names in them.
 
-Owned here: the only list of these names; everybody who opens such files asks here. Not owned: what is in the
-files (`certificate_check.py`), and how they are replaced (`certificate_writer.py`). It imports next to
-nothing, for every command that may show a certificate needs it at its start.
+It imports next to nothing, for every command that may show a certificate needs it at its start.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ PRIVATE_KEY_FILE = "private_key.pem"
 ROOTS_FILE = "ca_certificates.pem"
 
 BUNDLES_FILE = "trust_bundles.json"
-"""GKE's, beside any names of the others: which roots are whose (`trust_bundles.py`). There may be none."""
+"""GKE's, beside any names of the others: which roots are whose. There may be none."""
 
 NAMES: tuple[tuple[str, str, str], ...] = (
     (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE),

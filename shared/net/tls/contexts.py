@@ -4,7 +4,7 @@ Three kinds of contexts come from it:
 
 - `client_context`, `client_of`: to a server with a host name (tunnels, tokens, keys, Kubernetes, Istio's CA);
 - `server_context`: for a server that asks for no certificate (the Cloud Run stand-in);
-- `mesh_context`: mTLS between members of the mesh, who prove SPIFFE IDs (`mesh_tls.py`).
+- `mesh_context`: mTLS between members of the mesh, who prove SPIFFE IDs.
 
 The built-in mTLS end needs pyOpenSSL; it has OLDEST, MESH_FLAGS and `read_roots` from here. `proved_chain` is
 what revocation lists and trust bundles judge after a handshake of any of them.

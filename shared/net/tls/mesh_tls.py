@@ -1,9 +1,7 @@
 """TLS contexts for HTTP/2 between members of the mesh, both of whom prove a SPIFFE ID: HBONE, either end.
 
-Owned here: which files of a folder of certificates a context gets, when the folder is read again, and whether
-the server that a client reached is one it wants. Versions and verify flags are the factory's (`contexts.py`).
-Who may come in to a server is its rules' matter (`gateway/rules/hbone_rules.py`). Counterpart:
-`tls_handshake.py` for the mTLS inside a tunnel.
+From a folder of certificates, which is read again when it changes. A client also checks whether the server
+that it reached is one that it wants.
 """
 
 from __future__ import annotations
@@ -46,10 +44,10 @@ class MeshIdentity:
     """Who we are to an origin in the mesh, and who it has to be."""
 
     folder: Path
-    """Our certificate, key and roots, by any names that `certificates/certificate_folder.py` knows."""
+    """Our certificate, key and roots, by any of the customary names."""
 
     peers: tuple[str, ...]
-    """Patterns (`shared/trust/peer_patterns.py`), one of which the server's SPIFFE ID has to match; its
+    """Patterns, one of which the server's SPIFFE ID has to match; its
     certificate needs no host name."""
 
     server_name: str = ""

@@ -1,13 +1,9 @@
-"""A file of certificate revocation lists, followed: connections to come are held against it, and open ones
+"""A file of certificate revocation lists, followed: new connections are checked against it, and open ones
 end.
 
-Owned here: when the file is looked at and read again, keeping what is known when the new file is no good, and
-the numbers about it. What the lists mean is `shared/trust/revocations.py`'s; ending what is open is done
-by whoever has connections (`follow`), each of which remembers a `Proof`.
-
-The file, and the roots that have to have signed it, are looked at by a timer, a stat call each: a connection
-that is open has to end although no new one comes. Reading happens in a thread. A list that is overdue stays
-in use (rule 3 of `revocations.py`).
+The file, and the roots that have to have signed it, are checked by a timer, a stat call each, because an open
+connection has to end although no new one comes. Reading happens in a thread. When a new file cannot be used,
+the lists in use stay. A list that is overdue stays in use, too.
 """
 
 from __future__ import annotations

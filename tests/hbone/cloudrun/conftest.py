@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from hbone.cloudrun.front_end import FrontEndLimits
+from hbone.cloudrun.limits import FrontEndLimits
 from tests.hbone.cloudrun.world import Credentials
 from tests.support.http2_peer import Http2Peer, Service
 
