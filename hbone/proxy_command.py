@@ -28,7 +28,8 @@ from shared.errors import (
 )
 from shared.net.dial import Origin, dial_http2
 from shared.net.http2.answers import AskedOf, refusal
-from shared.net.http2.pinged_connection import PingedConnection
+from shared.net.http2.connection import Connection
+from shared.net.http2.liveness import while_connected
 from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.relay import Relay
 from shared.tunnel import tunnel_request
@@ -113,13 +114,15 @@ async def _carry(options: ProxyOptions) -> int:
         await asyncio.sleep(asking.pause_s)
 
 
-class _Connection(PingedConnection):
+class _Connection(Connection):
     """A connection to the target's origin."""
 
     def __init__(self, keepalive_s: float) -> None:
         self.gone = asyncio.Event()
         """Set once it is over, with all that was written to it."""
-        super().__init__(keepalive_s, client=True, on_lost=lambda _: self.gone.set())
+        super().__init__(
+            client=True, keepalive=while_connected(keepalive_s), on_lost=lambda _: self.gone.set()
+        )
 
 
 async def _connected(origin: Origin, keepalive_s: float) -> _Connection:

@@ -40,7 +40,7 @@ from shared.http2.session import SessionLimits
 from shared.net.dial import Origin, dial_http2
 from shared.net.http2.answers import answer
 from shared.net.http2.connection import Connection
-from shared.net.http2.pinged_connection import PingedConnection
+from shared.net.http2.liveness import while_connected
 from shared.net.legs.stream import Stream, header_value
 from shared.net.tls.certificate_expiry import CertificateExpiry
 from shared.net.tls.mesh_tls import (
@@ -291,14 +291,14 @@ class _Place:
         return True
 
 
-class GatewayConnection(PingedConnection):
+class GatewayConnection(Connection):
     """A connection that we dialled and serve. `told` is done when the gateway has said its verdict, or with
     None when it has ended without."""
 
     def __init__(self, place: _Place, settings: ReverseSettings) -> None:
         super().__init__(
-            settings.keepalive_s,
             client=False,
+            keepalive=while_connected(settings.keepalive_s),
             limits=SessionLimits(max_streams=settings.streams, extended_connect=True),
             on_request=self._take,
             on_change=self._look_at_end,

@@ -45,7 +45,7 @@ from shared.errors import (
 )
 from shared.http2.frames import CANCEL
 from shared.net.http2.connection import Connection
-from shared.net.http2.pinged_connection import PingedConnection
+from shared.net.http2.liveness import while_connected
 from shared.net.tls.mesh_tls import ServerContext
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -60,7 +60,7 @@ ROUTE = "reverse"
 """What the lines about these connections have as their route."""
 
 
-class WorkloadConnection(MemberConnection, PingedConnection):
+class WorkloadConnection(MemberConnection):
     """A workload's connection. `name` is its SNI, `expelled` why we have ended it."""
 
     name = ""
@@ -117,7 +117,7 @@ class Registrations:
         """Registers nobody any more, and has those who are registered look for our successor."""
         self._leaving = True
         for member in list(self._members):
-            member.say_goodbye()
+            member.say_goaway()
 
     # What `MeshConnections` asks, in this order.
 
@@ -133,8 +133,8 @@ class Registrations:
             self._lost(member)
 
         member = WorkloadConnection(
-            self._settings.keepalive_s,
             client=True,
+            keepalive=while_connected(self._settings.keepalive_s),
             on_change=lambda: self._changed(member),
             on_lost=over,
         )

@@ -52,6 +52,7 @@ from shared.http2.session import (
 )
 from shared.http2.stream import StreamState
 from shared.net.http2.answers import answer
+from shared.net.http2.liveness import WHEN_STALLED, Keepalive, Liveness, Verdict, When
 from shared.net.legs.contract import Buffer
 from shared.net.legs.read_buffer import (
     BULK_READ_BYTES,
@@ -83,10 +84,6 @@ PING_DATA = bytes(8)
 FRAME_TIMEOUT_S = 20.0
 """How long the rest of a frame other than DATA, or of a header block, may take: they are small and written at
 once, and a network that delivers nothing for so long has lost most of its connections anyway."""
-
-STALL_S = 20.0
-"""Between two looks at a peer that takes nothing of what waits for it: heard of before the first, asked by
-PING at the second, it is dropped at the third if it has said nothing at all."""
 
 GOAWAY_SEEN_S = 1.0
 """How long a peer may take to show that it has seen our first GOAWAY: several round trips to the other side
@@ -129,7 +126,9 @@ class Connection(asyncio.BufferedProtocol):
         on_change: Callable[[], None] | None = None,
         on_lost: Callable[[Connection], None] | None = None,
         idle_timeout_s: float | None = None,
+        keepalive: Keepalive | None = None,
     ) -> None:
+        """`keepalive` is how the peer is watched; None: a server's while something waits for it, else not."""
         self.client = client
         self.session = Session(client=client, limits=limits)
         self.congested = False
@@ -141,6 +140,10 @@ class Connection(asyncio.BufferedProtocol):
         """A client's owner has had an answer here: if it breaks, it was a good one once."""
         self.has_carried = False
         """A client's owner has had what it wanted here: the peer is worth a connection."""
+        self.cause = ""
+        """Why the connection was lost; empty as long as nobody knows better than "it ended"."""
+        self.unanswered_s = 0.0
+        """Seconds for which the peer was silent, if it was given up for that."""
         self.goaway_code: int | None = None
         """The error code of the peer's last GOAWAY; None: there was none."""
         self.peer_name = "unknown"
@@ -156,14 +159,16 @@ class Connection(asyncio.BufferedProtocol):
         self._close_watch: CloseWatch | asyncio.TimerHandle | None = None
         self._preface_timer: asyncio.TimerHandle | None = None
         self._frame_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._stall_heard_at = 0.0  # what `heard_at` was at the last look at a stall
+        self._peer_timer: asyncio.TimerHandle | None = None
         self._idle_timeout_s = idle_timeout_s
         self._idle_timer: asyncio.TimerHandle | None = None
         self._goaway_timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        self._idle_since = self._loop.time()
+        self._idle_since = now = self._loop.time()
+        if keepalive is None and not client:
+            keepalive = WHEN_STALLED
+        self._liveness = None if keepalive is None else Liveness(keepalive, now)
 
     # What the owner does.
 
@@ -195,6 +200,11 @@ class Connection(asyncio.BufferedProtocol):
         return not (self.lost or self._closing or session.goaway_received or session.exhausted)
 
     @property
+    def ended_in_order(self) -> bool:
+        """Whether one of the ends has said that it would end."""
+        return not self.cause and (self._closing or self.session.goaway_received)
+
+    @property
     def idle_since(self) -> float | None:
         """Since when it has no stream (the loop's clock, seconds); None if it has one."""
         return None if self.session.streams else self._idle_since
@@ -207,7 +217,17 @@ class Connection(asyncio.BufferedProtocol):
     def ping(self) -> None:
         """Asks the peer for a sign of life; `heard_at` tells when it came."""
         self.session.ping(PING_DATA)
-        self.flush_soon()
+        self._flush()
+
+    def watch(self, keepalive: Keepalive) -> None:
+        """Changes how the peer is watched, where it is."""
+        assert self._liveness is not None
+        if self._liveness.keepalive != keepalive:
+            self._liveness.keepalive = keepalive
+            if self._peer_timer is not None:
+                self._peer_timer.cancel()
+                self._peer_timer = None
+            self._watch_peer()
 
     def open(self, headers: Headers, *, end_stream: bool = False) -> Stream:
         """Client: opens a stream with these request headers.
@@ -222,7 +242,14 @@ class Connection(asyncio.BufferedProtocol):
         stream = Stream(self, state)
         state.owner = stream
         self.flush_soon()
+        if self._peer_timer is None:
+            self._watch_peer()
         return stream
+
+    def say_goaway(self) -> None:
+        """Sends GOAWAY and goes on: streams of ours may still be opened, and nothing is closed."""
+        self.session.goaway()
+        self.flush_soon()
 
     def drain(self) -> None:
         """Has the peer open no new stream, and closes when the last one is over.
@@ -248,6 +275,7 @@ class Connection(asyncio.BufferedProtocol):
     def expel(self, error: RefusedError) -> None:
         """Closes for a peer that is not to be here, or not any more: GOAWAY says it, and what is open is
         broken off."""
+        self.cause = self.cause or str(error)
         self.session.goaway(frames.INADEQUATE_SECURITY)
         self._closing = True
         self._flush()
@@ -262,6 +290,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self, text: str) -> None:
         """Drops the connection at once; its streams break with `text` as the reason."""
+        self.cause = self.cause or text
         self._closing = True
         self._break_streams(text, frames.CANCEL)
         if self._transport is not None:
@@ -302,8 +331,8 @@ class Connection(asyncio.BufferedProtocol):
     def wait_for_room(self, stream: Stream) -> None:
         """`stream.on_room` is called when there may be room again."""
         self._waiting[stream] = None
-        if self._stall_timer is None:
-            self._watch_stall()
+        if self._peer_timer is None:
+            self._watch_peer()
 
     # asyncio.BufferedProtocol.
 
@@ -314,6 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
         if self._idle_timeout_s is not None:
             self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._look_at_idle)
+        self._watch_peer()
         self._watch_goaway()  # drained already, maybe
         self._flush()
         self._close_if_done()
@@ -354,7 +384,7 @@ class Connection(asyncio.BufferedProtocol):
         for timer in (
             self._preface_timer,
             self._frame_timer,
-            self._stall_timer,
+            self._peer_timer,
             self._idle_timer,
             self._goaway_timer,
         ):
@@ -362,6 +392,8 @@ class Connection(asyncio.BufferedProtocol):
                 timer.cancel()
         if self._close_watch is not None:
             self._close_watch.cancel()
+        if exc is not None:
+            self.cause = self.cause or str(exc)
         self._read_last_words(exc)
         cause = exc or "closed by the peer"
         self._break_streams(f"connection to {self.peer_name} lost: {cause}", frames.CANCEL)
@@ -572,8 +604,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _become_congested(self) -> None:
         self.congested = True
-        if self._stall_timer is None:
-            self._watch_stall()
+        if self._peer_timer is None:
+            self._watch_peer()
 
     def _check_unsent(self) -> None:
         """Drops a peer that does not read and goes on asking: streams leave a read each in the transport, of
@@ -624,28 +656,36 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.abort(f"no rest of a frame from {self.peer_name} within {FRAME_TIMEOUT_S:g} s")
 
-    def _watch_stall(self) -> None:
-        if not self.client:  # whom we connect to is asked by the pool
-            self._stall_heard_at = -1.0  # the first look finds something new
-            self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, False)
+    def _needs_peer(self) -> bool:
+        """Whether the peer has to be there."""
+        assert self._liveness is not None
+        when = self._liveness.keepalive.when
+        if when is When.STALLED:
+            return bool(self._waiting) or self.congested
+        return when is When.ALWAYS or bool(self.session.streams)
 
-    def _look_at_stall(self, was_asked: bool) -> None:
-        self._stall_timer = None
-        if self.lost or not (self._waiting or self.congested):
+    def _watch_peer(self) -> None:
+        """Starts the timer for a peer that has to be there; no byte and no stream moves it."""
+        liveness = self._liveness
+        if liveness is not None and self._needs_peer() and liveness.begin(self._loop.time(), self.heard_at):
+            self._peer_timer = self._loop.call_at(liveness.due, self._look_at_peer)
+
+    def _look_at_peer(self) -> None:
+        self._peer_timer = None
+        liveness, transport = self._liveness, self._transport
+        assert liveness is not None
+        if self.lost or transport is None or not self._needs_peer():
             return
-        if self.heard_at != self._stall_heard_at:
-            self._stall_heard_at, was_asked = self.heard_at, False
-        elif was_asked:
-            self._closing = True
-            self._break_streams(f"{self.peer_name} takes nothing and says nothing", frames.CANCEL)
-            if self._transport is not None:
-                reset(self._transport)  # else the kernel goes on offering it what it does not take
+        verdict = liveness.look(self._loop.time(), self.heard_at, transport)
+        if verdict is Verdict.GIVE_UP:
+            _, interval_s, timeout_s = liveness.keepalive
+            self.unanswered_s = interval_s + timeout_s
+            reset(transport)  # else the kernel goes on offering it what it does not take
+            self.abort(f"{self.peer_name} has not answered PING within {timeout_s:g} s")
             return
-        else:
-            self.session.ping(PING_DATA)
-            self._flush()
-            was_asked = True
-        self._stall_timer = self._loop.call_later(STALL_S, self._look_at_stall, was_asked)
+        if verdict is Verdict.ASK:
+            self.ping()
+        self._peer_timer = self._loop.call_at(liveness.due, self._look_at_peer)
 
     def _look_at_idle(self) -> None:
         assert self._idle_timeout_s is not None

@@ -259,7 +259,7 @@ class OriginPool:
         except BaseException:
             member.discard()  # its time may have been up in the turn in which it came
             raise
-        member.limits = self._limits  # there may be new ones
+        member.use_limits(self._limits)  # there may be new ones
         if member.room <= 0 or member.has_expired:
             # To those who wait this is a failure like any other: they would only dial again, and again.
             if member.has_expired:
@@ -304,7 +304,7 @@ class OriginPool:
             self._end_if_unused(member)
         elif member in self.members:
             if not connection.usable:
-                self._let_go(member, pool_counts.LOST if connection.lost else pool_counts.GOAWAY)
+                self._let_go(member, member.loss_reason)
                 return
             if not member.is_proven and connection.speaks_http2:
                 member.is_proven = True
@@ -380,8 +380,7 @@ class OriginPool:
         """From now on these count, for the connections that there are, too."""
         self._limits = limits
         for member in (*self.members, *self.draining):
-            member.limits = limits
-            member.keep_time()
+            member.use_limits(limits)
         if self.members:
             self._name.start(limits.resolve_interval_s, limits.connect_timeout_s)
         self._queue.serve(self._open_asked)

@@ -1,8 +1,7 @@
-"""One connection of a pool and its clock: how long it is kept, how long it is used, whether its peer lives.
+"""One connection of a pool and its clock: how long it is kept, and how long it gets new streams.
 
-Owned here: one timer for all of that. It is never moved for a stream that opens or ends, it looks at what has
-been going on when it is due: an origin with 100 tunnels wakes up once in a minute. What follows from it is
-`origin_pool.py`'s (`retire`); so is who gets a stream.
+One timer is for all of that. No stream that opens or ends moves it: when it is due it looks at what has been
+going on since.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
+from shared.net.http2.liveness import while_streams
 from shared.net.pool.pool_limits import PoolLimits
 from shared.net.tls.certificate_expiry import LEAST_S, LOOK_S
 from shared.ops import pool_counts
@@ -19,16 +19,9 @@ from shared.ops import pool_counts
 AGE_JITTER = 0.1
 """The part of its age that a connection may end earlier, so that not all that opened together end so."""
 
-PING_TIMEOUT_S = 15.0
-"""How long a PING may go unanswered. Long enough for TCP to repeat a lost packet several times; ztunnel
-waits 20 s."""
-
 IN_VAIN_S = 30.0
 """How long an idle connection is kept to an origin where nobody has had what it wanted. Whoever can name an
 origin has a connection made to it; a token for its first tunnel may take as long."""
-
-LATE_S = 1.0
-"""A timer that is so late says that we were held up, not the peer: it gets as long again to be heard."""
 
 OPEN_ENDED_S = float("inf")
 
@@ -41,9 +34,7 @@ class PooledConnection:
     """
 
     __slots__ = (
-        "_asked_at",
         "_changed",
-        "_heard_before",
         "_idle_since",
         "_is_made",
         "_jitter",
@@ -95,8 +86,6 @@ class PooledConnection:
         self._retire = retire
         self._wall_clock = wall_clock
         self._idle_since: float | None = self.born  # None: it has streams
-        self._asked_at: float | None = None  # when the last PING went out
-        self._heard_before: float | None = None  # the peer's last word before it; None: it has answered
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = OPEN_ENDED_S  # uvloop's handle says it in whole milliseconds only
 
@@ -104,7 +93,11 @@ class PooledConnection:
         """Makes `connection`, for who has a transport for it."""
         self._is_made = True
         self.connection = Connection(
-            client=True, limits=self.limits.session, on_change=self._on_change, on_lost=self._on_lost
+            client=True,
+            limits=self.limits.session,
+            on_change=self._on_change,
+            on_lost=self._on_lost,
+            keepalive=while_streams(self.limits.ping_interval_s),
         )
         return self.connection
 
@@ -112,6 +105,13 @@ class PooledConnection:
         """Drops what was made for a dial that failed."""
         if self._is_made:
             self.connection.abort("the dial was given up")
+
+    @property
+    def loss_reason(self) -> str:
+        """Why a connection that is of no more use takes no new streams, one of `pool_counts.REASONS`."""
+        if not self.connection.lost:
+            return pool_counts.GOAWAY
+        return pool_counts.SILENT if self.connection.unanswered_s else pool_counts.LOST
 
     @property
     def has_expired(self) -> bool:
@@ -135,8 +135,14 @@ class PooledConnection:
         if self._timer is None or has_streams != (self.connection.open_streams > 0):
             self.keep_time()  # else nothing has come nearer
 
+    def use_limits(self, limits: PoolLimits) -> None:
+        """From now on these count."""
+        self.limits = limits
+        self.connection.watch(while_streams(limits.ping_interval_s))
+        self.keep_time()
+
     def keep_time(self) -> None:
-        """To be called when the limits have changed."""
+        """To be called when something may have come nearer."""
         if self.connection.open_streams:
             self._idle_since = None
         elif self._idle_since is None:
@@ -157,7 +163,7 @@ class PooledConnection:
 
     def _due(self) -> float:
         """When there will be something to do, as it looks now."""
-        return min(self._age_due(), self._idle_due(), self._ping_due(), self._expiry_due())
+        return min(self._age_due(), self._idle_due(), self._expiry_due())
 
     def _age_due(self) -> float:
         age_s = self.limits.max_age_s
@@ -183,24 +189,8 @@ class PooledConnection:
         left_s = self.connection.certificate_ends - self._wall_clock()
         return self._loop.time() + min(max(left_s, LEAST_S), LOOK_S)
 
-    def _ping_due(self) -> float:
-        """When to ask the peer for a sign of life, or when to give it up."""
-        interval_s = self.limits.ping_interval_s
-        if self._idle_since is not None or not interval_s:
-            return OPEN_ENDED_S
-        asked = self._asked_at
-        if asked is None:
-            return max(self.born, self.connection.heard_at) + interval_s
-        if self._is_awaiting():
-            return asked + PING_TIMEOUT_S
-        return max(asked, self.connection.heard_at) + interval_s
-
-    def _is_awaiting(self) -> bool:
-        """Whether the peer has not been heard since the last PING: whatever it sends is an answer."""
-        return self._heard_before is not None and self.connection.heard_at == self._heard_before
-
     def _look(self) -> None:
-        was_due, self._timer_due = self._timer_due, OPEN_ENDED_S
+        self._timer_due = OPEN_ENDED_S
         self._timer = None
         now = self._loop.time()
         if self.connection.lost:
@@ -211,22 +201,8 @@ class PooledConnection:
             self._retire(self, pool_counts.AGE)
         elif self._idle_due() <= now:
             self._retire(self, pool_counts.IDLE)
-        if self._ping_due() <= now:
-            self._look_at_silence(now, is_late=now > was_due + LATE_S)
         if not self.connection.lost:
             self.keep_time()
-
-    def _look_at_silence(self, now: float, *, is_late: bool) -> None:
-        if not self._is_awaiting():
-            self._heard_before = self.connection.heard_at
-            self._asked_at = now
-            self.connection.ping()
-        elif is_late:
-            self._asked_at = now
-        else:
-            self.reason = self.reason or pool_counts.SILENT
-            peer = self.connection.peer_name
-            self.connection.abort(f"connection to {peer} lost: no answer to PING within {PING_TIMEOUT_S:g} s")
 
     # What the connection tells.
 

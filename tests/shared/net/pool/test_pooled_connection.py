@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from shared.errors import StreamResetError
+from shared.net.http2.liveness import STREAMS_TIMEOUT_S
 from shared.net.pool.pool_limits import PoolLimits
-from shared.net.pool.pooled_connection import AGE_JITTER, PING_TIMEOUT_S, PooledConnection
+from shared.net.pool.pooled_connection import AGE_JITTER, PooledConnection
 from tests.shared.http2.dialogue import settings
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import PATIENCE_S, App, until
@@ -105,11 +106,10 @@ async def test_a_silent_peer_is_asked_and_given_up() -> None:
         assert silent.pings == 0
         await asyncio.sleep(2)
         assert silent.pings == 1
-        with pytest.raises(
-            StreamResetError, match=r"^connection to \S+ lost: no answer to PING within 15 s$"
-        ):
+        with pytest.raises(StreamResetError, match=r"^\S+ has not answered PING within 15 s$"):
             await stream.response(1000)
-        assert 60 + PING_TIMEOUT_S - 1 < loop.time() - started < 60 + PING_TIMEOUT_S + 2
+        silent_s = loop.time() - started  # twice the timeout where TCP has acknowledged our SETTINGS late
+        assert 60 + STREAMS_TIMEOUT_S - 1 < silent_s < 60 + 2 * STREAMS_TIMEOUT_S + 2
         await until(lambda: world.closed() == {"silent": 1})
     await silent.app.close()
 
@@ -179,19 +179,6 @@ async def test_ping_can_be_turned_off_and_on() -> None:
         world.pool.set_limits(replace(world.pool.limits, ping_interval_s=60.0))
         await asyncio.sleep(1)
         assert silent.pings == 1
-    await silent.app.close()
-
-
-@hasty
-async def test_the_peer_is_not_blamed_when_we_were_held_up() -> None:
-    silent = SilentPeer()
-    async with pooled(ping_interval_s=60.0) as world:
-        stream = await world.open(h2c(silent.app.port))
-        await silent.accept()
-        (member,) = world.pool.origins[h2c(silent.app.port)].members
-        await asyncio.sleep(62)
-        member._look_at_silence(asyncio.get_running_loop().time() + 30, is_late=True)
-        assert not stream.over
     await silent.app.close()
 
 

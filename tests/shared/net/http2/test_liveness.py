@@ -1,4 +1,4 @@
-"""PING after silence, and the end of who does not answer, at both ends; the other end is the h2 library's."""
+"""PING after silence, and the end of a peer that does not answer, at both ends of a connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from shared.address import Address
 from shared.http2 import frames
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
-from shared.net.http2.pinged_connection import PingedConnection
+from shared.net.http2.liveness import LATE_S, Keepalive, Liveness, Verdict, When, while_connected
 from tests.shared.net.hasty_loop import HastyLoop, hasty
+from tests.shared.net.in_memory import Wire
 from tests.support.clocks import ROUNDING_S
 from tests.support.http2_peer import Http2Peer
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
@@ -44,7 +45,7 @@ class Ours:
 
     def __init__(self, interval_s: float, *, client: bool) -> None:
         self.over = asyncio.Event()
-        self.connection = PingedConnection(interval_s, client=client, on_lost=self._lost)
+        self.connection = Connection(client=client, keepalive=while_connected(interval_s), on_lost=self._lost)
 
     def _lost(self, connection: Connection) -> None:
         assert connection is self.connection
@@ -132,16 +133,63 @@ async def test_an_end_without_a_word_is_none() -> None:
         assert not ours.connection.ended_in_order
 
 
-async def test_goodbye_ends_nothing() -> None:
+async def test_goaway_ends_nothing() -> None:
     async with pair(client=True, interval_s=PATIENCE_S) as (ours, other):
-        ours.connection.say_goodbye()
+        ours.connection.say_goaway()
         await other.until(lambda: other.goaway)
         await other.answered()
         assert ours.connection.room > 0
         assert ours.connection.usable
 
 
-# When it asks, and when it gives up: by a clock that jumps.
+# When it asks, and when it gives up.
+
+
+def looks(liveness: Liveness, *times: tuple[float, float]) -> list[Verdict]:
+    """What is said at each time, with when the peer was last heard; its transport is closed."""
+    return [liveness.look(now, heard_at, Wire()) for now, heard_at in times]
+
+
+def test_a_silent_peer_is_asked_and_given_up() -> None:
+    liveness = Liveness(Keepalive(When.ALWAYS, 60.0, 15.0), 100.0)
+    assert liveness.begin(101.0, 0.0)
+    assert liveness.due == 160.0
+    assert looks(liveness, (160.0, 120.0)) == [Verdict.WAIT]
+    assert liveness.due == 180.0
+    assert looks(liveness, (180.0, 120.0)) == [Verdict.ASK]
+    assert liveness.due == 195.0
+    assert looks(liveness, (195.0, 120.0)) == [Verdict.GIVE_UP]
+
+
+def test_any_byte_is_an_answer() -> None:
+    liveness = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
+    liveness.begin(0.0, 0.0)
+    assert looks(liveness, (60.0, 0.0), (75.0, 74.0)) == [Verdict.ASK, Verdict.WAIT]
+    assert liveness.due == 134.0
+
+
+def test_a_late_timer_is_our_fault_once() -> None:
+    liveness = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
+    liveness.begin(0.0, 0.0)
+    late = 75.0 + LATE_S + 0.1
+    assert looks(liveness, (60.0, 0.0), (late, 0.0)) == [Verdict.ASK, Verdict.WAIT]
+    assert looks(liveness, (late + 15.0, 0.0)) == [Verdict.GIVE_UP]
+
+
+def test_silence_counts_from_where_the_peer_is_needed() -> None:
+    stalled = Liveness(Keepalive(When.STALLED, 40.0, 20.0), 0.0)
+    assert stalled.begin(1000.0, 0.0)
+    assert stalled.due == 1040.0
+    streams = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
+    assert streams.begin(1000.0, 5.0)
+    assert looks(streams, (1000.0, 5.0)) == [Verdict.ASK], "at once, for it has been silent so long"
+
+
+def test_no_interval_is_no_watch() -> None:
+    assert not Liveness(while_connected(0.0), 0.0).begin(0.0, 0.0)
+
+
+# The same, by a clock that jumps.
 
 
 @hasty
