@@ -22,6 +22,7 @@ from pathlib import Path
 from agent.config.kubernetes_settings import KubernetesSettings, TokenFile
 from shared import regular_files
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
+from shared.backoff import doubled_s, half_or_more
 from shared.credentials.kubernetes.kubernetes_names import AUTHORITY_FILE, NAMESPACE_FILE
 from shared.credentials.tokens.minting import Minted, Minter
 from shared.errors import HboneError, TokenDeniedError, TokenError, UnavailableError
@@ -169,9 +170,9 @@ class TokenFiles:
                 )
 
     def _pause_s(self, kept: _Kept) -> float:
-        pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(kept.failures, 10))
+        longest_s = doubled_s(FIRST_PAUSE_S, MAX_PAUSE_S, kept.failures)
         kept.failures += 1
-        return pause_s * (0.5 + 0.5 * self._clock.chance())
+        return half_or_more(longest_s, self._clock.chance())
 
     async def _renew(self, kept: _Kept) -> None:
         minted = await self._minter.mint(kept.file.audience)

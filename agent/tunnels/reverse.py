@@ -35,6 +35,7 @@ from typing import cast
 from agent.config.own_identity import own_trust_domain
 from agent.config.reverse_settings import ReverseSettings
 from shared.address import Address
+from shared.backoff import doubled_s
 from shared.errors import DeniedError, ExpiredError, HboneError, RefusedError, UpstreamError
 from shared.http2.session import SessionLimits
 from shared.net.dial import Origin, dial_http2
@@ -65,9 +66,6 @@ FIRST_PAUSE_S = 0.1
 
 MAX_PAUSE_S = 30.0
 """How long a gateway that has come back may wait for us, at most; half of it on average."""
-
-MAX_DOUBLINGS = 20
-"""Beyond it the bound is MAX_PAUSE_S anyway."""
 
 STEADY_S = 10.0
 """A connection that has lived so long is no sign that the next would fail."""
@@ -262,7 +260,7 @@ class _Place:
 
     def _pause(self, doublings: int) -> None:
         """Puts the next dial off (rule 3)."""
-        bound_s = min(FIRST_PAUSE_S * 2.0 ** min(doublings, MAX_DOUBLINGS), MAX_PAUSE_S)
+        bound_s = doubled_s(FIRST_PAUSE_S, MAX_PAUSE_S, doublings)
         now = asyncio.get_running_loop().time()
         self._not_before = max(self._not_before, now + random.uniform(0.0, bound_s))
 

@@ -44,6 +44,7 @@ from gateway.workers.stopping import StopRequests
 from gateway.workers.worker_link import LinkClient, ParentLink, Worker, socket_pair
 from shared import loop
 from shared.address import Address
+from shared.backoff import doubled_s
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.errors import EXIT_INTERNAL, EXIT_OK, HboneError
 from shared.listen import unavailable
@@ -300,7 +301,7 @@ class Workers:
             self._drain(signal.SIGTERM)
             return
         child.deaths = 0 if lived_s >= LIVED_S else child.deaths + 1
-        delay_s = min(FIRST_DELAY_S * 2 ** max(0, child.deaths - 1), MAX_DELAY_S)
+        delay_s = doubled_s(FIRST_DELAY_S, MAX_DELAY_S, max(0, child.deaths - 1))
         child.start_at = time.monotonic() + delay_s
         log.error("%s %s; a new one starts in %g s", child.name, how, delay_s)
 

@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shared.backoff import doubled_s
 from shared.http2 import frames
 
 REFUSED = "refused"
@@ -155,7 +156,7 @@ class Retries:
         if self._taken >= self._most:
             return None
         self._taken += 1
-        longest_s = min(BACKOFF_S * 2**self._pauses, MAX_BACKOFF_S)
+        longest_s = doubled_s(BACKOFF_S, MAX_BACKOFF_S, self._pauses)
         self._pauses += 1
         # 1 - x: a random number may be 0 and is never 1, and no pause at all would be no pause.
         return Retry(reason, least_s + longest_s * (1.0 - self._pick()))

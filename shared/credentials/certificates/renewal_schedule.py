@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_DOUBLINGS = 20
-"""Beyond it the bound is the most anyway."""
+from shared.backoff import doubled_s, half_or_more
 
 LEFT_PART = 0.25
 
@@ -42,7 +41,7 @@ class RenewalRules:
     def pause(self, failures: int, left_s: float, chance: float) -> float:
         """How long to wait after so many failures in a row (1 and up), while the certificate in use has
         `left_s` seconds to live (none or expired: 0 or less)."""
-        bound_s = min(self.most_pause_s, self.first_pause_s * float(1 << min(failures - 1, MAX_DOUBLINGS)))
+        bound_s = doubled_s(self.first_pause_s, self.most_pause_s, failures - 1)
         if left_s > 0:
             bound_s = max(self.first_pause_s, min(bound_s, left_s * LEFT_PART))
-        return bound_s * (1 + chance) / 2
+        return half_or_more(bound_s, chance)

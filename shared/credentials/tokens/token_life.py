@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shared.backoff import doubled_s, half_or_more
 from shared.credentials.tokens.minting import Minted
 from shared.errors import TokenError
 
@@ -47,9 +48,6 @@ FAILURE_MOST_S = 5.0
 
 BEHIND_MOST_S = 60.0
 """Longest pause between attempts that nobody waits for."""
-
-MAX_DOUBLINGS = 16
-"""More would only make the number longer."""
 
 REJECTED_PACE_S = 10.0
 """Least time between two tokens dropped as rejected. A service that rejects all of them would otherwise have
@@ -123,15 +121,15 @@ class TokenLife:
 
     def failed(self, error: TokenError, now: float) -> None:
         """There is no new one."""
-        doubled_s = FAILURE_FIRST_S * 2 ** min(self._failures, MAX_DOUBLINGS)
-        share = (1.0 + self._chance()) / 2
+        chance, failures = self._chance(), self._failures
+        pause_s = half_or_more(doubled_s(FAILURE_FIRST_S, BEHIND_MOST_S, failures), chance)
         self._failures += 1
         self.failure = error
         self.failed_at_s = now
-        self._remembered_s = min(doubled_s, FAILURE_MOST_S) * share
+        self._remembered_s = half_or_more(doubled_s(FAILURE_FIRST_S, FAILURE_MOST_S, failures), chance)
         if not self.usable(now):
             self.token = ""
-        self.refresh_at_s = self._bounded(now + min(doubled_s, BEHIND_MOST_S) * share, now)
+        self.refresh_at_s = self._bounded(now + pause_s, now)
 
     def rejected(self, token: str | None, now: float) -> bool:
         """Drops the token, if it is `token` or that is None; False if it stays."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shared.backoff import doubled_s
+
 FIRST_S = 0.1
 """The longest first wait: a service that restarts is back in less time than anybody notices."""
 
@@ -17,9 +19,6 @@ MOST_S = 10.0
 
 FORGOTTEN_S = 60.0
 """Failures so long ago say nothing any more."""
-
-MAX_DOUBLINGS = 16
-"""More would only make the number longer."""
 
 
 class DialBackoff:
@@ -40,7 +39,7 @@ class DialBackoff:
         """A dial failed `now`."""
         if now - self._failed_at > FORGOTTEN_S:
             self._failures = 0
-        longest_s = min(MOST_S, FIRST_S * 2 ** min(self._failures, MAX_DOUBLINGS))
+        longest_s = doubled_s(FIRST_S, MOST_S, self._failures)
         self._failures += 1
         self._failed_at = now
         self._next = now + longest_s * self._chance()
