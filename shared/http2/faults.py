@@ -16,8 +16,6 @@ class Faults:
     """The faults of one peer. A `shared_peer` may pass on what its own clients do (`FloodLimits.front_end`):
     it is given notice first, by a GOAWAY after which open streams go on."""
 
-    __slots__ = ("_client", "_goaway", "_guard", "_notice_given", "_output", "_shared_peer", "_streams")
-
     def __init__(
         self,
         output: Output,

@@ -22,19 +22,6 @@ from shared.http2.windows import Windows
 class FrameReceiver:
     """Frames of a connection (`frame_scanner.FrameTaker`)."""
 
-    __slots__ = (
-        "_client",
-        "_encoder",
-        "_faults",
-        "_goaway",
-        "_guard",
-        "_headers",
-        "_output",
-        "_peer",
-        "_streams",
-        "_windows",
-    )
-
     def __init__(
         self,
         output: Output,

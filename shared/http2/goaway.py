@@ -28,8 +28,6 @@ class GoAwayState(Enum):
 class GoAway:
     """A connection's GOAWAYs, sent and received."""
 
-    __slots__ = ("_client", "_last_accepted", "_output", "_streams", "received", "state")
-
     def __init__(self, output: Output, streams: Streams, *, client: bool) -> None:
         self._output = output
         self._streams = streams

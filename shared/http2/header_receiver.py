@@ -47,20 +47,6 @@ _FINAL = GoAwayState.FINAL
 class HeaderReceiver:
     """Header blocks of a connection."""
 
-    __slots__ = (
-        "_client",
-        "_decoder",
-        "_ends",
-        "_faults",
-        "_goaway",
-        "_guard",
-        "_max_streams",
-        "_output",
-        "_pieces",
-        "_streams",
-        "block_stream",
-    )
-
     def __init__(
         self,
         output: Output,

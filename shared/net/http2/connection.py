@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
     def watch(self, keepalive: Keepalive) -> None:
         """Changes how the peer is watched, where it is."""
         assert self._liveness is not None
-        if self._liveness.keepalive != keepalive:
+        if self._liveness.keepalive.interval_s != keepalive.interval_s:
             self._liveness.keepalive = keepalive
             if self._peer_timer is not None:
                 self._peer_timer.cancel()
@@ -686,8 +686,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         verdict = liveness.look(self._loop.time(), self.heard_at, transport)
         if verdict is Verdict.GIVE_UP:
-            _, interval_s, timeout_s = liveness.keepalive
-            self.unanswered_s = interval_s + timeout_s
+            timeout_s = liveness.keepalive.timeout_s
+            self.unanswered_s = liveness.keepalive.interval_s + timeout_s
             reset(transport)  # else the kernel goes on offering it what it does not take
             self.abort(f"{self.peer_name} has not answered PING within {timeout_s:g} s")
             return

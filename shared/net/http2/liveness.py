@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import NamedTuple
 
 from shared.net.legs.tcp_end import acknowledged_bytes, unsent_bytes
 
@@ -35,12 +34,16 @@ class When(Enum):
     for as long as a tunnel may be idle; one that is there answers."""
 
 
-class Keepalive(NamedTuple):
-    """How a peer is watched; times in seconds, `interval_s` 0: not at all."""
+class Keepalive:
+    """How a peer is watched. No dataclass: making one costs each start of `hbone` 0.25 ms."""
 
-    when: When
-    interval_s: float
-    timeout_s: float
+    __slots__ = ("interval_s", "timeout_s", "when")
+
+    def __init__(self, when: When, interval_s: float, timeout_s: float) -> None:
+        """Times in seconds; `interval_s` 0: not at all."""
+        self.when = when
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
 
 
 def while_connected(interval_s: float) -> Keepalive:
