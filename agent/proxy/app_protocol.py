@@ -145,7 +145,7 @@ class _Answer:
         elif len(data) >= frames.HEADER_BYTES + length:
             settings = PeerSettings()
             try:
-                settings.take(memoryview(bytes(data[frames.HEADER_BYTES :][:length])), of_server=True)
+                settings.apply(memoryview(bytes(data[frames.HEADER_BYTES :][:length])), of_server=True)
                 self.settings = settings
             except SessionError:
                 pass  # nothing that we could speak with

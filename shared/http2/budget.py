@@ -1,4 +1,4 @@
-"""How much of what costs us more than the peer a connection may ask for: a token bucket without a clock."""
+"""A token bucket without a clock: how much a connection may ask for of what costs us more than the peer."""
 
 from __future__ import annotations
 

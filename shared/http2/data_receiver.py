@@ -11,7 +11,7 @@ from shared.http2.header_receiver import HeaderReceiver
 from shared.http2.output import Output
 from shared.http2.past_streams import End
 from shared.http2.peer_settings import PeerSettings
-from shared.http2.stream import Awaited, SessionStream
+from shared.http2.session_stream import Awaited, SessionStream
 from shared.http2.streams import Streams
 from shared.http2.windows import Windows
 
@@ -27,7 +27,7 @@ _BODY = Awaited.BODY
 
 
 class DataReceiver:
-    """DATA of a connection (`frame_scanner.DataTaker`)."""
+    """DATA of a connection (`frame_scanner.DataSink`)."""
 
     __slots__ = (
         "_ends",
@@ -66,7 +66,7 @@ class DataReceiver:
         """Whose DATA frame has begun and not ended; None: there is none, or it is dropped."""
         self._ends = False  # that frame has END_STREAM
 
-    def take_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
+    def receive_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
         """The path of most DATA frames: whole, without flags, on streams that may receive any number of
         bytes; takes as many frames as there are. Small ones that follow on the same stream are one event.
 
@@ -110,7 +110,7 @@ class DataReceiver:
                 break
         return at if at > begin else 0
 
-    def take_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
+    def receive_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
         """Any other DATA frame; `padding` counts its length field too."""
         if not self._peer.seen:
             raise SessionError("the first frame is not SETTINGS", frames.PROTOCOL_ERROR)
@@ -140,7 +140,7 @@ class DataReceiver:
         if not payload and not ends:
             self._guard.empty_data()
 
-    def take_data(self, payload: memoryview) -> None:
+    def receive_data(self, payload: memoryview) -> None:
         """Some of its payload."""
         stream = self.stream
         if stream is None or stream.state.over:
@@ -149,7 +149,7 @@ class DataReceiver:
             self._windows.held(stream, len(payload))
             self._output.events.append(DataReceived(stream, payload))
 
-    def take_data_end(self) -> None:
+    def receive_data_end(self) -> None:
         """It is over."""
         stream, self.stream = self.stream, None
         if self._ends and stream is not None and not stream.state.over:

@@ -8,7 +8,7 @@ from shared.http2.flood_guard import FloodError, FloodGuard
 from shared.http2.frame_rules import SessionError
 from shared.http2.goaway import GoAway, GoAwayState
 from shared.http2.output import Output
-from shared.http2.stream import SessionStream, StreamState
+from shared.http2.session_stream import SessionStream, StreamState
 from shared.http2.streams import Streams
 
 

@@ -1,10 +1,10 @@
-"""What a peer may ask of us that costs it next to nothing: counted here, and ended when it is too much.
+"""Counts what a peer asks of us that costs it next to nothing, and ends the connection when it is too much.
 
 RFC 9113 itself lets a peer send a hundred thousand PINGs, and open and reset streams as fast as it can
-(section 10.5 leaves limits to us). Each budget is far above what an honest peer needs; one that uses it up
-gets GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends. Where the peer is a front end whose
-connection many clients share, streams opened in vain may be one client's doing: it is first given notice
-(`session.py`).
+(section 10.5 leaves limits to us). Each budget is far above what an honest peer needs. A peer that uses one
+up gets GOAWAY with ENHANCE_YOUR_CALM, and only that connection ends. If the peer is a front end whose
+connection many clients share, streams opened in vain may be one client's doing: then it is first given notice
+(`Faults`).
 
 Small DATA frames have no budget, on purpose: what is received is either passed on at once or kept as bytes
 within the window, so a small frame costs us no more than its bytes. A guard against them has ended real
@@ -91,8 +91,7 @@ class FloodGuard:
         self.now = 0.0
         """The time of a steady clock, in seconds; set at each read."""
         self.data_frames = 0
-        """DATA frames that we have sent, which call for WINDOW_UPDATEs, since one came; whoever sends them
-        counts them here."""
+        """DATA frames that we have sent since the last WINDOW_UPDATE came; the sender counts them here."""
 
     def control_frame(self, kind: int, flags: int, length: int) -> None:
         """A frame that is no DATA has come; `length` is its payload's in bytes."""

@@ -14,13 +14,13 @@ from shared.http2.header_receiver import HeaderReceiver
 from shared.http2.output import Output
 from shared.http2.past_streams import End
 from shared.http2.peer_settings import PeerSettings
-from shared.http2.stream import StreamState
+from shared.http2.session_stream import StreamState
 from shared.http2.streams import Streams
 from shared.http2.windows import Windows
 
 
 class FrameReceiver:
-    """Frames of a connection (`frame_scanner.FrameTaker`)."""
+    """Frames of a connection (`frame_scanner.FrameSink`)."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FrameReceiver:
         self._encoder = encoder
         self._client = client
 
-    def take_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
+    def receive_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
         """A whole frame.
 
         Raises:
@@ -129,7 +129,7 @@ class FrameReceiver:
 
     def _settings(self, payload: memoryview) -> None:
         before, streams = self._peer.initial_window_bytes, self._streams.open
-        if self._peer.take(payload, of_server=self._client):
+        if self._peer.apply(payload, of_server=self._client):
             self._guard.stream_windows(len(streams))
             delta = self._peer.initial_window_bytes - before
             self._windows.resized(streams.values(), delta)

@@ -1,8 +1,5 @@
-"""What a frame other than DATA must look like before anyone reads its meaning, and the error that ends a
-connection where it does not.
-
-Owned here: lengths, and which frames belong to a stream and which to the connection (RFC 9113 sections 6.2 to
-6.10). What a frame may do in the state that its stream is in is decided by the layers of `session.py`.
+"""The form of each frame other than DATA: its length, and whether it belongs to a stream or to the connection
+(RFC 9113 sections 6.2 to 6.10). A frame of a wrong form ends the connection.
 """
 
 from __future__ import annotations

@@ -12,27 +12,27 @@ from shared.http2 import frames
 from shared.http2.frame_rules import SessionError
 
 
-class DataTaker(Protocol):
+class DataSink(Protocol):
     """Gets DATA, in order. Every view lives as long as the buffer given to `FrameScanner.scan`."""
 
-    def take_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
+    def receive_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
         """A DATA frame without flags begins at `at`: takes it, and what follows like it, if it is all there
         and nothing is odd about it. Returns where that ends, or 0."""
 
-    def take_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
+    def receive_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
         """Any other DATA frame has begun; `length` counts what stands before and behind its payload too."""
 
-    def take_data(self, payload: memoryview) -> None:
+    def receive_data(self, payload: memoryview) -> None:
         """Some of its payload."""
 
-    def take_data_end(self) -> None:
+    def receive_data_end(self) -> None:
         """It is over, padding and all."""
 
 
-class FrameTaker(Protocol):
+class FrameSink(Protocol):
     """Gets all other frames, in order with DATA."""
 
-    def take_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
+    def receive_frame(self, kind: int, flags: int, stream_id: int, payload: memoryview) -> None:
         """A whole frame."""
 
 
@@ -60,8 +60,8 @@ class FrameScanner:
 
     def __init__(
         self,
-        data: DataTaker,
-        others: FrameTaker,
+        data: DataSink,
+        others: FrameSink,
         headers: HeaderBlocks,
         *,
         preface: bool,
@@ -89,9 +89,9 @@ class FrameScanner:
         """Finds what frames there are; `now` is in seconds of a steady clock.
 
         Raises:
-            SessionError: no HTTP/2, or a frame larger than announced, or whatever a taker raises.
+            SessionError: no HTTP/2, or a frame larger than announced, or whatever a sink raises.
         """
-        taker = self._data
+        sink = self._data
         if self._partial:
             data = memoryview(self._partial + data)
             self._partial = b""
@@ -101,10 +101,10 @@ class FrameScanner:
             if self.data_left:
                 end = min(at + self.data_left, size)
                 self.data_left -= end - at
-                taker.take_data(data[at:end])
+                sink.receive_data(data[at:end])
                 at = end
                 if not (self.data_left or self._pad_left):
-                    taker.take_data_end()
+                    sink.receive_data_end()
                 continue
             if self._pad_left:
                 at = self._padding(at, size)
@@ -118,7 +118,7 @@ class FrameScanner:
             if length > self._max_frame_bytes:
                 raise SessionError("frame larger than we announced", frames.FRAME_SIZE_ERROR)
             if kind == frames.DATA:
-                end = 0 if flags else taker.take_plain_data(data, at, length, stream_id)
+                end = 0 if flags else sink.receive_plain_data(data, at, length, stream_id)
                 if not end:
                     end = self._data_head(data, at, length, flags, stream_id)
                     if not end:
@@ -127,7 +127,7 @@ class FrameScanner:
                 end = at + frames.HEADER_BYTES + length
                 if end > size:
                     break
-                self._frames.take_frame(kind, flags, stream_id, data[at + frames.HEADER_BYTES : end])
+                self._frames.receive_frame(kind, flags, stream_id, data[at + frames.HEADER_BYTES : end])
                 if kind == frames.HEADERS and self._headers.block_stream:
                     self.since = None  # the block begins now
             at = end
@@ -161,16 +161,16 @@ class FrameScanner:
             raise SessionError("padded DATA without a pad length", frames.FRAME_SIZE_ERROR)
         if overhead > length:
             raise SessionError("more padding than DATA", frames.PROTOCOL_ERROR)
-        self._data.take_data_head(length, flags, stream_id, overhead)
+        self._data.receive_data_head(length, flags, stream_id, overhead)
         self.data_left = length - overhead
         self._pad_left = padding
         if not (self.data_left or padding):
-            self._data.take_data_end()
+            self._data.receive_data_end()
         return end
 
     def _padding(self, at: int, size: int) -> int:
         end = min(at + self._pad_left, size)
         self._pad_left -= end - at
         if not self._pad_left:
-            self._data.take_data_end()
+            self._data.receive_data_end()
         return end

@@ -1,8 +1,5 @@
-"""HTTP/2 frame headers (RFC 9113 section 4.1): written, read, named.
-
-Owned here: the nine bytes in front of every frame and the whole frames that we write, DATA excepted. What the
-frames mean is `session.py`'s.
-"""
+"""HTTP/2 frames (RFC 9113 section 4.1): the nine bytes in front of each, codes and names, and whole frames to
+send."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""What gRPC adds to HTTP/2 for a call with one request and one answer (grpc.io, "gRPC over HTTP2").
-
-Owned here: the headers of a call, the five bytes before a message, and what status an answer comes to. No
-compression: we offer none, so an answer may have none. Counterpart: `shared/net/grpc.py`, which has the
-connection.
-"""
+"""What gRPC adds to HTTP/2 for a call with one request and one answer (grpc.io, "gRPC over HTTP2"): the
+headers, the five bytes before a message, and the status of an answer. We offer no compression, so an answer
+may have none."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """HPACK, the reading half (RFC 7541): one peer's header blocks into header lists, at a bounded cost.
 
-Owned here: the dynamic table, and two memories that make the usual cheap. A block that has been read, and
-that did not change the table, gives the same list again until the table does change; so the answer 200, or a
-request that a peer has in its table, costs one look-up. And the text behind a Huffman code of some length is
-kept: a token of 1 KB costs 80 µs to decode, and a gateway sends the same one for an hour. hpack has the
-Huffman codes; its decoder takes three times as long for the rest, and bounds no table updates.
+Beside the dynamic table it has two caches. A block that did not change the table gives the same list again
+until the table does change; so the answer 200, or a request that a peer has in its table, costs one look-up.
+And the text behind a Huffman code of some length is kept: a token of 1 KB costs 80 µs to decode, and a
+gateway sends the same one for an hour. hpack has the Huffman codes; its decoder needs three times as long for
+the rest, and bounds no table updates.
 
 Bounds: the list, as RFC 9113 section 6.5.2 counts it, is one while it is decoded; the table is HPACK's 4,096
 bytes, for we announce nothing else.

@@ -1,11 +1,11 @@
 """HPACK, the writing half (RFC 7541): our header lists into header blocks.
 
-Owned here: the dynamic table of our own fields, and what goes into it. What stays the same for many requests
-(scheme, authority, path, what an application adds to each) is sent once and is one byte from then on. What
-changes with each (traceparent) is sent as it is and pushes nothing out. Credentials are sent as they are too,
-and marked never to be indexed: not by us and not by what passes them on (section 7.1.3). For a token of 1 KB
-that costs 0.6 µs, where its index would cost 0.2, and 1 KB of a first flight that has a TLS handshake of 3 KB
-in it; and the table, which is 4 KB, keeps its room.
+A field that stays the same for many requests (scheme, authority, path, what an application adds to each) goes
+into the dynamic table: it is sent once and is one byte from then on. A field that changes with each request
+(traceparent) is sent as it is and pushes nothing out. Credentials are sent as they are too, and marked never
+to be indexed: not by us and not by what passes them on (section 7.1.3). For a token of 1 KB that costs 0.6
+µs, where its index would cost 0.2, and 1 KB of a first flight that has a TLS handshake of 3 KB in it; and the
+table, which is 4 KB, keeps its room.
 
 Nothing is Huffman-coded: it would cost 150 µs for such a token, to save a quarter of its bytes.
 """

@@ -23,7 +23,7 @@ from shared.http2.header_rules import HeaderBlock, Shape
 from shared.http2.output import Output
 from shared.http2.past_streams import End
 from shared.http2.session_limits import SessionLimits
-from shared.http2.stream import Awaited, SessionStream
+from shared.http2.session_stream import Awaited, SessionStream
 from shared.http2.streams import Streams
 
 READABLE_LISTS = 2

@@ -1,12 +1,10 @@
-"""What a decoded header list must be, whatever it came from.
+"""The rules for a decoded header list: RFC 9113 sections 8.1.1 to 8.3, the syntax of pseudo-header fields
+(RFC 9110, RFC 3986), content-length, and the size of a list. A list is examined once, when it has been
+decoded: `HeaderBlock` is the list with what was found.
 
-Owned here: RFC 9113 sections 8.1.1 to 8.3, the syntax of pseudo-header fields (RFC 9110, RFC 3986),
-content-length, and the size of a list. A list is looked at once, when it has been decoded: `HeaderBlock` is
-the list with what was found. What becomes of a stream with wrong headers is `header_receiver.py`'s.
-
-Where the RFCs leave room we take what nghttp2 and Envoy take: any visible character, and any byte above
-ASCII, in a path; any number as a port. Envoy looks at no other part of an authority than its characters, and
-neither of them at a host that differs.
+Where the RFCs leave room we accept what nghttp2 and Envoy accept: any visible character, and any byte above
+ASCII, in a path; any number as a port. Envoy checks no other part of an authority than its characters, and
+neither of them checks that a host agrees with it.
 """
 
 from __future__ import annotations

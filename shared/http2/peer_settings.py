@@ -1,6 +1,5 @@
-"""The peer's SETTINGS (RFC 9113 section 6.5.2): read, held against their ranges, and kept as far as they
-matter to us. What follows from a change is `session.py`'s.
-"""
+"""The peer's SETTINGS (RFC 9113 section 6.5.2): read, checked against their ranges, and kept as far as they
+matter to us."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ class PeerSettings:
         self.max_streams = UNLIMITED
         self.extended_connect = False
         self.seen = False
-        """The first SETTINGS have come; set by whoever applies them."""
+        """The first SETTINGS are in force."""
 
-    def take(self, payload: memoryview, *, of_server: bool) -> bool:
+    def apply(self, payload: memoryview, *, of_server: bool) -> bool:
         """Reads the payload of SETTINGS that is no acknowledgement. True if it names the initial window.
 
         Raises:

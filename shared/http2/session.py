@@ -43,7 +43,7 @@ from shared.http2.header_receiver import HeaderReceiver
 from shared.http2.output import Output
 from shared.http2.peer_settings import PeerSettings
 from shared.http2.session_limits import SessionLimits
-from shared.http2.stream import SessionStream
+from shared.http2.session_stream import SessionStream
 from shared.http2.streams import Streams
 from shared.http2.windows import Windows
 

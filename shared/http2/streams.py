@@ -7,7 +7,7 @@ from shared.http2.events import StreamEnded
 from shared.http2.output import Output
 from shared.http2.past_streams import ENDED, RESET_BY_PEER, RESET_HERE, PastStreams
 from shared.http2.peer_settings import PeerSettings
-from shared.http2.stream import Awaited, SessionStream, StreamState
+from shared.http2.session_stream import Awaited, SessionStream, StreamState
 from shared.http2.windows import Windows
 
 _OPEN, _CLOSED = StreamState.OPEN, StreamState.CLOSED

@@ -14,7 +14,7 @@ from shared.http2 import frames
 from shared.http2.frame_rules import SessionError
 from shared.http2.output import Output
 from shared.http2.peer_settings import FIRST_WINDOW
-from shared.http2.stream import SessionStream
+from shared.http2.session_stream import SessionStream
 
 
 class Windows:

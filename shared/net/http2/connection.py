@@ -1,16 +1,13 @@
-"""The protocol that runs an HTTP/2 session on a transport, TCP or TLS, either end.
-
-Owned here: reading and writing the transport, handing the session's events to the streams, and which
-streams wait for room. Frames and windows are `shared/http2/session.py`'s, a stream's bytes `stream.py`'s.
+"""The asyncio protocol that runs an HTTP/2 session on a transport, TCP or TLS, at either end: it reads and
+writes the transport, gives the session's events to the streams, and knows which streams wait for room.
 
 What the streams of one turn of the event loop send goes out in one write: fewer TLS records and system calls
-under load, at the price of one callback. A stream's bytes wait in the stream itself once the transport is
-congested or a window closed; so a connection holds at most `CONGESTED_BYTES`, and each stream one read. A
+under load, at the price of one callback. A stream's bytes wait in the stream itself while the transport is
+congested or a window is closed; so a connection holds at most `CONGESTED_BYTES`, and each stream one read. A
 peer that makes us hold more is dropped.
 
-What a peer may keep us waiting for has a deadline: its first SETTINGS, the rest of a frame or of a header
-block, and, on a server, a sign of life from one that takes nothing of what waits for it. A reader that pauses
-is honest and may do so for as long as a tunnel may be idle; one that is there answers a PING.
+A peer has deadlines for what it may keep us waiting for: its first SETTINGS, the rest of a frame or of a
+header block, and an answer to our PING (`Liveness`).
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ from shared.http2.session import (
     SessionLimits,
     SessionStream,
 )
-from shared.http2.stream import StreamState
+from shared.http2.session_stream import StreamState
 from shared.net.http2.answers import answer
 from shared.net.http2.liveness import WHEN_STALLED, Keepalive, Liveness, Verdict, When
 from shared.net.legs.contract import Buffer
@@ -64,7 +61,7 @@ from shared.net.legs.read_buffer import (
 from shared.net.legs.small_writes import SMALL_BYTES, UNSENT_BYTES
 from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import CloseWatch, peer_of, reset
-from shared.net.legs.tcp_end import last_words
+from shared.net.legs.tcp_end import read_after_reset
 
 if TYPE_CHECKING:
     from shared.trust.revocations import Proof
@@ -350,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name = peer_of(self._transport)
         self._preface_timer = self._loop.call_later(PREFACE_TIMEOUT_S, self._preface_overdue)
         if self._idle_timeout_s is not None:
-            self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._look_at_idle)
+            self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._check_idle)
         self._watch_peer()
         self._watch_goaway()  # drained already, maybe
         self._flush()
@@ -377,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.congested:
                 self._check_unsent()
         if session.unfinished_since is not None and self._frame_timer is None:
-            self._frame_timer = self._loop.call_later(FRAME_TIMEOUT_S, self._look_at_frame)
+            self._frame_timer = self._loop.call_later(FRAME_TIMEOUT_S, self._check_frame)
         if started:
             took = time.monotonic() - started
             cheap = took * LARGE_READ_BYTES < FAIR_S * nbytes
@@ -402,20 +399,20 @@ class Connection(asyncio.BufferedProtocol):
             self._close_watch.cancel()
         if exc is not None:
             self.cause = self.cause or str(exc)
-        self._read_last_words(exc)
+        self._read_unread(exc)
         cause = exc or "closed by the peer"
         self._break_streams(f"connection to {self.peer_name} lost: {cause}", frames.CANCEL)
         self._gone.set_result(None)
         if self._on_lost is not None:
             self._on_lost(self)
 
-    def _read_last_words(self, cause: Exception | None) -> None:
+    def _read_unread(self, cause: Exception | None) -> None:
         """Of a peer that answered in full, said GOAWAY and closed while we were writing: it counts."""
         if self.lost or self._transport is None or self._transport.get_extra_info("sslcontext") is not None:
             return
-        words = last_words(self._transport, cause) or b""
-        for at in range(0, len(words), READ_BYTES):
-            piece = words[at : at + READ_BYTES]
+        rest = read_after_reset(self._transport, cause) or b""
+        for at in range(0, len(rest), READ_BYTES):
+            piece = rest[at : at + READ_BYTES]
             self._buffer[: len(piece)] = piece
             self.buffer_updated(len(piece))
 
@@ -571,7 +568,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _flush_in_turn(self) -> None:
         """What little a turn has brought waits in the session while the transport has unsent bytes: there it
-        is one piece, and each write that waits by itself costs the event loop 0.7 KiB (`small_writes.py`)."""
+        is one piece, and each write that waits by itself costs the event loop 0.7 KiB (`SmallWrites`)."""
         transport = self._transport
         self.flush_planned = False
         if transport is None or (
@@ -593,7 +590,7 @@ class Connection(asyncio.BufferedProtocol):
                 return False
             self._held_back = True
             self._transport.set_write_buffer_limits(high=0)  # says when nothing of it is left
-        self._look_at_held()
+        self._check_held()
         return True
 
     def _flush(self) -> None:
@@ -603,9 +600,9 @@ class Connection(asyncio.BufferedProtocol):
             if data and not (self.lost or self._ended):
                 self._transport.write(data)
                 if self._held_back:
-                    self._look_at_held()
+                    self._check_held()
 
-    def _look_at_held(self) -> None:
+    def _check_held(self) -> None:
         """The transport has said that it is paused, so it says no more of how much it has."""
         if self.buffered_bytes > CONGESTED_BYTES and not self.congested:
             self._become_congested()
@@ -652,7 +649,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _look_at_frame(self) -> None:
+    def _check_frame(self) -> None:
         """One timer at a time, looked at when it is over: most unfinished frames are whole a moment later."""
         self._frame_timer = None
         since = self.session.unfinished_since
@@ -660,7 +657,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         left = since + FRAME_TIMEOUT_S - self._loop.time()
         if left > 0:
-            self._frame_timer = self._loop.call_later(left, self._look_at_frame)
+            self._frame_timer = self._loop.call_later(left, self._check_frame)
         else:
             self.abort(f"no rest of a frame from {self.peer_name} within {FRAME_TIMEOUT_S:g} s")
 
@@ -676,15 +673,15 @@ class Connection(asyncio.BufferedProtocol):
         """Starts the timer for a peer that has to be there; no byte and no stream moves it."""
         liveness = self._liveness
         if liveness is not None and self._needs_peer() and liveness.begin(self._loop.time(), self.heard_at):
-            self._peer_timer = self._loop.call_at(liveness.due, self._look_at_peer)
+            self._peer_timer = self._loop.call_at(liveness.due, self._check_peer)
 
-    def _look_at_peer(self) -> None:
+    def _check_peer(self) -> None:
         self._peer_timer = None
         liveness, transport = self._liveness, self._transport
         assert liveness is not None
         if self.lost or transport is None or not self._needs_peer():
             return
-        verdict = liveness.look(self._loop.time(), self.heard_at, transport)
+        verdict = liveness.check(self._loop.time(), self.heard_at, transport)
         if verdict is Verdict.GIVE_UP:
             timeout_s = liveness.keepalive.timeout_s
             self.unanswered_s = liveness.keepalive.interval_s + timeout_s
@@ -693,14 +690,14 @@ class Connection(asyncio.BufferedProtocol):
             return
         if verdict is Verdict.ASK:
             self.ping()
-        self._peer_timer = self._loop.call_at(liveness.due, self._look_at_peer)
+        self._peer_timer = self._loop.call_at(liveness.due, self._check_peer)
 
-    def _look_at_idle(self) -> None:
+    def _check_idle(self) -> None:
         assert self._idle_timeout_s is not None
         now = self._loop.time()
         idle_s = 0.0 if self.session.streams else now - self._idle_since
         if idle_s < self._idle_timeout_s:
-            self._idle_timer = self._loop.call_later(self._idle_timeout_s - idle_s, self._look_at_idle)
+            self._idle_timer = self._loop.call_later(self._idle_timeout_s - idle_s, self._check_idle)
         elif not self._closing:
             log.debug("no stream from %s for %g s: closed", self.peer_name, self._idle_timeout_s)
             self.drain()

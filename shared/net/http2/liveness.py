@@ -70,7 +70,7 @@ class Verdict(Enum):
 
 
 class Liveness:
-    """One peer. It has no timer: its owner calls `look` at `due`."""
+    """One peer. It has no timer: its owner calls `check` at `due`."""
 
     __slots__ = ("_acknowledged", "_ahead", "_heard_before", "_is_asked", "_since", "due", "keepalive")
 
@@ -82,7 +82,7 @@ class Liveness:
         self._since = now  # silence does not count before
         self._is_asked = False
         self._heard_before = 0.0  # when the peer was heard last before it was asked
-        self._acknowledged: int | None = None  # bytes that the peer's kernel had taken at the last look
+        self._acknowledged: int | None = None  # bytes that the peer's kernel had taken at the last check
         self._ahead = 0  # bytes that it has to take before the PING
 
     def begin(self, now: float, heard_at: float) -> bool:
@@ -96,7 +96,7 @@ class Liveness:
         self.due = self._silent_at(heard_at)
         return True
 
-    def look(self, now: float, heard_at: float, transport: asyncio.Transport) -> Verdict:
+    def check(self, now: float, heard_at: float, transport: asyncio.Transport) -> Verdict:
         """What to do `now`; sets `due` anew."""
         was_due = self.due
         if not self._is_asked or heard_at != self._heard_before:
@@ -120,7 +120,7 @@ class Liveness:
         return max(self._since, heard_at) + self.keepalive.interval_s
 
     def _is_behind_an_upload(self, transport: asyncio.Transport) -> bool:
-        """Whether bytes that were sent before the PING were still arriving since the last look."""
+        """Whether bytes that were sent before the PING were still arriving since the last check."""
         now, before = acknowledged_bytes(transport), self._acknowledged
         if now is None or before is None:
             return False

@@ -1,10 +1,6 @@
 """What a leg is: one of the two ends of a tunnel inside a process, whatever carries it.
 
-Owned here: the contract between legs and the relay that joins two of them. Its implementations are the TCP
-leg (`tcp.py`), the HTTP/2 stream (`stream.py`), the TLS leg of the built-in mTLS end (`contexts.py`) and the
-command's standard input and output (`hbone/stdio.py`). Its counterpart is `relay.py`.
-
-The rules:
+A relay joins two of them. The rules:
 
 1. A leg pushes what it receives: `relay.received(leg, data)` with a view that is valid only during the call,
    then `relay.ended(leg)` once its peer has finished sending (FIN, END_STREAM, close_notify), or

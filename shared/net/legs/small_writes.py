@@ -2,8 +2,6 @@
 
 The event loop makes a request of each write that the kernel does not take at once. A peer that is sent a
 window of 1 MiB in pieces of 100 bytes, and reads none of them, would cost 8 MiB, in pieces of one byte 700.
-
-Owned here: what is kept, and when it goes on. Not owned: when the other leg has to stop, which is the leg's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The HTTP/2 leg: one stream of a connection as one end of a tunnel (rules in `contract.py`).
+"""The HTTP/2 leg: one stream of a connection as one end of a tunnel (rules in `contract`). It keeps what
+waits for a window to open, and what arrived before the relay was joined.
 
-Owned here: what waits for a window to open, what arrived before the relay was joined, and the response a
-client waits for. Flow control towards the peer is the relay's back pressure: bytes given to the relay are
-credited at once, unless it has paused us; then they are held until it resumes.
+Flow control towards the peer is the relay's back pressure: bytes given to the relay are credited at once,
+unless it has paused us; then they are held until it resumes.
 """
 
 from __future__ import annotations
@@ -381,9 +381,9 @@ class Stream:
                 self._relay.full(self)
 
     def _watch_close(self) -> None:
-        asyncio.get_running_loop().call_later(LAST_BYTES_TIMEOUT_S, self._look_at_close, len(self.waiting))
+        asyncio.get_running_loop().call_later(LAST_BYTES_TIMEOUT_S, self._check_close, len(self.waiting))
 
-    def _look_at_close(self, unsent: int) -> None:
+    def _check_close(self, unsent: int) -> None:
         if 0 < len(self.waiting) < unsent:
             self._watch_close()  # the peer reads, if slowly
         elif self.waiting:

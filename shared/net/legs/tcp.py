@@ -1,5 +1,4 @@
-"""The TCP leg: a plain connection as one end of a tunnel (rules in `contract.py`). Its end is
-`tcp_end.py`'s."""
+"""The TCP leg: a plain connection as one end of a tunnel (rules in `contract`)."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from shared.net.legs.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
 from shared.net.legs.tcp_end import (
     LastBytes,
     close_if_taken,
-    last_words,
+    read_after_reset,
     set_end,
     unread,
     unsent_bytes,
@@ -267,14 +266,14 @@ class TcpLeg(asyncio.BufferedProtocol):
         self._small = None
         if self._gone:
             return
-        words = None if self._ended else last_words(self._transport, exc)
-        if words is not None:
+        rest = None if self._ended else read_after_reset(self._transport, exc)
+        if rest is not None:
             self._ended = True
             relay = self._relay
             if relay is None:
-                self._keep_early(words)
+                self._keep_early(rest)
             else:
-                relay.received(self, words)  # upon which it may close us
+                relay.received(self, rest)  # upon which it may close us
                 relay.ended(self)
         self._gone = True
         self._error = StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL)

@@ -1,4 +1,4 @@
-"""How a TCP connection ends, for legs on one: plain (`tcp.py`) and TLS (`contexts.py`).
+"""How a TCP connection ends, for legs on one, plain and TLS.
 
 The kernel's own ways lose bytes, or make a part look like the whole:
 
@@ -7,7 +7,7 @@ The kernel's own ways lose bytes, or make a part look like the whole:
 2. It answers a close over unread bytes with RST, which destroys what is on its way (RFC 9112 section 9.6).
    `LastBytes` sends FIN, and reads and drops what still comes.
 3. It fails a write once the peer has sent RST, and the event loop then closes the socket. What the peer sent
-   up to its FIN, before the RST, is still there to be read: `last_words`.
+   up to its FIN, before the RST, is still there to be read: `read_after_reset`.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _queued_bytes(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def last_words(transport: asyncio.Transport, cause: Exception | None) -> bytes | None:
+def read_after_reset(transport: asyncio.Transport, cause: Exception | None) -> bytes | None:
     """For connection_lost of plain TCP: what the peer sent up to its FIN and nobody has read; None if it
     broke off without FIN.
 

@@ -1,4 +1,5 @@
-"""The TLS leg: mutual TLS ended in this process, as one end of a tunnel.
+"""The TLS leg: mutual TLS ended in this process, as one end of a tunnel (rules in `contract`). TLS
+runs over a plain TCP transport by OpenSSL's memory BIOs; the owner decides who is let in.
 
 The rules:
 

@@ -1,8 +1,5 @@
-"""A name that is looked up again from time to time, so that a change of its addresses is seen.
-
-Owned here: when, and how long an answer may take. What follows from an answer is the caller's; a look-up that
-fails says nothing.
-"""
+"""A name that is looked up again from time to time, so that a change of its addresses is noticed. A look-up
+that fails says nothing."""
 
 from __future__ import annotations
 

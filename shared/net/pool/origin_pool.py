@@ -3,20 +3,18 @@
 The rules:
 
 1. Streams go to the oldest connection that has room, so that the youngest can become idle and be closed.
-2. One dialler at a time, a task of its own: whoever gives up waiting takes the connection from nobody. It is
-   started for those who wait, and for a spare connection once less than a fifth of one's streams is left.
-3. Who waits is served in order: for a stream, as room comes; for a connection, once a peer has said its
-   SETTINGS. When a dial fails, all who wait are told at once unless there are connections that may have room
+2. One task at a time dials, whoever waits: a caller that gives up waiting ends no dial. It starts for those
+   who wait, and for a spare connection once less than a fifth of one connection's streams is left.
+3. Those who wait are served in order: for a stream, as room comes; for a connection, once a peer has said its
+   SETTINGS. When a dial fails, all who wait are told at once, unless there are connections that may have room
    again: a mesh client has little time, and can be told the reason.
-4. After a failure the next dial has to wait (`dial_backoff.py`), and who comes meanwhile waits for it; who
-   has not the time for that is told the last failure at once. A connection that ends before the peer's
-   first SETTINGS is a failure, too.
-5. A connection that is to take no new streams is drained: it ends with its last stream. So is one to a server
+4. After a failure the next dial waits (`DialBackoff`), and callers wait for it; a caller that has not the
+   time is told the last failure at once. A connection that ends before the peer's first SETTINGS is a
+   failure, too.
+5. A connection that is to get no new streams is drained: it ends with its last stream. So is one to a server
    whose certificate has ended.
 6. A name is looked up again from time to time while there are connections; one whose peer's address is no
    longer in the answers is drained.
-
-What a connection's own clock says is `pooled_connection.py`'s, all origins are `pool.py`'s.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""HTTP/2 connections to all origins, each shared by many tunnels.
-
-Owned here: the table of origins, the limits that all share, and the end of all of them. What goes on at one
-origin is `origin_pool.py`'s. Names come from clients, so what is kept of an origin that has no connections is
-little, bounded, and only how its last dials failed.
-"""
+"""HTTP/2 connections to all origins, each shared by many tunnels. Names come from clients, so little is kept
+of an origin that has no connections, and that is bounded: how its last dials failed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from shared.http2.session import SessionLimits
 
 CONNECTION_WINDOW_BYTES = 128 << 20
 """More than 100 streams of 1 MiB that nobody reads can hold: they must not stop the others of their
-connection (ztunnel#1538). What all tunnels hold together has a bound of its own (`memory_budget.py`)."""
+connection (ztunnel#1538). What all tunnels hold together has a bound of its own."""
 
 _SESSION = SessionLimits(connection_window_bytes=CONNECTION_WINDOW_BYTES)
 
@@ -29,7 +29,7 @@ class PoolLimits:
 
     max_waiting: int = 6400
     """Openers that wait at an origin for a connection or for room: as many as all its connections could
-    serve. One more would wait for somebody else's end, and is told so at once."""
+    serve. One more would wait for somebody else's end, and is refused at once."""
 
     idle_timeout_s: float = 300.0
     """How long a connection without streams is kept: ztunnel's pool keeps as long. 0: closed at once."""

@@ -152,7 +152,7 @@ class PooledConnection:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer_due = due
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check)
 
     def forget(self) -> None:
         """Stops the clock."""
@@ -189,7 +189,7 @@ class PooledConnection:
         left_s = self.connection.certificate_ends - self._wall_clock()
         return self._loop.time() + min(max(left_s, LEAST_S), LOOK_S)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer_due = OPEN_ENDED_S
         self._timer = None
         now = self._loop.time()

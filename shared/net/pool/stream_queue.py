@@ -1,8 +1,5 @@
-"""Those who wait at one origin, for a stream or for a connection, in the order in which they came.
-
-Owned here: the order, and that each gets one answer, what it waits for or an error of its own. Where streams
-and connections come from, and how many may wait, is `origin_pool.py`'s.
-"""
+"""Those who wait at one origin, for a stream or for a connection, in the order in which they came. Each gets
+one answer: what it waits for, or an error of its own."""
 
 from __future__ import annotations
 

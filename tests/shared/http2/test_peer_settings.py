@@ -27,7 +27,7 @@ def taken(*values: tuple[int, int], of_server: bool = False) -> tuple[PeerSettin
     """What is kept of SETTINGS, and whether they name the window."""
     kept = PeerSettings()
     body = b"".join(frames.settings({code: value})[9:] for code, value in values)
-    return kept, kept.take(memoryview(body), of_server=of_server)
+    return kept, kept.apply(memoryview(body), of_server=of_server)
 
 
 def test_what_holds_until_something_is_said() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shared.http2 import frames
 from shared.http2.session import Session, SessionError
-from shared.http2.stream import StreamState
+from shared.http2.session_stream import StreamState
 from tests.shared.http2.dialogue import (
     MAX_STREAMS,
     OK,

@@ -12,7 +12,7 @@ import h2.events
 import h2.exceptions
 import pytest
 from hyperframe.frame import Frame, RstStreamFrame
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.http2 import frames
@@ -154,6 +154,7 @@ class Pair:
 
 NAMES = {
     h2.events.RequestReceived: "request",
+    h2.events.InformationalResponseReceived: "interim",
     h2.events.ResponseReceived: "response",
     h2.events.TrailersReceived: "trailers",
     h2.events.StreamEnded: "ended",
@@ -172,6 +173,7 @@ def h2_told(happened: list[h2.events.Event]) -> list[Told]:
     return lines
 
 
+@example([headers(1, INTERIM)], True)
 @given(st.lists(wires | deeds, max_size=25), st.booleans())
 def test_the_same_verdicts_as_h2(script: list[bytes | tuple[str, int]], client: bool) -> None:
     pair = Pair(client=client)

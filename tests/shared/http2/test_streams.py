@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.http2 import frames
 from shared.http2.past_streams import REMEMBERED_STREAMS
-from shared.http2.stream import StreamState
+from shared.http2.session_stream import StreamState
 from tests.shared.http2.dialogue import (
     LAST_OF_ALL,
     OK,

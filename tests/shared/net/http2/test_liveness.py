@@ -145,26 +145,26 @@ async def test_goaway_ends_nothing() -> None:
 # When it asks, and when it gives up.
 
 
-def looks(liveness: Liveness, *times: tuple[float, float]) -> list[Verdict]:
+def checks(liveness: Liveness, *times: tuple[float, float]) -> list[Verdict]:
     """What is said at each time, with when the peer was last heard; its transport is closed."""
-    return [liveness.look(now, heard_at, Wire()) for now, heard_at in times]
+    return [liveness.check(now, heard_at, Wire()) for now, heard_at in times]
 
 
 def test_a_silent_peer_is_asked_and_given_up() -> None:
     liveness = Liveness(Keepalive(When.ALWAYS, 60.0, 15.0), 100.0)
     assert liveness.begin(101.0, 0.0)
     assert liveness.due == 160.0
-    assert looks(liveness, (160.0, 120.0)) == [Verdict.WAIT]
+    assert checks(liveness, (160.0, 120.0)) == [Verdict.WAIT]
     assert liveness.due == 180.0
-    assert looks(liveness, (180.0, 120.0)) == [Verdict.ASK]
+    assert checks(liveness, (180.0, 120.0)) == [Verdict.ASK]
     assert liveness.due == 195.0
-    assert looks(liveness, (195.0, 120.0)) == [Verdict.GIVE_UP]
+    assert checks(liveness, (195.0, 120.0)) == [Verdict.GIVE_UP]
 
 
 def test_any_byte_is_an_answer() -> None:
     liveness = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
     liveness.begin(0.0, 0.0)
-    assert looks(liveness, (60.0, 0.0), (75.0, 74.0)) == [Verdict.ASK, Verdict.WAIT]
+    assert checks(liveness, (60.0, 0.0), (75.0, 74.0)) == [Verdict.ASK, Verdict.WAIT]
     assert liveness.due == 134.0
 
 
@@ -172,8 +172,8 @@ def test_a_late_timer_is_our_fault_once() -> None:
     liveness = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
     liveness.begin(0.0, 0.0)
     late = 75.0 + LATE_S + 0.1
-    assert looks(liveness, (60.0, 0.0), (late, 0.0)) == [Verdict.ASK, Verdict.WAIT]
-    assert looks(liveness, (late + 15.0, 0.0)) == [Verdict.GIVE_UP]
+    assert checks(liveness, (60.0, 0.0), (late, 0.0)) == [Verdict.ASK, Verdict.WAIT]
+    assert checks(liveness, (late + 15.0, 0.0)) == [Verdict.GIVE_UP]
 
 
 def test_silence_counts_from_where_the_peer_is_needed() -> None:
@@ -182,7 +182,7 @@ def test_silence_counts_from_where_the_peer_is_needed() -> None:
     assert stalled.due == 1040.0
     streams = Liveness(Keepalive(When.STREAMS, 60.0, 15.0), 0.0)
     assert streams.begin(1000.0, 5.0)
-    assert looks(streams, (1000.0, 5.0)) == [Verdict.ASK], "at once, for it has been silent so long"
+    assert checks(streams, (1000.0, 5.0)) == [Verdict.ASK], "at once, for it has been silent so long"
 
 
 def test_no_interval_is_no_watch() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.http2.stream import Awaited, SessionStream
+from shared.http2.session_stream import Awaited, SessionStream
 
 
 def stream(content_length: int | None) -> SessionStream:
