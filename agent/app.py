@@ -1,9 +1,9 @@
-"""krun as a whole: makes the container look like a pod, and opens the tunnel port last.
+"""krun as a whole: makes every long-lived object, starts them in order, stops them.
 
-Start: what the workload proves itself with, if krun is to get it (`workload_identity.py`) → the mTLS end on
-15003 (`mtls_end.py`) → the app, until its port is open → 15009. A request that came earlier would find
-nobody. End: SIGTERM goes to the app at once; meanwhile no new stream is taken and open ones finish, until the
-app has ended or the drain timeout is over. The app's exit code is krun's.
+Start: the workload's certificates and tokens, if krun gets them; the mTLS end on 15003; the app, until it
+listens on its port; then the tunnel port 15009, because the app could not serve an earlier request. End:
+SIGTERM goes to the app at once. New streams are refused, and open ones may finish, until the app has ended or
+the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("hbone.agent")
 
 FLUSH_S = 1.0
-"""For what an app that has ended left behind: the last bytes of its answers may still be ours to send."""
+"""Seconds after the end of the app to send the last bytes of its responses."""
 
 EXIT_SIGKILL = 137
-"""The app's, where the kernel has killed it, as it does when a container's memory is used up."""
+"""The app's exit code if the kernel has killed it, which it does when the container has no memory left."""
 
 START_EXITS = {signal.SIGTERM: EXIT_SIGTERM, signal.SIGINT: EXIT_SIGINT}
-"""What a signal that comes before the app was started comes to."""
+"""krun's exit code after a signal that came before the app was started."""
 
 
 class Agent:
@@ -58,7 +58,7 @@ class Agent:
     def __init__(
         self, settings: Settings, command: Sequence[str], environ: Mapping[str, str], access_log: AccessLog
     ) -> None:
-        """`command` is the app's, empty for a sidecar; `environ` is our own, of which the app gets a part."""
+        """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -76,7 +76,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
         self._files = 0  # that may be open
-        self._ignored_signals: frozenset[signal.Signals] = frozenset()  # from the start on, by who started us
+        self._ignored_signals: frozenset[signal.Signals] = frozenset()  # inherited
         self._idle = asyncio.Event()
 
     async def run(self) -> int:
@@ -91,7 +91,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         self._files = open_files.allow_many()
         self._ignored_signals = ignored_signals()
-        for number in START_EXITS.keys() - self._ignored_signals:  # until the app is there to get them too
+        for number in START_EXITS.keys() - self._ignored_signals:  # until there is an app to get them, too
             loop.add_signal_handler(number, self._signalled, number)
         try:
             for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
@@ -109,7 +109,7 @@ class Agent:
     # Start.
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, None], name: str) -> None:
-        """Waits for its end; a signal that comes first leaves it undone."""
+        """Runs `starting` to its end, or until a signal comes."""
         first = spawn(starting, name=name)
         stopped = spawn(self._stop.wait(), name="wait for a signal")
         try:
@@ -141,14 +141,13 @@ class Agent:
         )
         self._app.exited.add_done_callback(self._app_ended)
         self._app.forward_signals(self._signalled)
-        if self._stop.is_set():  # it came while the app was being started, so nobody has passed it on
+        if self._stop.is_set():  # it came while the app was being started, and was not passed on
             self._app.send(signal.SIGTERM)
         self._app_listens = await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
         return self._app_listens
 
     async def _open(self) -> None:
-        # Only now: an app that ends before it listens has no use for them, and its end waits for none of
-        # them.
+        # Imported only now: an app that ends before it listens needs none of them.
         from agent.memory import Memory
         from agent.tunnels.descriptors import shares_of
         from agent.tunnels.requests import Requests
@@ -210,7 +209,7 @@ class Agent:
         return await self._app_exit() if self._app is not None else EXIT_OK
 
     def _refusal(self) -> LimitError | None:
-        """Why nothing new is taken now, if so."""
+        """Why new tunnels are refused now; None if they are not."""
         return None if self._memory is None else self._memory.refusal()
 
     def _turned_away(self, peer: str, error: LimitError) -> None:
@@ -242,14 +241,12 @@ class Agent:
         elif self._stopping_app or exited.result() == EXIT_OK:
             log.info("%s", text)
         else:
-            memory = ", perhaps for want of memory" if exited.result() == EXIT_SIGKILL else ""
+            memory = ", perhaps because memory ran out" if exited.result() == EXIT_SIGKILL else ""
             log.warning("%s%s; krun ends with %d", text, memory, exited.result())
 
     async def _drain(self) -> None:
-        """No new streams, once the peers know; those that are open have until the drain timeout, or the app's
-        end, to finish.
-
-        A connection is over when all that was written to it has left, which is after its last stream's end.
+        """Tells the peers to open no new streams, and waits for the open ones until the drain timeout, or the
+        end of the app. A connection ends when all its bytes have been sent, after the end of its last stream.
         """
         if self._port is not None:
             await self._port.drain()
@@ -283,7 +280,7 @@ class Agent:
         self._drop_connections()
 
     async def _finished(self) -> None:
-        """Returns when the last stream is over, and what it carried has been taken."""
+        """Returns when the last stream has ended, and its last bytes have been read."""
         await self._idle.wait()
         await self._mtls_end.emptied()
         await last_bytes_left().wait()
@@ -293,7 +290,7 @@ class Agent:
             connection.abort("krun stops")
 
     def _unfinished(self) -> str:
-        """What a drain waits for, in words."""
+        """What a drain waits for, as text."""
         assert self._requests is not None
         return (
             f"{self._requests.open_tunnels} tunnels, {self._requests.app.open_requests} requests to the app, "
@@ -304,7 +301,7 @@ class Agent:
         return sum(connection.open_streams for connection in self._connections)
 
     async def _app_exit(self) -> int:
-        """The app's exit code, once it has ended by itself."""
+        """Waits for the app to end by itself, and returns its exit code."""
         if self._app is not None and not self._app.exited.done():
             log.info("waiting for the app (pid %d) to end", self._app.pid)
         return await self._app.wait() if self._app is not None else EXIT_INTERNAL

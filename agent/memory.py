@@ -1,8 +1,8 @@
-"""What krun holds for all its peers together: for tunnels, for requests to the app, at the built-in mTLS end,
-and on HTTP/2 connections.
+"""The memory budget for the bytes that krun buffers: of tunnels, of requests to the app, of the built-in mTLS
+end, and of HTTP/2 connections.
 
-There is one budget for all. Requests to the app may have `REQUESTS_SHARE` of it: whoever sends the app more
-than it reads must not keep tunnels out, nor have them ended.
+There is one budget for all. Requests to the app may use `REQUESTS_SHARE` of it, so that a client that sends
+the app more than it reads does not get tunnels refused or reset.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = logging.getLogger("hbone.agent")
 SETTING = "HBONE_MAX_BUFFERED"
 
 REQUESTS_SHARE = 0.75
-"""Of it."""
+"""Of the budget."""
 
 
 class Memory:
-    """The budget of this krun."""
+    """The budget, and what is counted in it."""
 
     def __init__(self, settings: Settings, connections: Collection[Connection], mtls_end: MtlsEnd) -> None:
         self.requests: Requests | None = None
-        """Of the streams on `connections`; to be set before the start."""
+        """The tunnels and requests on `connections`; to be set before `start`."""
         self._connections = connections
         self._mtls_end = mtls_end
         most = settings.max_buffered_bytes
@@ -51,19 +51,19 @@ class Memory:
         )
 
     def refusal(self) -> LimitError | None:
-        """Why nothing new is taken now; None while it is."""
+        """Why new tunnels and requests are refused now; None if they are not."""
         return self._budget.refusal()
 
     def request_refusal(self) -> LimitError | None:
-        """Why no request to the app is taken now; None while it is."""
+        """Why new requests to the app are refused now; None if they are not."""
         return self._budget.part_refusal()
 
     def start(self) -> None:
-        """From now on looks at what is held."""
+        """Starts to measure."""
         self._budget.start()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops to measure."""
         self._budget.close()
 
     def _holders(self) -> Iterator[Holder]:
@@ -82,7 +82,7 @@ class Memory:
 
 
 class HeldConnection:
-    """What waits on an HTTP/2 connection to be sent, beside what its streams hold."""
+    """The bytes that an HTTP/2 connection has to send, without those of its streams."""
 
     __slots__ = ("_connection",)
 
@@ -91,10 +91,10 @@ class HeldConnection:
 
     @property
     def buffered_bytes(self) -> int:
-        """For its peer."""
+        """Bytes for its peer."""
         return self._connection.buffered_bytes
 
     def abort(self, error: HboneError) -> None:
-        """Drops it, with its streams."""
+        """Ends the connection, and its streams."""
         log.warning("connection of %s dropped: %s", self._connection.peer_name, error)
         self._connection.abort(str(error))

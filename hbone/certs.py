@@ -1,4 +1,5 @@
-"""`hbone certs`: what certificate, key and roots a folder has, until when, and what is wrong with them."""
+"""`hbone certs`: the certificate, the key and the CA certificates in a folder, and what is wrong with
+them."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
 
 
 def _whose(report: dict[str, Any]) -> str:
-    """Whether the key is that of the first certificate, if there is one."""
+    """Whether the key is that of the first certificate, as text; empty without a certificate."""
     if not report["cert_chain"]:
         return ""
     return ", the certificate's" if report["private_key"]["matches"] else ", NOT the certificate's"

@@ -93,6 +93,6 @@ def _connect(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         none=options.no_token,
     )
     carrying = proxy_command.ProxyOptions(
-        where, token, options.ca, connect, options.keepalive, stdio.take_input()
+        where, token, options.ca, connect, options.keepalive, stdio.own_input()
     )
     return loop.run(proxy_command.run(carrying))

@@ -67,7 +67,7 @@ class ProxyOptions:
     keepalive_s: float = KEEPALIVE_S
     """Seconds of silence after which the far side is asked whether it is there; 0: never."""
     input_fd: int = STDIN
-    """Where the tunnel's input is (`stdio.take_input`)."""
+    """Where the tunnel's input is (`stdio.own_input`)."""
 
 
 async def run(options: ProxyOptions) -> int:

@@ -1,12 +1,12 @@
-"""Standard input and output as one end of a tunnel (rules in `shared/net/legs/contract.py`).
+"""Standard input and output as one end of a tunnel.
 
-ssh gives a ProxyCommand two pipes, or one socket; a shell gives files and terminals. What the event loop
-cannot watch (files) is always ready. Nothing but the tunnel's bytes ever goes to standard output.
+ssh gives a ProxyCommand two pipes, or one socket; a shell gives files and terminals. The event loop cannot
+watch files, which are always ready. Only the tunnel's bytes go to standard output.
 
-The output is written for as long as its reader takes, also after the tunnel is over: `flushed` waits for it.
+After the end of the tunnel, `flushed` waits until the reader of the output has read the rest.
 
-The input is kept from children: google-auth runs the programs that a federation's file names with our
-standard input, and one that reads would take the tunnel's bytes. `take_input` makes it ours alone.
+Child processes must not read the input. google-auth starts the programs that a credential file names, with
+our standard input, and such a program could read the tunnel's bytes. So `own_input` moves it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from shared.net.legs.contract import Buffer, RelayEnd
 from shared.net.legs.read_buffer import READ_BYTES
 
 FULL_BYTES = 256 << 10
-"""Unwritten bytes beyond which the tunnel is told to wait: the same as for an HTTP/2 connection."""
+"""Unwritten bytes beyond which the relay pauses: as many as for an HTTP/2 connection."""
 
 STDIN = 0
 
 
-def take_input() -> int:
-    """Standard input under a number that no child inherits (PEP 446); in its place is /dev/null from now on.
-    To be called before there is any thread or child."""
-    taken = os.dup(STDIN)
+def own_input() -> int:
+    """Moves standard input to a descriptor that no child inherits (PEP 446), and returns that. Standard input
+    is then /dev/null. To be called before a thread or a child is started."""
+    own = os.dup(STDIN)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, STDIN)
     os.close(null)
-    return taken
+    return own
 
 
 class StdioLeg:
-    """Two file descriptors as a leg. `error` is what broke one of them, None while nothing has."""
+    """Two file descriptors as a leg. `error` is why one of them failed, None while both work."""
 
     def __init__(self, input_fd: int = STDIN, output_fd: int = 1) -> None:
         self.error: StreamResetError | None = None
@@ -47,7 +47,7 @@ class StdioLeg:
         self._out = output_fd
         self._loop = asyncio.get_running_loop()
         self._relay: RelayEnd | None = None
-        self._waiting = bytearray()
+        self._unwritten = bytearray()
         self._reading = False
         self._next_read: asyncio.Handle | None = None  # of a file, which no event announces
         self._paused = False
@@ -57,9 +57,9 @@ class StdioLeg:
         self._writing = False
         self._output_over = asyncio.Event()
         self._in_is_file = not _can_be_watched(input_fd)
-        # Whoever shares a pipe or a terminal with us, such as the shell, gets it back as it was. A write that
-        # does not fit must not stop the loop; terminals never take more than a moment. The input is made
-        # non-blocking by uvloop when it watches it.
+        # The shell, or any other process that shares a pipe or a terminal with us, gets it back as it was. A
+        # write to a full pipe must not block the loop; one to a terminal never takes long. uvloop makes the
+        # input non-blocking when it watches it.
         self._in_blocking = os.get_blocking(input_fd)
         self._out_blocking = os.get_blocking(output_fd)
         if _is_stream(output_fd):
@@ -67,19 +67,19 @@ class StdioLeg:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the reader of our output has gone: there is nobody left to work for, or to tell."""
+        """Whether the reader of our output has gone, so that no one needs the tunnel, or an error message."""
         return self.error is not None and isinstance(self.error.__cause__, ConnectionError)
 
     async def flushed(self) -> None:
-        """Returns once everything written has left, or cannot leave any more (then `error` says why). Takes
-        as long as whoever reads our output: a pager may well hold it for an hour."""
+        """Returns once all output is written, or cannot be written any more (`error` says why). This takes as
+        long as the reader of our output does: with a pager it may be an hour."""
         await self._output_over.wait()
 
     # Leg.
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._waiting)
+        return len(self._unwritten)
 
     def join(self, relay: RelayEnd) -> None:
         self._relay = relay
@@ -93,15 +93,15 @@ class StdioLeg:
     def write(self, data: Buffer) -> None:
         if self._output_over.is_set():
             return
-        self._waiting += data
+        self._unwritten += data
         if self._writing:
-            self._tell_whether_full()
+            self._report_whether_full()
         else:
             self._write()
 
     def write_eof(self) -> None:
         self._end_pending = True
-        if not self._waiting:
+        if not self._unwritten:
             self._end_output()
 
     def pause_reading(self) -> None:
@@ -118,8 +118,8 @@ class StdioLeg:
 
     def abort(self) -> None:
         self._end_input()
-        self._waiting.clear()
-        self._let_go()
+        self._unwritten.clear()
+        self._release()
 
     # Input.
 
@@ -147,7 +147,7 @@ class StdioLeg:
         self._restore_input()
 
     def _restore_input(self) -> None:
-        # It may be the output as well, which has to stay non-blocking to its end.
+        # The input may be the same socket as the output, which has to stay non-blocking to its end.
         if self._input_ended and self._output_over.is_set():
             os.set_blocking(self._in, self._in_blocking)
 
@@ -175,8 +175,8 @@ class StdioLeg:
 
     def _write(self) -> None:
         try:
-            while self._waiting:
-                del self._waiting[: os.write(self._out, self._waiting)]
+            while self._unwritten:
+                del self._unwritten[: os.write(self._out, self._unwritten)]
         except BlockingIOError:
             if not self._writing:
                 self._writing = True
@@ -184,15 +184,15 @@ class StdioLeg:
         except OSError as error:
             self._fail("standard output", error)
             return
-        if self._writing and not self._waiting:
+        if self._writing and not self._unwritten:
             self._loop.remove_writer(self._out)
             self._writing = False
             if self._end_pending:
                 self._end_output()
-        self._tell_whether_full()
+        self._report_whether_full()
 
-    def _tell_whether_full(self) -> None:
-        full = len(self._waiting) > FULL_BYTES
+    def _report_whether_full(self) -> None:
+        full = len(self._unwritten) > FULL_BYTES
         if full != self._full:
             self._full = full
             if self._relay is not None:
@@ -201,8 +201,8 @@ class StdioLeg:
     def _end_output(self) -> None:
         if self._output_over.is_set():
             return
-        self._let_go()
-        # ssh waits for the end of what it reads, and we may live on to read what it still sends.
+        self._release()
+        # ssh waits for the end of our output, while we may still have to read what it sends.
         if stat.S_ISSOCK(os.fstat(self._out).st_mode):
             with socket.socket(fileno=os.dup(self._out)) as sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
@@ -211,7 +211,7 @@ class StdioLeg:
         os.dup2(null, self._out)
         os.close(null)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._output_over.is_set():
             return
         self._output_over.set()
@@ -223,8 +223,8 @@ class StdioLeg:
 
     def _fail(self, what: str, error: OSError) -> None:
         self._end_input()
-        self._waiting.clear()
-        self._let_go()
+        self._unwritten.clear()
+        self._release()
         self.error = StreamResetError(f"{what}: {error.strerror}", CANCEL)
         self.error.__cause__ = error
         if self._relay is not None:
@@ -232,8 +232,8 @@ class StdioLeg:
 
 
 def _can_be_watched(fd: int) -> bool:
-    """Whether the event loop can wait for it (epoll_ctl(2), EPERM): pipes, sockets and terminals; regular
-    files and /dev/null are always ready, and say what is wrong with them when they are read."""
+    """Whether the event loop can wait for it (epoll_ctl(2), EPERM): pipes, sockets and terminals can be
+    watched; regular files and /dev/null are always ready."""
     return _is_stream(fd) or os.isatty(fd)
 
 

@@ -1,8 +1,8 @@
-"""What people write to say where a tunnel goes, as a URL.
+"""Where a tunnel goes, from what the user has written.
 
-`https://HOST[:PORT]/PATH` is taken as it is. `HOST:PORT` means `/_hbone/PORT` on HOST's port 443, as in the
-original; `HOST:443/_hbone/NAME`, which the original misread, means what it says. What cannot be sent as
-`:path` (RFC 9113 section 8.3.1, RFC 3986 section 3) is refused here: nobody looks at it again.
+`https://HOST[:PORT]/PATH` is the tunnel's URL. `HOST:PORT` means `/_hbone/PORT` on port 443 of HOST, as in
+the original. `HOST:443/_hbone/NAME`, which the original misread, means https. What cannot be sent as `:path`
+(RFC 9113 section 8.3.1, RFC 3986 section 3) is refused here, because it is not checked again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class TunnelTarget:
-    """A tunnel URL, taken apart."""
+    """A tunnel URL in its parts."""
 
     scheme: str
     address: Address
@@ -27,20 +27,20 @@ class TunnelTarget:
 
     @property
     def host(self) -> str:
-        """The name that the certificate has to show. A dot at its end is for resolvers only: TLS has names
-        without (RFC 6066 section 3)."""
+        """The name that the certificate must have. A dot at its end is only for resolvers: names in TLS have
+        none (RFC 6066 section 3)."""
         return self.address.host.removesuffix(".")
 
     @property
     def authority(self) -> str:
-        """HOST, with the port where it is not the scheme's own."""
+        """HOST, with the port unless it is the scheme's default."""
         if self.address.port == _DEFAULT_PORTS[self.scheme]:
             return self._bracketed_host
         return f"{self._bracketed_host}:{self.address.port}"
 
     @property
     def audience(self) -> str:
-        """What Cloud Run wants in the token: scheme and host, no port and no path."""
+        """The audience that Cloud Run requires in the token: scheme and host, no port and no path."""
         return f"{self.scheme}://{self._bracketed_host}"
 
     @property
@@ -52,19 +52,17 @@ class TunnelTarget:
 
 
 def parse(text: str) -> TunnelTarget:
-    """Reads a URL or HOST:PORT.
-
-    Raises:
-        UsageError: it is neither; the text says what is wrong and what would be right.
-    """
+    """Reads a URL or HOST:PORT. Raises UsageError if `text` is neither."""
     if not text.isascii() or not text.isprintable() or " " in text or "#" in text:
-        raise UsageError(f"{text!a}: a URL has no blank, no # and nothing beyond ASCII; write it as %XX")
+        raise UsageError(
+            f"{text!a}: spaces, control characters, # and characters beyond ASCII are not allowed; write %XX"
+        )
     scheme, separator, rest = text.partition("://")
     if not separator:
         return _without_scheme(text)
     scheme = scheme.lower()
     if scheme not in _DEFAULT_PORTS:
-        raise UsageError(f"{text}: the scheme is https or http, not {scheme or 'empty'}")
+        raise UsageError(f"{text}: the scheme must be https or http, not {scheme or 'empty'}")
     host, _, path = rest.partition("/")
     return TunnelTarget(scheme, _address(text, host, _DEFAULT_PORTS[scheme]), _path(text, scheme, host, path))
 
@@ -79,7 +77,7 @@ def _without_scheme(text: str) -> TunnelTarget:
 
 def _path(text: str, scheme: str, host: str, path: str) -> str:
     if not path:
-        raise UsageError(f"{text}: no path, for ssh it is {scheme}://{host}{TUNNEL_PREFIX}22")
+        raise UsageError(f"{text}: no path; for ssh write {scheme}://{host}{TUNNEL_PREFIX}22")
     return f"/{path}"
 
 
@@ -95,5 +93,5 @@ def _address(text: str, host: str, default_port: int | None) -> Address:
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
     if address.port == 0:
-        raise UsageError(f"{text}: port 0 is nobody's, write 1..65535")
+        raise UsageError(f"{text}: port 0 cannot be connected to; write 1..65535")
     return address

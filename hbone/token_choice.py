@@ -1,10 +1,9 @@
-"""Which token `hbone` sends, where it comes from, and where it may go.
+"""Which token `hbone` sends, by the flags and the environment.
 
-Owned here: what flags and environment mean, and that no token goes to where it could be read or used by
-somebody else. A token goes only over https, or to this machine. A JWT in a file has to be for the URL's host,
-unless --audience says whom else it may be for. A command needs its token once, so none is kept: the gateway's
-cache (`shared/credentials/tokens/token_cache.py`) is not even imported. What mints is imported when a token
-is to be minted, for ssh users wait.
+A token is sent only over https, or to this machine, so that others cannot read it. A JWT in a file must have
+the URL's host as its audience, or the one that --audience names, so that others cannot use it. A command
+needs its token once, so there is no cache. The code that gets new tokens is imported when it is needed,
+because ssh users wait.
 """
 
 from __future__ import annotations
@@ -24,22 +23,23 @@ if TYPE_CHECKING:
     from shared.credentials.tokens.minting import Minter
 
 GCLOUD_AUDIENCE = "32555940559.apps.googleusercontent.com"
-"""In what `gcloud auth print-identity-token` gives for a person's own account, whose audience cannot be
-chosen: gcloud's OAuth client. Cloud Run takes it for every service that the person may call."""
+"""gcloud's OAuth client, the audience of the tokens that `gcloud auth print-identity-token` prints for a
+person's own account. It cannot be chosen there. Cloud Run accepts it for every service that the person may
+call."""
 
 CLOUD_RUN = ".run.app"
-"""How the names of Cloud Run's services end."""
+"""The end of the names of Cloud Run's services."""
 
 _HINT = "on your own machine, gcloud auth print-identity-token >FILE and --token-file FILE"
 
 
 class MintedToken:
-    """A `TokenSource` that has a new token minted each time it is asked."""
+    """A `TokenSource` that gets a new token each time."""
 
     def __init__(
         self, minter: Minter, audience: str, hint: str = _HINT, *, now: Callable[[], float] = time.time
     ) -> None:
-        """`hint` says what else can be done; `now` is the wall clock in seconds since 1970."""
+        """`hint` is added to errors; `now` is the wall clock in seconds since 1970."""
         self._minter = minter
         self._audience = audience
         self._hint = hint
@@ -47,7 +47,7 @@ class MintedToken:
 
     @property
     def identity(self) -> str:
-        """Whose tokens they are, or the place that decides about it; for certain once there was one."""
+        """Whose tokens they are, or the source that decides it; known for certain after the first token."""
         return self._minter.identity
 
     is_new = False
@@ -71,7 +71,7 @@ class MintedToken:
 
 
 class TunnelFileToken(FileToken):
-    """The token in a file for a tunnel's target: a JWT that is for somebody else is not sent."""
+    """The token in a file, for a tunnel's target. A JWT with another audience is not sent."""
 
     def __init__(self, path: Path, target: TunnelTarget) -> None:
         super().__init__(path)
@@ -82,19 +82,19 @@ class TunnelFileToken(FileToken):
         try:
             named = claims_of(token).get("aud")
         except ValueError:
-            return token  # it does not say whom it is for
+            return token  # it has no audience that we can read
         audiences = named if isinstance(named, list) else [named]
         if named is not None and not any(_is_for(audience, self._target) for audience in audiences):
             text = (
                 f"cannot use token file {self._path}: its token is for {shown_claim(named)}, not for "
-                f"{self._target.audience}; where the service takes that one, name it with --audience"
+                f"{self._target.audience}; if the service accepts that audience, name it with --audience"
             )
             raise TokenError(text, "audience")
         return token
 
 
 def _is_for(audience: object, target: TunnelTarget) -> bool:
-    """Whether a token for `audience` is meant for the host of `target` (RFC 7519 section 4.1.3)."""
+    """Whether a token for `audience` may be sent to the host of `target` (RFC 7519 section 4.1.3)."""
     if not isinstance(audience, str):
         return False
     if audience == GCLOUD_AUDIENCE:
@@ -107,7 +107,8 @@ def _is_for(audience: object, target: TunnelTarget) -> bool:
         host = host.rpartition(":")[0]
     if host == target.host or host == f"[{target.host}]":
         return True
-    # The URL of a traffic tag, whose tokens are for the service ("Authenticating service-to-service").
+    # The URL of a traffic tag, whose tokens have the service as audience ("Authenticating
+    # service-to-service").
     return target.host.endswith(CLOUD_RUN) and target.host.partition("---")[2] == host
 
 
@@ -120,8 +121,8 @@ def for_tunnel(
     audience: str | None = None,
     none: bool = False,
 ) -> TokenSource:
-    """The token source that the flags say; by default a token for the URL's host, minted as the environment
-    says, and none where there is no TLS to keep it secret. `connect` is where is dialled instead of the
+    """The token source for the flags. By default it is a new token for the URL's host, from the source that
+    the environment names, and no token without TLS. `connect` is the address that is dialled instead of the
     URL's host.
 
     Raises:
@@ -129,7 +130,7 @@ def for_tunnel(
     """
     if none or (target.scheme == "http" and token_file is None and audience is None):
         return NoToken()
-    _demand_secrecy(target, connect or target.address, "--audience" if token_file is None else "--token-file")
+    _check_secrecy(target, connect or target.address, "--audience" if token_file is None else "--token-file")
     if audience is not None:
         checked_audience(audience)
     if token_file is not None:
@@ -138,7 +139,7 @@ def for_tunnel(
     return MintedToken(minter(environ), audience or target.audience, f"{_HINT}, or --no-token")
 
 
-def _demand_secrecy(target: TunnelTarget, dialled: Address, flag: str) -> None:
+def _check_secrecy(target: TunnelTarget, dialled: Address, flag: str) -> None:
     """Raises UsageError if others could read a token on its way."""
     if target.scheme == "https":
         return
@@ -152,14 +153,15 @@ def _demand_secrecy(target: TunnelTarget, dialled: Address, flag: str) -> None:
         )
 
 
-def of_file(path: Path, audience: str = "") -> FileToken:
-    """The token in a file, which has to be for `audience`, if there is one. Raises as `checked_file`."""
+def file_token(path: Path, audience: str = "") -> FileToken:
+    """The token in a file; `audience` is the audience that it must have, empty for any. Raises as
+    `checked_file`."""
     return FileToken(checked_file(path), audience)
 
 
 def checked_file(path: Path) -> Path:
-    """`path`, if it may be one. Raises UsageError, which does not repeat it, for what must be the token
-    itself."""
+    """Returns `path`. Raises UsageError if it looks like the token itself, which the error does not
+    repeat."""
     from shared.config.kinds import file_path
 
     try:
@@ -169,14 +171,14 @@ def checked_file(path: Path) -> Path:
 
 
 def checked_audience(audience: str) -> str:
-    """`audience`, if a token can be asked for it. Raises UsageError."""
+    """Returns `audience`. Raises UsageError if no token can have it."""
     if not audience or not audience.isprintable():
-        raise UsageError("--audience is empty, or has characters that cannot be printed")
+        raise UsageError("--audience must not be empty or have unprintable characters")
     return audience
 
 
 def minter(environ: Mapping[str, str]) -> Minter:
-    """Who mints tokens, as the environment has it. Raises UsageError if a variable is wrong."""
+    """The source of new tokens that the environment names. Raises UsageError if a variable is wrong."""
     from shared.credentials.token_sources.minters import minter_from_env
 
     return minter_from_env(environ)

@@ -1,7 +1,7 @@
-"""`hbone token`: which token would be sent, of whom it is and until when; itself only when that is asked for.
+"""`hbone token`: whose token a tunnel would send, its audience and when it expires.
 
-What is told goes to standard output. With --show the token alone goes there, so that a shell can take it, and
-what is told to standard error.
+The description is printed to standard output. With --show only the token is, for use in a shell, and the
+description is printed to standard error.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """
     audience: str | None = options.audience
     if audience is None and options.token_file is None:
-        raise UsageError("--audience is missing: a token is always for somebody, such as https://HOST")
+        raise UsageError("--audience is missing: the service that the token is for, such as https://HOST")
     if audience is not None:
         token_choice.checked_audience(audience)
     if options.token_file is not None and options.source is not None:
-        raise UsageError("--source has no meaning beside --token-file")
+        raise UsageError("--source is not allowed with --token-file")
     if options.token_file is not None:
-        token = loop.run(token_choice.of_file(options.token_file, audience or "").token())
+        token = loop.run(token_choice.file_token(options.token_file, audience or "").token())
         whose = f"file {options.token_file}"
     else:
         if options.source is not None:
@@ -44,21 +44,23 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         minted = token_choice.MintedToken(token_choice.minter(environ), audience or "")
         token = loop.run(minted.token())
         whose = minted.identity
-    told = "".join(f"{name:<10} {text}\n" for name, text in [("source", whose), *_about(token, time.time())])
+    description = "".join(
+        f"{name:<10} {text}\n" for name, text in [("source", whose), *_about(token, time.time())]
+    )
     if options.show:
-        _write(sys.stderr, told)
+        _write(sys.stderr, description)
         _write(sys.stdout, f"{token}\n")
     else:
-        _write(sys.stdout, told)
+        _write(sys.stdout, description)
     return EXIT_OK
 
 
 def _about(token: str, now: float) -> list[tuple[str, str]]:
-    """What `token` says about itself."""
+    """The rows of the description: a name and a text."""
     try:
         claims = claims_of(token)
     except ValueError:
-        return [("token", f"opaque, {len(token)} characters: it says nothing about itself")]
+        return [("token", f"opaque, {len(token)} characters: its claims cannot be read")]
     rows = [
         (name, shown_claim(claims[claim]))
         for claim, name in (("aud", "audience"), ("sub", "subject"), ("email", "email"))
@@ -68,12 +70,12 @@ def _about(token: str, now: float) -> list[tuple[str, str]]:
         expires_at_s = expiry_of(claims)
         rows.append(("expires", f"{at_utc(expires_at_s)}, in {_lasting(expires_at_s - now)}"))
     except ValueError as error:
-        rows.append(("expires", f"not known: {error}"))
+        rows.append(("expires", f"unknown: {error}"))
     return rows
 
 
 def _lasting(seconds: float) -> str:
-    """A duration as people say it."""
+    """A duration as text."""
     whole = int(seconds)
     if whole < _MINUTE_S:
         return f"{whole} s"
@@ -83,7 +85,7 @@ def _lasting(seconds: float) -> str:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Raises UnavailableError if nobody takes it."""
+    """Raises UnavailableError if `text` cannot be written."""
     if stream is None:  # closed when we started
         return
     try:

@@ -1,8 +1,8 @@
 """Why a tunnel ended, as one line for the person at the terminal.
 
-Owned here: the likely cause, from how the tunnel ended and how old it was. A front end passes on that a
-stream was reset, seldom why: Cloud Run documents no error code for any of its reasons. So a cause that is a
-guess ends with a question mark, and what was seen follows in brackets.
+The likely cause follows from how the tunnel ended, and at what age. A front end passes on that a stream was
+reset, but seldom why: Cloud Run documents no error codes. So a cause that is a guess ends with a question
+mark, and is followed by what was observed, in brackets.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
 
 TIMEOUT_STEP_S = 60.0
-"""Request timeouts are set in whole minutes nearly always; Cloud Run's default is five."""
+"""Request timeouts are nearly always whole minutes; Cloud Run's default is five."""
 
 EARLY_S, LATE_S = 0.5, 3.0
-"""How much earlier or later than a request timeout its reset may come: the front end's clock starts when the
-request has arrived there, and the reset travels back."""
+"""How much earlier or later than the request timeout the reset may come: the front end's clock starts when it
+has the request, and the reset has to travel back."""
 
 _RESETS = {
     frames.NO_ERROR: "the far side has finished with it; the container is stopping?",
@@ -27,7 +27,7 @@ _RESETS = {
     frames.REFUSED_STREAM: "the far side takes no new tunnel; the container is stopping?",
     frames.CANCEL: "the far side cancelled it; the container is stopping?",
     frames.CONNECT_ERROR: "the target in the container broke off, or the container is stopping?",
-    frames.ENHANCE_YOUR_CALM: "the far side found that we send too much",
+    frames.ENHANCE_YOUR_CALM: "the far side complains of too much traffic",
 }
 """What RST_STREAM's codes mean in a tunnel (RFC 9113 sections 7 and 8.5)."""
 
@@ -37,7 +37,7 @@ class Connection:
     """What is known of the tunnel's HTTP/2 connection when the tunnel is over."""
 
     host: str
-    """Of the tunnel's URL."""
+    """The host of the tunnel's URL."""
 
     behind_front_end: bool
     """Whether something ends TLS before the container."""
@@ -46,15 +46,15 @@ class Connection:
     """The connection itself is over."""
 
     unanswered_s: float
-    """Seconds for which the host was silent, if we gave it up for that; else 0."""
+    """Seconds without an answer to a PING, if the connection was given up for that; else 0."""
 
     goaway_code: int | None
-    """The error code of the GOAWAY that came, None if none did."""
+    """The error code of the GOAWAY that was received, None if there was none."""
 
 
 def cause(error: HboneError, age_s: float, connection: Connection) -> str:
     """The likely cause of `error`, which ended a tunnel `age_s` seconds after its request, and what was
-    seen."""
+    observed."""
     if connection.unanswered_s:
         return f"no answer from {connection.host} for {connection.unanswered_s:g} s; is the line down?"
     if not isinstance(error, StreamResetError):
@@ -66,7 +66,7 @@ def cause(error: HboneError, age_s: float, connection: Connection) -> str:
 
 
 def age(seconds: float) -> str:
-    """How old a tunnel was: whole seconds, and tenths of a young one."""
+    """The age of a tunnel as text: whole seconds, with tenths below 10 s."""
     return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
@@ -81,7 +81,7 @@ def _likely(error: StreamResetError, age_s: float, connection: Connection) -> st
         case frames.NO_ERROR:
             return "the container is stopping"
         case frames.ENHANCE_YOUR_CALM:
-            return "the far side found that we send too much; too many PINGs? (try --keepalive 60)"
+            return "the far side complains of too much traffic; too many PINGs? (try --keepalive 60)"
         case _:
             return "the far side, or a proxy on the way, found a protocol error"
     if connection.lost:

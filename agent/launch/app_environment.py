@@ -1,17 +1,13 @@
 """Which of krun's environment variables the app gets.
 
-Owned here: the rule. Not owned: reading the settings that change it (`settings.py`), and PORT, which the app
-gets in any case (`launcher.py`).
-
-1. What begins with HBONE_ is krun's own and stays with krun, but for what tells the app where something for
-   it is (`FOR_THE_APP`).
-2. KUBECONFIG stays with krun where krun uses it: it leads to a credential that makes tokens, and the app has
+1. The app does not get the variables that begin with HBONE_, which are krun's, except those in `FOR_THE_APP`.
+2. It does not get KUBECONFIG where krun uses it: the file has a credential that makes tokens, and the app has
    the tokens themselves in files.
-3. What HBONE_HIDE_FROM_APP names stays with krun, too.
-4. What HBONE_PASS_TO_APP names the app gets all the same.
+3. It does not get the variables that HBONE_HIDE_FROM_APP names.
+4. It gets the variables that HBONE_PASS_TO_APP names, whatever the rules before say.
 
-All else is the app's: what the platform says of itself (K_SERVICE, PROJECT_ID, KUBERNETES_SERVICE_HOST), and
-the secrets that the platform mounts as variables for the app.
+It gets all others: those of the platform (K_SERVICE, PROJECT_ID, KUBERNETES_SERVICE_HOST), the secrets that
+the platform mounts as variables for the app, and PORT, which the launcher sets.
 """
 
 from __future__ import annotations
@@ -24,11 +20,11 @@ from agent.config.settings import Settings
 OWN_PREFIX = "HBONE_"
 
 FOR_THE_APP = frozenset({"HBONE_CERTS", "HBONE_STS_LISTEN"})
-"""Where its certificate is, and where it can exchange its token."""
+"""Where the app finds its certificate, and where it can exchange its token."""
 
 
 def app_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Of `environ`, krun's own, what the app gets."""
+    """The variables of `environ`, krun's own, that the app gets."""
 
     def is_hidden(name: str) -> bool:
         if _names(settings.passed_to_app, name):

@@ -1,21 +1,18 @@
-"""Our child processes, the app above all: starting it, passing signals on, collecting it.
+"""krun's child processes, above all the app: starting them, passing signals on, waiting for their end.
 
-Owned here: what the launched command gets to see (its PORT, signals, standard streams) and what its end means
-as an exit code, as shells count: its own, 128+N after signal N, 127 not found, 126 not executable. Not owned:
-when to stop what, which is the agent's story.
+The exit code of a child is a shell's: its own, 128+N after signal N, 127 not found, 126 not executable.
 
-Signals go to the app's own process and to no group, as under `docker --init` and tini: Cloud Run sends
-SIGTERM to the container's first process only, and an app that has workers knows best what to tell them. What
-is typed at a terminal reaches the whole foreground group from the kernel, so it is not passed on once more.
+Signals are passed on to the app's process and not to its group, as under `docker --init` and tini: Cloud Run
+sends SIGTERM only to the container's first process, and an app with workers stops them itself. The kernel
+sends what is typed at a terminal to the whole foreground group, so this is not passed on.
 
-A signal that krun was started to ignore (by nohup, or by a script's `&`) is ignored by the app as well,
-unless it asks for it, and is passed on without ending krun: all as if the app had been started without krun.
-In a container's first process nobody has asked for that: there all signals have their defaults
-(`reset_signals`).
+If krun was started with a signal ignored (by nohup, or by a script's `&`), the app starts with it ignored,
+too. Such a signal is passed on, and does not end krun. So the app behaves as without krun. In a container's
+first process an ignored signal is nobody's wish: there all signals have their defaults (`reset_signals`).
 
-As the container's first process krun leaves a parent of itself in that place (`become_init`), which collects
-the orphans that end up there. The event loop collects only its own children, reserves SIGCHLD, and would lose
-their exit codes to a collector of everything beside it; two processes cannot get into each other's way.
+As the container's first process krun leaves a parent of itself in that place (`become_init`), which waits for
+the orphans in the container. The event loop could not: it waits only for its own children, and another waiter
+in the process would take their exit codes from it.
 """
 
 from __future__ import annotations
@@ -50,54 +47,56 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGWINCH,
 )
-"""What people and platforms send to a service, and the terminal's change of size."""
+"""The signals that people and platforms send to a service, and a terminal's change of size."""
 
 _NOT_INHERITED = frozenset({signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD})
-"""The first two are ignored by Python itself, so what they were before cannot be told; without the third the
-app would lose its children's exit codes."""
+"""Python itself ignores the first two, so their state before is unknown. With the third ignored, the app
+would not get its children's exit codes."""
 
 TYPED = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
-"""Those of them that a terminal sends by itself to all processes in its foreground."""
+"""Those of FORWARDED that a terminal sends to all processes in its foreground."""
 
 POLL_S = 0.02
-"""Between two looks at the app's port: nobody tells when a port opens, a refused connection costs 0.1 ms."""
+"""Seconds between two checks of the app's port: there is no event for an opened port, and a refused
+connection costs 0.1 ms."""
 
 PROBE_TIMEOUT_S = 1.0
-"""For one look; the app is near, and if it is not, the next look is for the exit and the deadline."""
+"""Seconds for one check of the app's port."""
 
 _INIT_PID = 1
 
 
 class Child:
-    """A process that we started."""
+    """A child process."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.pid = process.pid
         self.exited: asyncio.Future[int] = spawn(_exit_code_of(process), name=f"{name} (pid {process.pid})")
-        """Its exit code, once it has ended. Look at it or give it to `asyncio.wait`; `wait` awaits it."""
+        """Its exit code, once it has ended. For `done`, `result` and `asyncio.wait`; to await it, use
+        `wait`."""
         self._process = process
 
     @property
     def end(self) -> str:
-        """How it has ended, in words; empty while it runs."""
+        """How it has ended, as text; empty while it runs."""
         code = self._process.returncode
         if code is None:
             return ""
         return f"exit code {code}" if code >= 0 else f"killed by {_name(-code)}"
 
     async def wait(self) -> int:
-        """Waits for the end and returns the exit code; any number of callers may."""
+        """Waits for the end and returns the exit code. There may be several callers."""
         return await asyncio.shield(self.exited)
 
     def send(self, signum: int) -> None:
-        """Sends a signal; a process that has ended gets none."""
+        """Sends a signal, unless the process has ended."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signum)
 
     async def stop(self, grace_s: float) -> int:
-        """Ends the process, by force unless it follows SIGTERM within `grace_s` seconds; its exit code."""
+        """Sends SIGTERM, and SIGKILL after `grace_s` seconds; returns the exit code."""
         self.send(signal.SIGTERM)
         await asyncio.wait({self.exited}, timeout=grace_s)
         if not self.exited.done():
@@ -121,8 +120,8 @@ class App(Child):
         ignored: Collection[signal.Signals] = (),
     ) -> App:
         """Starts `command` with our standard streams and with `environ`, in which PORT becomes `port`. It
-        ignores the signals `ignored`; all others have their defaults. Its limits are those that we were
-        started with.
+        starts with the signals `ignored` ignored, all others at their defaults, and with the resource limits
+        that krun was started with.
 
         Raises UnavailableError with the exit code 127 or 126 when it cannot be started.
         """
@@ -137,12 +136,12 @@ class App(Child):
         return app
 
     def forward_signals(self, notice: Callable[[int], None] | None = None) -> None:
-        """Passes the FORWARDED signals on to the app from now on; `notice` hears of each first, but for those
-        that the app was started to ignore."""
+        """From now on passes the FORWARDED signals on to the app. Before that, `notice` is called, except for
+        those that the app was started to ignore."""
         loop = asyncio.get_running_loop()
         for signum in FORWARDED:
-            told = None if signum in self._ignored else notice
-            loop.add_signal_handler(signum, self._forward, signum, told)
+            called = None if signum in self._ignored else notice
+            loop.add_signal_handler(signum, self._forward, signum, called)
 
     def _forward(self, signum: int, notice: Callable[[int], None] | None) -> None:
         if notice is not None:
@@ -163,15 +162,15 @@ class App(Child):
             if loop.time() >= deadline:
                 raise UnavailableError(
                     f"app does not listen on {address} after {timeout_s:g} s: "
-                    f"it has to use the PORT that it is given, or HBONE_APP has to name its address"
+                    f"it must listen on the port in its variable PORT, or HBONE_APP must name its address"
                 )
             await asyncio.wait({self.exited}, timeout=POLL_S)
         return False
 
 
 def ignored_signals() -> frozenset[signal.Signals]:
-    """The signals that this process was started to ignore, and the app is to ignore as well; to be asked
-    before there are handlers of our own."""
+    """The signals that this process was started to ignore, as the app will be. To be called before handlers
+    are set."""
     return frozenset(
         signum
         for signum in set(signal.Signals) - _NOT_INHERITED
@@ -180,8 +179,8 @@ def ignored_signals() -> frozenset[signal.Signals]:
 
 
 def reset_signals(own_pid: int) -> None:
-    """Gives all signals their defaults and lets all come, in a container's first process, which `own_pid`
-    says that we are; does nothing in any other."""
+    """If `own_pid` is that of a container's first process, gives all signals their defaults and unblocks
+    them."""
     if own_pid == _INIT_PID:
         for signum in {*ignored_signals(), signal.SIGCHLD}:
             signal.signal(signum, signal.SIG_DFL)
@@ -189,24 +188,24 @@ def reset_signals(own_pid: int) -> None:
 
 
 def become_init(own_pid: int) -> None:
-    """Leaves the place of the first process, if `own_pid` says that it is ours, to a parent that only passes
-    signals on and collects orphans; returns in its child, and at once in any other process.
+    """If `own_pid` is that of a container's first process, forks: the parent only passes signals on and waits
+    for orphans, and this returns in the child.
 
-    Has to be called before an event loop or a thread exists. The parent ends when the child does, with the
-    child's exit code; the kernel then ends whatever else runs in the container.
+    Has to be called before there is an event loop or a thread. The parent exits with the child's exit code,
+    when the child does; the kernel then ends all other processes in the container.
     """
     if own_pid != _INIT_PID:
         return
-    # The first process gets no signal that it has not asked for, so one that comes too early has to wait.
+    # The kernel drops signals for the first process that have no handler, so they are blocked until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
     if child != 0:
-        _collect_until(child)
+        _wait_until_end_of(child)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
 
-def _collect_until(child: int) -> None:
-    """Collects whatever ends, and ends with `child`; never returns."""
+def _wait_until_end_of(child: int) -> None:
+    """Waits for all children, and exits when `child` has ended; never returns."""
 
     def forward(signum: int, _frame: FrameType | None) -> None:
         if not _sent_by_terminal(signum):
@@ -223,7 +222,7 @@ def _collect_until(child: int) -> None:
 
 
 def exit_code(returncode: int) -> int:
-    """A process's end, given as Python gives it (-N after signal N), as the exit code that shells show."""
+    """The exit code that a shell shows for Python's `returncode`, which is -N after signal N."""
     return EXIT_SIGNAL_BASE - returncode if returncode < 0 else returncode
 
 
@@ -232,8 +231,8 @@ async def _exit_code_of(process: asyncio.subprocess.Process) -> int:
 
 
 def _ignoring(signals: Collection[signal.Signals]) -> list[str]:
-    """A command that ignores `signals` and becomes the command behind it. The event loop gives a child's
-    signals their defaults, after anything that we could do in it."""
+    """The beginning of a command line that ignores `signals` and then executes the rest. It is needed because
+    the event loop resets a child's signals as the last thing before exec."""
     if not signals:
         return []
     numbers = " ".join(str(int(signum)) for signum in sorted(signals))
@@ -245,9 +244,9 @@ def _not_started(program: str, cause: OSError, path: str | None) -> UnavailableE
         error = UnavailableError(f"cannot start {program}: {cause.strerror or cause}")
         error.exit_code = EXIT_NOT_EXECUTABLE
         return error
-    import shutil  # 1 ms that a start without such an error can spare
+    import shutil  # takes 1 ms, and most starts do not need it
 
-    # The same error says that a script's interpreter is missing (execve(2), ENOENT).
+    # A missing interpreter of a script is the same error (execve(2), ENOENT).
     there = shutil.which(program, path=path) is not None
     reason = "its interpreter is not found" if there else "no such command"
     error = UnavailableError(f"cannot start {program}: {reason}")
@@ -263,7 +262,7 @@ def _name(signum: int) -> str:
 
 
 def _sent_by_terminal(signum: int) -> bool:
-    """Whether the terminal has sent this signal to the app as well: we are in its foreground."""
+    """Whether a terminal has sent this signal, and so to the app as well: we are in its foreground."""
     if signum not in TYPED:
         return False
     try:
@@ -279,11 +278,11 @@ def _sent_by_terminal(signum: int) -> bool:
 
 
 async def accepts(address: Address) -> bool:
-    """Whether somebody listens on `address`."""
+    """Whether `address` accepts connections."""
     try:
         sock = await dial_socket(address, PROBE_TIMEOUT_S)
     except DialError:  # refused, unreachable, no such name yet, or timed out
         return False
     with sock:
-        # Where nobody listens, a connection to a port of the ephemeral range can by chance reach its own end.
+        # Without a listener, a connection to a port of the ephemeral range can by chance connect to itself.
         return bool(sock.getsockname() != sock.getpeername())

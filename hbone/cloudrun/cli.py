@@ -25,7 +25,7 @@ from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer, TokenChecker
 log = logging.getLogger("hbone.cloudrun")
 
 CALLER = "gateway@local.iam.gserviceaccount.com"
-"""Whom the metadata server's tokens name."""
+"""The account in the metadata server's tokens."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def _certificate(folder: Path, host: str) -> tuple[Path, Path, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # it may have been there before
+            os.fchmod(file.fileno(), 0o600)  # it may exist already, with another mode
             file.write(pair.key_pem)
         certificate.write_bytes(pair.certificate_pem)
         ca.write_bytes(authority.root_pem)

@@ -1,7 +1,7 @@
 """The front end: TLS with HTTP/2 towards clients, h2c towards the container, the caller's token checked.
 
-What Cloud Run does with a request is written in its documentation ("Use HTTP/2 for services", "Authenticating
-service-to-service", "Request timeout", "Concurrency"); each rule here follows it and each limit can be set.
+The rules are those of Cloud Run's documentation ("Use HTTP/2 for services", "Authenticating
+service-to-service", "Request timeout", "Concurrency"); each limit can be set.
 Every stream is one request and may go to any instance; here there is one container.
 """
 
@@ -49,8 +49,8 @@ class _Caller:
 
 
 class FrontEnd:
-    """Serves one service. `checker` None lets everybody in, as "allow unauthenticated" does; `keys` are those
-    it looks into, where somebody else's have to be fetched."""
+    """Serves one service. Without a `checker` every caller may come in, as with "allow unauthenticated".
+    `keys` are the checker's keys, if they have to be fetched."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FrontEnd:
         self._checker = checker
         self._keys = keys
         self._limits = limits
-        # Clients that do not read must not stop the others of their connection to the container.
+        # A client that does not read must not block the other streams of the connection to the container.
         session = SessionLimits(
             connection_window_bytes=CONTAINER_STREAMS * SessionLimits().stream_window_bytes
         )
@@ -97,12 +97,12 @@ class FrontEnd:
             max_header_list_bytes=self._limits.header_bytes * 2 + (16 << 10),
         )
         connection = Connection(
-            client=False, limits=session_limits, on_request=self._take, on_lost=self._connections.discard
+            client=False, limits=session_limits, on_request=self._received, on_lost=self._connections.discard
         )
         self._connections.add(connection)
         return connection
 
-    def _take(self, stream: Stream) -> None:
+    def _received(self, stream: Stream) -> None:
         size = list_bytes(stream.headers)
         if size > self._limits.header_bytes:
             self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
@@ -136,7 +136,7 @@ class FrontEnd:
         if self._open_requests >= self._limits.concurrency:
             self._refuse(stream, 429, "no instance is free: concurrency is used up")
             return
-        self._open_requests += 1  # here and now: a burst of requests comes in one read
+        self._open_requests += 1  # before any await: a burst of requests comes in one read
         forwarding = spawn(self._forward(stream, caller), name=f"request on stream {stream.id}")
 
         def gone(_error: HboneError) -> None:

@@ -1,7 +1,7 @@
-"""The metadata server of the stand-in: ID tokens as Google's gives them, signed by the stand-in's own key.
+"""The metadata server of the stand-in: ID tokens in Google's form, signed with a key of our own.
 
-Answers the paths that Google's libraries and the gateway ask for (cloud.google.com/compute/docs/metadata) and
-nothing that would be a credential for anything real.
+Serves the paths that Google's libraries and the gateway request (cloud.google.com/compute/docs/metadata). Its
+tokens are no credentials for anything real.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ACCOUNT = "/computeMetadata/v1/instance/service-accounts/default"
 _FLAVOR = (("Metadata-Flavor", "Google"),)
 
 KEYS_PATH = "/oauth2/v3/certs"
-"""Where www.googleapis.com has the keys that Google's tokens are signed with; here they are our own."""
+"""The path on www.googleapis.com of the keys that sign Google's tokens; here it has our own."""
 
 
 class MetadataServer:
@@ -33,7 +33,9 @@ class MetadataServer:
         }
         keys = json.dumps(issuer.jwks()).encode()
         routes: dict[tuple[str, str], Handler] = {("GET", path): _fixed(text) for path, text in fixed.items()}
-        routes["GET", "/"] = lambda _: Response(200, "text/html", b"", _FLAVOR)  # "are you one?"
+        routes["GET", "/"] = lambda _: Response(
+            200, "text/html", b"", _FLAVOR
+        )  # Google's libraries ask whether this is one
         routes["GET", f"{_ACCOUNT}/identity"] = self._identity
         routes["GET", KEYS_PATH] = lambda _: Response(200, "application/json", keys)
         self._server = HttpServer(routes, name="metadata")
@@ -47,7 +49,7 @@ class MetadataServer:
         await self._server.close()
 
     def _identity(self, request: Request) -> Response:
-        if not _asked_properly(request):
+        if not _has_flavor(request):
             return _REFUSED
         audience = request.query.get("audience")
         if not audience:
@@ -59,16 +61,12 @@ class MetadataServer:
 _REFUSED = Response.text(403, "Missing required header: Metadata-Flavor: Google")
 
 
-def _asked_properly(request: Request) -> bool:
+def _has_flavor(request: Request) -> bool:
     return request.headers.get("metadata-flavor") == "Google"
 
 
 def _fixed(text: str) -> Handler:
     def handler(request: Request) -> Response:
-        return (
-            Response(200, "application/text", text.encode(), _FLAVOR)
-            if _asked_properly(request)
-            else _REFUSED
-        )
+        return Response(200, "application/text", text.encode(), _FLAVOR) if _has_flavor(request) else _REFUSED
 
     return handler

@@ -1,7 +1,7 @@
-"""`hbone demo`: the main job end to end on this machine, told hop by hop.
+"""`hbone demo`: requests through all programs on this machine, printed hop by hop.
 
-Real commands, real TLS, real tokens; only Cloud Run itself is the stand-in. What is printed is read back from
-what the processes logged, nothing of it is made up.
+Commands, TLS and tokens are real; only Cloud Run is a stand-in. What is printed is what the processes have
+logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from hbone.demo import mesh as worlds
+from hbone.demo import mesh as demo_mesh
 from hbone.demo.client import Answer, random_body, request
 from hbone.demo.mesh import CLIENT_FILES, SNI, Mesh
 from hbone.demo.processes import Record
@@ -31,16 +31,16 @@ def run(options: argparse.Namespace) -> int:
     """Runs the demo; returns the exit code, 0 if every request did what it should."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIG_IGN stays
-            signal.signal(number, _stop)  # the processes have sessions of their own: nobody else ends them
+            signal.signal(number, _stop)  # the processes have sessions of their own, so only we end them
     with tempfile.TemporaryDirectory(prefix="hbone-demo-") as folder:
         began = time.perf_counter()
-        mesh = worlds.start(Path(folder), options.inbound)
+        mesh = demo_mesh.start(Path(folder), options.inbound)
         try:
             took_s = time.perf_counter() - began
             print(f"up after {took_s:.1f} s: hgate on {mesh.gateway}, mTLS end: {mesh.inbound}")
-            good = _tell(mesh, request(mesh, SNI, "GET", "/hello"))
-            good &= _tell(mesh, request(mesh, SNI, "POST", "/echo", random_body(BODY_BYTES)))
-            good &= _tell_refusal(mesh)
+            good = _show(mesh, request(mesh, SNI, "GET", "/hello"))
+            good &= _show(mesh, request(mesh, SNI, "POST", "/echo", random_body(BODY_BYTES)))
+            good &= _show_refusal(mesh)
             if options.keep:
                 _keep(mesh)
         finally:
@@ -68,8 +68,8 @@ def _hops(mesh: Mesh, answer: Answer) -> tuple[Record, Record, Record, Record]:
     return gate, front, tunnel, ends
 
 
-def _tell(mesh: Mesh, answer: Answer) -> bool:
-    """Prints one request's way, hop by hop, from the logs of those it passed."""
+def _show(mesh: Mesh, answer: Answer) -> bool:
+    """Prints a request's way, hop by hop; returns whether its answer was right."""
     gate, front, tunnel, ends = _hops(mesh, answer)
     expires_in = front["token_expires"] - time.time()
     print(f"\n{answer.method} {answer.path}")
@@ -93,8 +93,8 @@ def _tell(mesh: Mesh, answer: Answer) -> bool:
     return right
 
 
-def _tell_refusal(mesh: Mesh) -> bool:
-    """A name that no route takes gets a TLS alert, and no token is asked for."""
+def _show_refusal(mesh: Mesh) -> bool:
+    """Prints that a name without a route is refused with a TLS alert; returns whether it was."""
     print(f"\nGET / with SNI {UNKNOWN_SNI}")
     try:
         request(mesh, UNKNOWN_SNI, "GET", "/")
@@ -103,12 +103,12 @@ def _tell_refusal(mesh: Mesh) -> bool:
         _line("hgate", f"{record['flags']}: {record['error']}")
         _line("client", f"got {error}")
         return record["flags"] == "NO_ROUTE" and "UNRECOGNIZED_NAME" in str(error)
-    _line("client", "got an answer, which nobody should have given")
+    _line("client", "got an answer instead of a refusal")
     return False
 
 
 def _keep(mesh: Mesh) -> None:
-    """Leaves everything running until a signal, and says how to use it."""
+    """Leaves everything running until a signal, and prints a command to try."""
     certificates, key, roots = (mesh.client_files / name for name in CLIENT_FILES)
     gateway = mesh.gateway
     try:

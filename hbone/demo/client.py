@@ -35,9 +35,9 @@ class Answer:
     sent_bytes: int
     received_bytes: int
     intact: bool
-    """The body is what it should be, compared by SHA-256."""
+    """Whether the body is right, by SHA-256."""
     peer: str
-    """The SPIFFE ID that the server proved."""
+    """The SPIFFE ID in the server's certificate."""
     tls: str
     connect_s: float
     handshake_s: float
@@ -94,7 +94,7 @@ def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> 
 
 
 def random_body(size: int) -> bytes:
-    """Bytes that no compression and no luck could get right."""
+    """Random bytes, which cannot be right by chance."""
     return os.urandom(size)
 
 

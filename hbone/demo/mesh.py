@@ -1,4 +1,5 @@
-"""The demo's world: a throw-away mesh CA, a service "on Cloud Run", and the processes between them."""
+"""The demo's mesh: a temporary CA, a service on the stand-in for Cloud Run, and the processes between
+them."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ class Mesh:
 def start(folder: Path, inbound: str) -> Mesh:
     """Makes certificates in `folder` and starts krun, the front end and hgate on free ports of 127.0.0.1.
 
-    `inbound` is auto, envoy or builtin. Raises UnavailableError if a process does not come up; those that did
-    are ended.
+    `inbound` is auto, envoy or builtin. Raises UnavailableError if a process does not start, after ending the
+    others.
     """
     _certificates(folder)
     with ExitStack() as running:
@@ -82,7 +83,7 @@ def start(folder: Path, inbound: str) -> Mesh:
 
 def _certificates(folder: Path) -> None:
     mesh = Authority.create(TRUST_DOMAIN)
-    # The names let curl check the host as browsers do; a sidecar looks at the SPIFFE ID only.
+    # The DNS names let curl check the host as browsers do; a sidecar checks only the SPIFFE ID.
     hello = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello")
     mesh.write(folder / "workload", mesh.issue(hello, dns_names=(SNI, HOST)))
     mesh.write(folder / "client", mesh.issue(SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")))
@@ -122,7 +123,7 @@ def _hgate(folder: Path, cloudrun: Process) -> Process:
 
 
 def _free_port() -> int:
-    """A port that the app may take; krun has to know it before the app is there."""
+    """A free port for the app, which krun has to know before the app listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -135,7 +136,7 @@ def _word_after(process: Process, beginning: str) -> str:
 
 
 def _value_of(process: Process, name: str) -> str:
-    """What a printed NAME=VALUE says."""
+    """The VALUE of a printed NAME=VALUE."""
 
     def wanted(record: Record) -> bool:
         return str(record.get("text", "")).startswith(f"{name}=")

@@ -1,6 +1,6 @@
-"""The demo's processes: the real commands, started as a user would, and what they print.
+"""The demo's processes: the real commands, with their output collected as records.
 
-Each writes JSON lines; they are kept, so that the demo can wait for one and tell a story from them.
+Each prints JSON lines, for which the demo waits, and from which it prints what happened.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 from shared.errors import UnavailableError
 
 START_TIMEOUT_S = 60.0
-"""For a process to say that it is up; Envoy is the slowest."""
+"""For a process to start; Envoy is the slowest."""
 
 STOP_TIMEOUT_S = 15.0
 """For a process to end after SIGTERM; longer than krun's own drain."""
@@ -59,10 +59,10 @@ class Process:
             reader.start()
 
     def wait_for(self, wanted: Callable[[Record], bool], timeout_s: float = START_TIMEOUT_S) -> Record:
-        """The first line, past or future, that is `wanted`; plain text lines are records with `text`.
+        """The first record, past or future, that is `wanted`; a plain text line is a record with `text`.
 
         Raises:
-            UnavailableError: the process ended, or said nothing of the kind within `timeout_s` seconds.
+            UnavailableError: the process ended, or had no such record within `timeout_s` seconds.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -74,11 +74,11 @@ class Process:
                 ended = self._process.poll() is not None and not any(r.is_alive() for r in self._readers)
                 if ended or left_s <= 0:
                     why = f"ended with exit code {self._process.returncode}" if ended else "took too long"
-                    raise UnavailableError(f"{self.name} {why}; its last words: {self._last_words()}")
+                    raise UnavailableError(f"{self.name} {why}; its last line: {self._last_line()}")
                 self._changed.wait(min(left_s, 0.5))
 
     def stop(self) -> int:
-        """Asks the process to end, forces it if it must, and returns its exit code."""
+        """Ends the process, by force if it does not follow SIGTERM, and returns its exit code."""
         self._process.terminate()
         try:
             code = self._process.wait(STOP_TIMEOUT_S)
@@ -94,11 +94,11 @@ class Process:
     def _collect(self, stream: IO[str]) -> None:
         with stream:
             for line in stream:
-                self._take(line)
+                self._add(line)
         with self._changed:
             self._changed.notify_all()
 
-    def _take(self, line: str) -> None:
+    def _add(self, line: str) -> None:
         try:
             record = json.loads(line)
         except ValueError:
@@ -110,7 +110,7 @@ class Process:
                 self._log.write(line)
                 self._log.flush()
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         if not self._records:
             return "none"
         last = self._records[-1]

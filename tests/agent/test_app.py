@@ -507,7 +507,7 @@ async def test_the_app_s_start_and_end_are_told() -> None:
     [
         ("exit 0", "exit code 0"),
         ("exit 5", "exit code 5; krun ends with 5"),
-        ("kill -9 $$", "killed by SIGKILL, perhaps for want of memory; krun ends with 137"),
+        ("kill -9 $$", "killed by SIGKILL, perhaps because memory ran out; krun ends with 137"),
         ("kill -SEGV $$", "killed by SIGSEGV; krun ends with 139"),
     ],
 )

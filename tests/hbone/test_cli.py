@@ -56,7 +56,7 @@ def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
             ["connect", "h.example"],
             "hbone: h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22",
         ),
-        (["ftp://h.example/x"], "hbone: ftp://h.example/x: the scheme is https or http, not ftp"),
+        (["ftp://h.example/x"], "hbone: ftp://h.example/x: the scheme must be https or http, not ftp"),
         (["tokne"], "hbone: tokne: write HOST:PORT or a URL such as https://HOST/_hbone/22"),
         (["--connect", "here", "h.example:22"], "hbone: --connect here: no port: write HOST:PORT"),
         (["demo", "--inbound", "none"], "invalid choice: 'none'"),

@@ -151,7 +151,7 @@ def test_a_token_in_the_place_of_its_file() -> None:
 
 @pytest.mark.parametrize("audience", ["", "a\nb", "\udcff"])
 def test_audiences_that_nobody_can_have(audience: str) -> None:
-    with pytest.raises(UsageError, match="--audience is empty, or has characters"):
+    with pytest.raises(UsageError, match="--audience must not be empty"):
         for_tunnel(target.parse("h:22"), {}, audience=audience)
 
 

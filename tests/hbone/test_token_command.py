@@ -64,10 +64,10 @@ async def test_the_token_alone_for_a_shell() -> None:
 @pytest.mark.parametrize(
     ("claims", "told"),
     [
-        (None, "token      opaque, 6 characters: it says nothing about itself\n"),
-        ({"aud": ["a", "b"]}, "audience   a b\nexpires    not known: a JWT without an expiry\n"),
-        ({"sub": "a\nb"}, "subject    a\\nb\nexpires    not known: a JWT without an expiry\n"),
-        ({"exp": float("inf")}, "expires    not known: a JWT with an impossible expiry\n"),
+        (None, "token      opaque, 6 characters: its claims cannot be read\n"),
+        ({"aud": ["a", "b"]}, "audience   a b\nexpires    unknown: a JWT without an expiry\n"),
+        ({"sub": "a\nb"}, "subject    a\\nb\nexpires    unknown: a JWT without an expiry\n"),
+        ({"exp": float("inf")}, "expires    unknown: a JWT with an impossible expiry\n"),
     ],
 )
 async def test_a_file(tmp_path: Path, claims: dict[str, object] | None, told: str) -> None:
@@ -116,10 +116,10 @@ async def test_the_source_by_flag() -> None:
     [
         ([], "--audience is missing"),
         (["--show"], "--audience is missing"),
-        (["--audience", ""], "--audience is empty"),
+        (["--audience", ""], "--audience must not be empty"),
         (["--audience", "a", "b"], "unrecognized arguments: b"),
         (["--audience", "a", "--source", "nowhere"], "argument --source: invalid choice: 'nowhere'"),
-        (["--token-file", "f", "--source", "gke"], "--source has no meaning beside --token-file"),
+        (["--token-file", "f", "--source", "gke"], "--source is not allowed with --token-file"),
         (["--token-file", "eyJhbGciOi.x.x"], "hbone: --token-file has to be a file's path; this looks like"),
     ],
 )

@@ -49,7 +49,7 @@ def test_who_dials_krun_itself_meets_no_request_timeout() -> None:
         (frames.CANCEL, "the container is stopping?"),
         (frames.NO_ERROR, "the container is stopping?"),
         (frames.FLOW_CONTROL_ERROR, "protocol error"),
-        (frames.ENHANCE_YOUR_CALM, "we send too much"),
+        (frames.ENHANCE_YOUR_CALM, "too much traffic"),
         (0x4D, "the far side broke it off (reset with error 0x4d)"),
     ],
 )

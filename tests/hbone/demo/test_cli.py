@@ -58,7 +58,7 @@ async def test_keep_runs_until_a_signal(number: signal.Signals) -> None:
 async def test_a_world_that_does_not_come_up() -> None:
     ended = await output_of(*BUILTIN, environ={"HBONE_LOG_LEVEL": "loud"})
     assert (ended.code, ended.stdout) == (EXIT_UNAVAILABLE, b"")
-    assert ended.stderr.startswith("hbone: krun ended with exit code 64; its last words: krun: ")
+    assert ended.stderr.startswith("hbone: krun ended with exit code 64; its last line: krun: ")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:

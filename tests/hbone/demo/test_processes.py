@@ -86,20 +86,20 @@ def test_a_process_that_ended(start: Start) -> None:
     with pytest.raises(UnavailableError) as caught:
         process.wait_for(lambda record: False)
     assert re.fullmatch(
-        "program ended with exit code 69; its last words: (cannot: no way|working)", str(caught.value)
+        "program ended with exit code 69; its last line: (cannot: no way|working)", str(caught.value)
     )
     assert process.stop() == 69
 
 
 def test_a_process_that_ended_without_a_word(start: Start) -> None:
-    with pytest.raises(UnavailableError, match="program ended with exit code 0; its last words: none"):
+    with pytest.raises(UnavailableError, match="program ended with exit code 0; its last line: none"):
         start("").wait_for(lambda record: False)
 
 
 def test_a_process_that_says_something_else(start: Start) -> None:
     process = start("import json; print(json.dumps({'message': 'still busy'}))\n" + FOREVER)
     process.wait_for(lambda record: True)
-    with pytest.raises(UnavailableError, match="program took too long; its last words: still busy"):
+    with pytest.raises(UnavailableError, match="program took too long; its last line: still busy"):
         process.wait_for(lambda record: False, timeout_s=0.05)
 
 
