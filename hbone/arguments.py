@@ -27,18 +27,26 @@ MAX_COUNT = 1 << 20
 
 def parser() -> Parser:
     """The whole command line."""
+    from shared.credentials.token_sources.token_settings import ENVIRONMENT
+
     top = Parser(
         "hbone",
         usage="hbone URL|HOST:PORT [flags]\n       hbone COMMAND [flags]",
         description="""\
-Connects standard input and output to a port in a container that takes only HTTP/2, such as one on
-Cloud Run. krun has to run in the container. ssh uses it as its ProxyCommand:
+Opens a tunnel to a port in a container that only HTTP/2 requests can reach, as on Cloud Run, and connects
+it to standard input and output. The other end of the tunnel is krun, in the container. ssh can use hbone as
+its ProxyCommand:
 
-  ssh -o ProxyCommand='hbone https://SERVICE.a.run.app/_hbone/22' root@SERVICE""",
+  ssh -o ProxyCommand='hbone https://SERVICE.a.run.app/_hbone/22' root@SERVICE
+
+To see it work on your own machine, without Google Cloud:
+
+  hbone demo""",
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="hbone")
     for name, (help, description, add_arguments) in COMMANDS.items():
         add_arguments(commands.add_parser(name, help=help, description=description))
+    top.add_table("environment variables", ENVIRONMENT)
     top.add_table("exit codes", EXIT_CODES)
     return top
 
@@ -53,7 +61,7 @@ def command_parser(name: str) -> Parser:
 
 def _connect(parser: Parser) -> None:
     add = parser.add_argument
-    add("url", metavar="URL", help="https://HOST/_hbone/22; HOST:22 is short for it")
+    add("url", metavar="URL", help="https://HOST/_hbone/22; HOST:22 is short for the same")
     add("--token-file", type=Path, metavar="FILE", help="send the token in FILE")
     add(
         "--audience",
@@ -69,8 +77,8 @@ def _connect(parser: Parser) -> None:
         type=seconds,
         default=15.0,
         metavar="SECONDS",
-        help="send a PING after so many seconds of silence; end if none is answered for as long again; "
-        "0: never (default: 15)",
+        help="send a PING after so many seconds of silence, and end the tunnel if it is not answered within "
+        "as many more; 0: never (default: 15)",
     )
 
 
@@ -193,13 +201,21 @@ COMMANDS: Mapping[str, tuple[str, str, Callable[[Parser], None]]] = {
         "open a tunnel; the command may be left out",
         """\
 Opens a tunnel to a port in a container, and connects it to standard input and output. The command may
-be left out: hbone URL. The tunnel carries an ID token for the URL's host. Where that comes from is set by
-the environment variables of HBONE_TOKENS; hbone token shows it.""",
+be left out: hbone URL.
+
+Over https the request has an ID token for the URL's host. Environment variables say where it comes from
+(hbone --help); hbone token shows it. On your own machine you can have one in a file:
+
+  gcloud auth print-identity-token >token
+  hbone --token-file token https://SERVICE.a.run.app/_hbone/22""",
         _connect,
     ),
     "token": (
         "show the token that a tunnel would send",
-        "Gets the token that a tunnel would send, and prints whose it is, its audience and when it expires.",
+        """\
+Gets the token that a tunnel would send, and prints whose it is, its audience and when it expires:
+
+  hbone token --audience https://SERVICE.a.run.app""",
         _token,
     ),
     "certs": (

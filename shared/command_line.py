@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         formatter = partial(argparse.RawDescriptionHelpFormatter, width=HELP_COLUMNS)
         super().__init__(prog=prog, formatter_class=formatter, allow_abbrev=False, **settings)
         self.color = False  # manual pages are made of it; Python 3.14 has a default of True
-        self._optionals.title = "flags"
+        self._positionals.title, self._optionals.title = "arguments", "flags"
         self.tables: dict[str, Mapping[str, str]] = {}
         """The sections that `add_table` has added, by their titles."""
         self.add_argument("--version", action=_Version, help="print the version, and Python's and OpenSSL's")

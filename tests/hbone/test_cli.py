@@ -8,6 +8,7 @@ import pytest
 
 from hbone import cli
 from shared import version
+from shared.credentials.token_sources.token_settings import ENVIRONMENT
 from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from tests.support.metadata_server import closed_port
 
@@ -20,12 +21,14 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
-def test_help_names_the_exit_codes_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_commands_variables_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["--help"], {})
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r" 0 success.* 64 .* 69 .* 77 .* 128\+N ended by signal N \(130: interrupted\)", out)
     for command in ("connect", "token", "certs", "demo", "cloudrun", "version"):
         assert f" {command} " in out
+    for variable in ENVIRONMENT:
+        assert f" {variable} " in out
     assert "ProxyCommand='hbone https://" in out
 
 
