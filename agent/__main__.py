@@ -1,4 +1,4 @@
-"""krun's command line: all of it is the app's, but for a first flag; settings come from the environment."""
+"""krun's command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     """The `krun` command."""
-    gc.disable()  # until the event loop runs (shared/loop.py)
+    gc.disable()  # until the event loop runs
     from shared import core_dumps
 
     core_dumps.forbid(os.environ)

@@ -262,9 +262,9 @@ class Gateway:
     # Reload.
 
     async def _apply(self, config: GatewayConfig) -> None:
-        """Puts a new configuration into effect: its routes, listeners and limits count for new connections,
-        and open ones stay as they are, but for the idle timeout and the memory that they may take together.
-        Raises HboneError, and changes nothing, if that cannot be."""
+        """Applies a new configuration. Its routes, listeners and limits hold for new connections; for open
+        ones only the idle timeout and the memory budget change. Raises HboneError, and changes nothing, if it
+        cannot be applied."""
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes

@@ -139,8 +139,8 @@ def _check(config: Path) -> int:
     routes, warnings = len(checked.routes), len(checked.warnings)
     for warning in checked.warnings:
         print(f"hgate: warning: {warning}", file=sys.stderr)
-    told = f", {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
-    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}{told}")
+    counted = f", {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
+    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}{counted}")
     return EXIT_OK
 
 
@@ -151,7 +151,7 @@ def _explain(config: Path, sni: str) -> int:
     from shared.tls import istio_sni
 
     table = RouteTable(load(config).routes)
-    sni = sni.removesuffix(".")  # as the hello's reader does
+    sni = sni.removesuffix(".")  # as for a ClientHello
     print(table.explain(sni))
     try:
         table.match(istio_sni.parse(sni))

@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     """The `hbone` command."""
-    gc.disable()  # until the event loop runs (shared/loop.py)
+    gc.disable()  # until the event loop runs
     from shared import core_dumps
 
     core_dumps.forbid(os.environ)

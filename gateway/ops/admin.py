@@ -1,7 +1,6 @@
-"""What the admin port shows: the configuration, the open tunnels, the connections to services, the tokens.
+"""The responses of the admin port: configuration, open tunnels, connections to services, tokens.
 
-Owned here: the form of these dumps. They name token files and audiences and hold no secret, no token either.
-The port is `ops_ports.py`'s.
+They name token files and audiences, and have no secrets: no token and no key.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shared.trust.token_claims import at_utc
 
 
 def config(running: GatewayConfig) -> Response:
-    """What is in effect."""
+    """The configuration in effect."""
     return as_json(_plain(running))
 
 
@@ -50,8 +49,8 @@ def tunnels(
 
 
 def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
-    """The HTTP/2 connections to services at the loop's time `now`, of those that take no new streams why; and
-    those of workloads that have `registered`."""
+    """The HTTP/2 connections to services at the loop's time `now`, with the reason for those that get no new
+    streams; and the rows of workloads that have `registered`."""
     return as_json(
         [
             {
@@ -70,7 +69,7 @@ def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] 
 
 
 def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
-    """What may be told of each token at `now`, in seconds since 1970."""
+    """Each token without the token itself, at `now`, in seconds since 1970."""
     return as_json(
         [
             {
@@ -89,7 +88,7 @@ def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
 
 
 def as_json(value: object) -> Response:
-    """`value` for people and programs."""
+    """`value` as JSON with line breaks."""
     return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
 
 

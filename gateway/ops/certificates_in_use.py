@@ -1,7 +1,6 @@
 """The certificates that hgate has in use, for its admin port and its metrics.
 
-Owned here: the form of both. What is in use is known by `shared/net/tls/certificate_files.py`: the files as
-they were when they last could be used, which may be others than those in the folder now.
+Those are the files as they were when they could last be used. The files in the folder may have changed since.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Each with its chain and its roots, in Envoy's words."""
+    """Each certificate with its chain and its roots, in the form of Envoy's /certs."""
     from shared.credentials.certificates.certificate_report import describe_all
 
     now = datetime.now(UTC)
@@ -35,7 +34,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def families() -> Iterator[Metric]:
-    """When each ends: the first of its chain to do so."""
+    """When each certificate expires, or the first one of its chain."""
     ends: dict[str, float] = {}
     for files in in_use():
         for certificate in _readable(files.chain_pem):
@@ -45,7 +44,7 @@ def families() -> Iterator[Metric]:
 
 
 def _readable(pem: bytes) -> Sequence[x509.Certificate]:
-    """The certificates of a text that OpenSSL could use; none if it is more lenient than we are."""
+    """The certificates in `pem`; none if we cannot read what OpenSSL could."""
     from shared.trust import roots
 
     try:

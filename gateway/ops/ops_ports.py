@@ -1,4 +1,4 @@
-"""The ports for those who operate the gateway: admin, metrics and health.
+"""The ports for operators: admin, metrics and health.
 
 Each port has connection slots of its own, and answers one request in a turn of the event loop. So probes are
 answered during a flood on another port, and during a flood of incomplete requests on their own. The admin
