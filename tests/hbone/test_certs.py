@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from hbone import cli
 from shared.credentials.certificates.authority import Authority
-from shared.errors import EXIT_CONFIG, EXIT_OK, EXIT_USAGE
+from shared.errors import EXIT_CONFIG, EXIT_OK
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_folder import NAMES
 from shared.trust.spiffe import SpiffeId
@@ -147,9 +147,3 @@ def test_a_map_of_bundles(tmp_path: Path, mesh: Authority, capsys: pytest.Captur
     (tmp_path / "trust_bundles.json").write_text("oops")
     assert cli.run(["certs", str(tmp_path)], {}) == EXIT_CONFIG
     assert f"fault        {tmp_path}/trust_bundles.json: no map of SPIFFE bundles" in capsys.readouterr().out
-
-
-def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["certs", "a", "b"], {}) == EXIT_USAGE
-    assert cli.run(["certs", "--help"], {}) == EXIT_OK
-    assert "usage: hbone certs" in capsys.readouterr().out

@@ -138,11 +138,6 @@ async def test_an_audience_that_the_service_takes_all_the_same(tmp_path: Path) -
         await sent(tmp_path, f"{HELLO}/x", None, "my-service")
 
 
-def test_a_metadata_host_that_is_none() -> None:
-    with pytest.raises(UsageError, match=r"invalid GCE_METADATA_HOST=http://x \("):
-        for_tunnel(target.parse("h:22"), {"GCE_METADATA_HOST": "http://x"})
-
-
 def test_a_token_in_the_place_of_its_file() -> None:
     with pytest.raises(UsageError, match="--token-file has to be a file's path") as caught:
         for_tunnel(target.parse("h:22"), {}, token_file=Path("eyJhbGciOi.x.x"))

@@ -111,25 +111,6 @@ async def test_the_source_by_flag() -> None:
         assert BLOCK.fullmatch(ended.stdout.decode())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ([], "--audience is missing"),
-        (["--show"], "--audience is missing"),
-        (["--audience", ""], "--audience must not be empty"),
-        (["--audience", "a", "b"], "unrecognized arguments: b"),
-        (["--audience", "a", "--source", "nowhere"], "argument --source: invalid choice: 'nowhere'"),
-        (["--token-file", "f", "--source", "gke"], "--source is not allowed with --token-file"),
-        (["--token-file", "eyJhbGciOi.x.x"], "hbone: --token-file has to be a file's path; this looks like"),
-    ],
-)
-async def test_wrong_flags(arguments: list[str], text: str) -> None:
-    ended = await output_of("token", *arguments)
-    assert (ended.code, ended.stdout) == (EXIT_USAGE, b"")
-    assert text in ended.stderr
-    assert "eyJ" not in ended.stderr
-
-
 async def test_nobody_takes_the_answer(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("opaque")
     descriptor = os.open("/dev/full", os.O_WRONLY)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hbone import cli
-from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_UNAVAILABLE, EXIT_USAGE
+from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_UNAVAILABLE
 from tests.hbone.commands import Command, Ended, output_of, running
 
 BUILTIN = ("demo", "--inbound", "builtin")
@@ -59,8 +58,3 @@ async def test_a_world_that_does_not_come_up() -> None:
     ended = await output_of(*BUILTIN, environ={"HBONE_LOG_LEVEL": "loud"})
     assert (ended.code, ended.stdout) == (EXIT_UNAVAILABLE, b"")
     assert ended.stderr.startswith("hbone: krun ended with exit code 64; its last line: krun: ")
-
-
-def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["demo", "--inbound", "none"], {}) == EXIT_USAGE
-    assert "invalid choice: 'none'" in capsys.readouterr().err

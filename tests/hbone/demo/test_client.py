@@ -52,8 +52,3 @@ def test_nobody_there(world: Mesh) -> None:
     nowhere = dataclasses.replace(world, gateway=Address("127.0.0.1", closed_port()))
     with pytest.raises(UpstreamError, match="Connection refused"):
         request(nowhere, SNI, "GET", "/")
-
-
-def test_random_bodies_differ() -> None:
-    assert len(random_body(1000)) == 1000
-    assert random_body(1000) != random_body(1000)
