@@ -27,8 +27,9 @@ def parser() -> Parser:
         description="""\
 Ends a service mesh's tunnels in the container of an app. Starts COMMAND, the app, with PORT set, waits
 until it listens on that port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that
-begins with - needs -- in front of it.""",
+begins with - needs -- in front of it. A flag goes over the environment variable of its name.""",
     )
+    own.add_log_flags()
     own.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the app, with its arguments"
     )
@@ -56,8 +57,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from agent.config.settings import from_env
 
-    command = _command(arguments)
-    settings = from_env(environ)
+    flags, command = _parsed(arguments)
+    settings = from_env({**environ, **flags})
     from agent.app import Agent
     from shared import loop
     from shared.ops import log
@@ -79,12 +80,15 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     return loop.run(serve())
 
 
-def _command(arguments: Sequence[str]) -> Sequence[str]:
-    """The app's command. Raises UsageError if there is an unknown flag before it."""
+def _parsed(arguments: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:
+    """krun's own flags, as the environment variables that they go over, and the app's command. Raises
+    UsageError if a flag is wrong."""
     if not arguments or not arguments[0].startswith("-"):
-        return arguments
+        return {}, arguments
     try:
-        command: list[str] = parser().parse_args(arguments).command
+        options = vars(parser().parse_args(arguments))
     except UsageError as error:
         raise UsageError(f"{error}; settings are environment variables") from None
-    return command[1:] if command[:1] == ["--"] else command
+    command: list[str] = options.pop("command")
+    flags = {f"HBONE_{name.upper()}": value for name, value in options.items()}
+    return flags, command[1:] if command[:1] == ["--"] else command

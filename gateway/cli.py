@@ -55,7 +55,14 @@ def parser() -> Parser:
             help=f"the gateway's file (default: {DEFAULT_CONFIG})",
         )
     for command in (top, running):
-        _add_run_flags(command)
+        command.add_argument(
+            "--workers",
+            type=workers,
+            default=argparse.SUPPRESS,
+            metavar="N",
+            help="processes that share the ports; auto: one for each CPU (default: 1)",
+        )
+        command.add_log_flags()
     top.add_argument("--check", action="store_true", help="the same as the command check")
     explain.add_argument("--sni", required=True, metavar="NAME", help="server name of a ClientHello")
     top.add_table(
@@ -70,28 +77,6 @@ def parser() -> Parser:
         },
     )
     return top
-
-
-def _add_run_flags(parser: Parser) -> None:
-    parser.add_argument(
-        "--workers",
-        type=workers,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="processes that share the ports; auto: one for each CPU (default: 1)",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default=argparse.SUPPRESS,
-        help="lowest level that is logged (default: info)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=("json", "text"),
-        default=argparse.SUPPRESS,
-        help="form of the log lines (default: text on a terminal, else json)",
-    )
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -33,6 +33,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
+    def add_log_flags(self) -> None:
+        """Adds --log-level and --log-format. Without the flag the options have no such attribute."""
+        self.add_argument(
+            "--log-level",
+            choices=("debug", "info", "warning", "error"),
+            default=argparse.SUPPRESS,
+            help="lowest level that is logged (default: info)",
+        )
+        self.add_argument(
+            "--log-format",
+            choices=("json", "text"),
+            default=argparse.SUPPRESS,
+            help="form of the log lines (default: text on a terminal, else json)",
+        )
+
     def add_table(self, title: str, rows: Mapping[str, str]) -> None:
         """Adds a section to --help and to the manual page: each row is a word and what it means."""
         self.tables[title] = rows

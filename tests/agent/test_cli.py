@@ -50,6 +50,15 @@ def test_a_flag_that_is_none(flag: str, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+async def test_a_flag_goes_over_its_variable() -> None:
+    environ = {"HBONE_LOG_LEVEL": "error", "HBONE_LOG_FORMAT": "text"}
+    flags = ("--log-level", "info", "--log-format=json")
+    async with started("agent", *flags, "sh", "-c", "exit 3", environ=environ) as process:
+        code, _, err = await process.ended()
+    assert code == 3
+    assert err.startswith('{"severity":"INFO",')
+
+
 async def test_behind_two_dashes_is_the_command(tmp_path: Path) -> None:
     program = tmp_path / "--version"
     program.write_text("#!/bin/sh\necho mine $1\n")

@@ -33,7 +33,8 @@ OFFERED = [
     ("hbone connect --to", {"--token-file"}),
     ("hbone token --source ", {"auto", "metadata", "google", "gke"}),
     ("hbone certs fol", {"folder/"}),
-    ("krun --", {"--help", "--version"}),
+    ("krun --", {"--help", "--version", "--log-level", "--log-format"}),
+    ("krun --log-format ", {"json", "text"}),
     ("krun an-", {"an-app"}),
 ]
 """What is typed, and what each shell then offers."""
