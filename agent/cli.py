@@ -27,7 +27,7 @@ def parser() -> Parser:
         description="""\
 Ends a service mesh's tunnels in the container of an app. Starts COMMAND, the app, with PORT set, waits
 until it listens on that port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that
-begins with - needs -- in front of it. A flag goes over the environment variable of its name.""",
+begins with - needs -- in front of it. Flags take precedence over environment variables.""",
     )
     own.add_log_flags()
     own.add_argument(
