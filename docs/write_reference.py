@@ -5,10 +5,13 @@ A test compares the files with `pages`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.config.settings import groups
+from gateway.config.config import GatewayConfig
+from gateway.config.sections import Section, Structure, Table, file_table
 from shared.config.reference import code, default, meaning, page, table
 from shared.errors import EXIT_CODES
 
@@ -33,6 +36,39 @@ def krun() -> str:
     return page("Variables of krun", *parts)
 
 
+def hgate() -> str:
+    """The settings of hgate's file."""
+    parts = [
+        "The file is YAML, by default `/etc/hgate/hgate.yaml`. `hgate --config FILE --check` tells all its "
+        "mistakes, each as FILE:LINE: FIELD: REASON. An unknown field is a mistake.",
+        "A change of the file is seen within seconds; SIGHUP has it read at once. Settings with `restart` in "
+        "the last column take effect at the next start, those with `yes` at once, for new connections and "
+        "tunnels. A file with a mistake changes nothing.",
+        "Where a setting has an environment variable, the variable goes over the file.",
+        UNITS,
+    ]
+    sections: list[tuple[str, Table, bool]] = [("", file_table(GatewayConfig), False)]
+    for name, fields, restart in sections:
+        rows = []
+        for field, one in fields.items():
+            kind, waits = one.kind, restart or one.restart
+            form, usual = kind.form(), "has to be there" if one.needed is not None else default(one)
+            if isinstance(kind, Structure) and kind.inner:
+                place = f"{name}.{field}{'[]' if kind.each else ''}".removeprefix(".")
+                sections.append((place, kind.inner, waits))
+                form = f"[{form}](#{_anchor(place)})"
+            variable = f" Variable: `{one.variable}`." if one.variable else ""
+            reload = "restart" if waits else "" if isinstance(kind, Section) else "yes"
+            rows.append((code(field), meaning(one) + variable, form, usual, reload))
+        parts += [f"## {name or 'The file'}", table(("field", "meaning", "value", "default", "reload"), rows)]
+    return page("Settings of hgate's file", *parts)
+
+
+def _anchor(heading: str) -> str:
+    """What GitHub makes of a heading for links to it."""
+    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+
+
 def exit_codes() -> str:
     """What the commands end with."""
     rows = [(str(number), meaning) for number, meaning in EXIT_CODES.items()]
@@ -47,7 +83,7 @@ def exit_codes() -> str:
     )
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"krun.md": krun, "exit-codes.md": exit_codes}
+PAGES: Mapping[str, Callable[[], str]] = {"hgate.md": hgate, "krun.md": krun, "exit-codes.md": exit_codes}
 """Each page by its file's name."""
 
 

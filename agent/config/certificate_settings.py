@@ -12,11 +12,23 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent.config.kubernetes_settings import ISTIO_FILE, KubernetesSettings
-from agent.config.variables import OWNER, TARGET, target
+from agent.config.variables import OWNER
 from shared import ports
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
-from shared.config.kinds import Choice, Duration, FilePath, FolderPath, List, Number, OrNone, Parsed, Text
+from shared.config.kinds import (
+    TARGET,
+    Choice,
+    Duration,
+    FilePath,
+    FolderPath,
+    List,
+    Number,
+    OrNone,
+    Parsed,
+    Text,
+    target,
+)
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE, DEFAULT_SERVICE_ACCOUNT
 from shared.credentials.token_sources import token_settings
 from shared.credentials.token_sources.token_settings import ENDPOINT, METADATA_HOST

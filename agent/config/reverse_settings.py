@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.config.variables import target
 from shared import ports
 from shared.address import Address, check_host_name
 from shared.config.fields import Environment, setting
-from shared.config.kinds import Count, Duration, List, Parsed
+from shared.config.kinds import Count, Duration, List, Parsed, target
 from shared.errors import UsageError
 from shared.trust.peer_patterns import split_patterns
 

@@ -20,12 +20,14 @@ from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.reverse_settings import ReverseSettings
 from agent.config.sts_settings import StsSettings
-from agent.config.variables import ADDRESS, IP_ADDRESS, TARGET, loopback
+from agent.config.variables import IP_ADDRESS, loopback
 from shared import core_dumps, ports
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
 from shared.config.kinds import (
+    ADDRESS,
     NONE,
+    TARGET,
     Choice,
     Count,
     Duration,

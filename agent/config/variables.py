@@ -18,16 +18,6 @@ _ID = r"[0-9]{1,10}"
 # How values are read. Each raises ValueError with the reason.
 
 
-def target(text: str, default_port: int | None = None) -> Address:
-    """HOST:PORT that can be dialled; HOST alone, if there is a `default_port`."""
-    if default_port is not None and ":" not in text.rpartition("]")[2]:
-        text = f"{text}:{default_port}"
-    address = Address.parse(text)
-    if address.port == 0:
-        raise ValueError("port 0 cannot be dialled")
-    return address
-
-
 def ip_address(text: str) -> Address:
     """An IP address with a port."""
     address = Address.parse(text)
@@ -70,7 +60,5 @@ def owner(text: str) -> tuple[int, int]:
     return uid, gid
 
 
-ADDRESS: Kind[Address] = Parsed(Address.parse, "HOST:PORT")
-TARGET: Kind[Address] = Parsed(target, "HOST:PORT")
 IP_ADDRESS: Kind[Address] = Parsed(ip_address, "IP:PORT")
 OWNER: Kind[tuple[int, int]] = Parsed(owner, "USER or USER:GROUP")

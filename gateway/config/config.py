@@ -1,15 +1,13 @@
-"""The gateway's file: what can be set, what it means, and what each setting may be.
+"""hgate's file: what can be set at its top, and the reading of the whole.
 
-Owned here: the fields of the file, their defaults and bounds, and that no mistake gets past the start or a
-reload. What is inside `routes`, `limits`, `hbone`, `reverse` and `tokens` has a module each
-(`route_settings.py` and so on); how YAML is read with its line numbers is `yaml_nodes.py`'s matter. A mistake
-is a ConfigError with file, line, field and reason (exit code 78); all of a file are told at once. The only
-I/O is reading the file itself and the `ca` files that it names, and looking whether others are there.
+A mistake is a ConfigError with file, line, field and reason (exit code 78); all of a file are told at once.
+The only I/O is reading the file itself and the `ca` files that it names, and looking whether others are
+there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.config import (
@@ -17,22 +15,27 @@ from gateway.config import (
     limit_settings,
     placeholders,
     reverse_settings,
-    route_settings,
-    token_settings,
 )
-from gateway.config.hbone_settings import HboneSettings, addresses
+from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
-from gateway.config.yaml_nodes import (
-    MAX_FILE_BYTES,
-    Fields,
-    Report,
-    Value,
-    document,
+from gateway.config.route_settings import ROUTES
+from gateway.config.sections import (
+    LISTEN,
+    Context,
+    Section,
+    Structure,
+    file_table,
+    read_field,
+    read_fields,
+    read_section,
 )
+from gateway.config.yaml_nodes import MAX_FILE_BYTES, Fields, Report, Value, document
 from gateway.rules.routes import Route
 from shared import ports, regular_files
 from shared.address import Address
+from shared.config.fields import setting
+from shared.config.kinds import ADDRESS, OrNone, Parsed
 from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.errors import ConfigError
 from shared.trust.peer_patterns import MAX_ALIASES, TrustDomain
@@ -50,55 +53,88 @@ DEFAULT_METRICS = Address("0.0.0.0", ports.METRICS)
 DEFAULT_HEALTH = Address("0.0.0.0", ports.HEALTH)
 """The kubelet asks from outside the pod."""
 
-MAX_LISTENERS = 16
-"""Addresses in `listen`; each is a socket for as long as the process runs."""
-
 _SOME_DOMAIN = TrustDomain("cluster.local")  # in place of a malformed one, so that rules can be checked
+
+
+ADDRESS_OR_OFF = OrNone(ADDRESS, "off")
+
+
+def _domain(text: str) -> str:
+    return SpiffeId(text, "").trust_domain
+
+
+def _domains(value: Value, _: Context) -> tuple[str, ...]:
+    return tuple(value.each(MAX_ALIASES, lambda item: item.parsed(_domain)))
+
+
+def _tokens(value: Value, context: Context) -> TokenSettings:
+    return read_section(TokenSettings, value, context)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """All of the gateway's file."""
+    """All of hgate's file."""
 
-    routes: tuple[Route, ...]
-    """`routes`: the first that takes a name decides; a name that none takes is refused."""
-
-    listen: tuple[Address, ...] = DEFAULT_LISTEN
-    """`listen`: where mTLS clients connect."""
-
-    admin: Address | None = DEFAULT_ADMIN
-    """`admin`: dumps and debugging; `off` (None) opens no port."""
-
-    metrics: Address | None = DEFAULT_METRICS
-    """`metrics`: for Prometheus; `off` (None) opens no port."""
-
-    health: Address | None = DEFAULT_HEALTH
-    """`health`: for readiness probes; `off` (None) opens no port."""
-
-    limits: Limits = field(default_factory=Limits)
-    """`limits`: bounds of time and number."""
-
-    hbone: HboneSettings | None = None
-    """`hbone`: the port for members of the mesh that speak HBONE themselves; None opens no port."""
-
-    reverse: ReverseSettings | None = None
-    """`reverse`: the port for workloads that cannot be dialled and dial us; None opens no port."""
-
-    trust_domain: str = ""
-    """`trust_domain`: ours, for rules that do not name one; empty: not told."""
-
-    trust_domain_aliases: tuple[str, ...] = ()
-    """`trust_domain_aliases`: names that it has beside; their peers count as ours."""
-
-    tokens: TokenSettings = field(default_factory=TokenSettings)
-    """`tokens`: where ID tokens come from. The environment goes over it."""
-
+    routes: tuple[Route, ...] = setting(
+        ROUTES,
+        (),
+        "where names lead",
+        "The first route that matches a name decides; a name that none matches is refused.",
+        needed="write routes: [] to refuse every name",
+    )
+    listen: tuple[Address, ...] = setting(
+        LISTEN,
+        DEFAULT_LISTEN,
+        "where mTLS clients connect",
+        unset=" and ".join(f"`{address}`" for address in DEFAULT_LISTEN),
+    )
+    admin: Address | None = setting(
+        ADDRESS_OR_OFF, DEFAULT_ADMIN, "port for dumps and debugging; off opens none", restart=True
+    )
+    metrics: Address | None = setting(
+        ADDRESS_OR_OFF, DEFAULT_METRICS, "port for Prometheus; off opens none", restart=True
+    )
+    health: Address | None = setting(
+        ADDRESS_OR_OFF, DEFAULT_HEALTH, "port for readiness and liveness probes; off opens none", restart=True
+    )
+    limits: Limits = setting(
+        Section(Limits, limit_settings.read), Limits(), "bounds of time, number and memory"
+    )
+    hbone: HboneSettings | None = setting(
+        Section(HboneSettings, hbone_settings.read, opens_port=True),
+        None,
+        "the port for members of the mesh that speak HBONE themselves",
+        unset="no port",
+    )
+    reverse: ReverseSettings | None = setting(
+        Section(ReverseSettings, reverse_settings.read, opens_port=True),
+        None,
+        "the port for workloads that cannot be dialled and dial hgate",
+        unset="no port",
+    )
+    trust_domain: str = setting(
+        Parsed(_domain, "name", quoted=True), "", "our trust domain, for rules that do not name one"
+    )
+    trust_domain_aliases: tuple[str, ...] = setting(
+        Structure(_domains, "list of names"),
+        (),
+        "further names of our trust domain",
+        "Their peers count as ours.",
+        unset="none",
+    )
+    tokens: TokenSettings = setting(
+        Section(TokenSettings, _tokens),
+        TokenSettings(),
+        "where ID tokens come from",
+        "Environment variables go over it.",
+        restart=True,
+    )
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What may be a mistake, each FILE:LINE: FIELD: REASON, sorted by line."""
 
 
 def load(path: Path) -> GatewayConfig:
-    """Reads the gateway's file. Raises ConfigError if it cannot be read or has a mistake, ConfigErrors with
+    """Reads hgate's file. Raises ConfigError if it cannot be read or has a mistake, ConfigErrors with
     all of them if it has several."""
     try:
         content = regular_files.read(path, MAX_FILE_BYTES)
@@ -125,28 +161,10 @@ def parse(content: str | bytes, file: str) -> GatewayConfig:
 
 
 def _read(value: Value, folder: Path) -> GatewayConfig:
-    top = value.mapping(tuple(field.name for field in fields(GatewayConfig) if field.name != "warnings"))
-    default = GatewayConfig(routes=())
+    top = value.mapping(tuple(file_table(GatewayConfig)))
     trust = _trust_domain(top)
-    can_register = "reverse" in top.values or "reverse" in top.failed
-    config = GatewayConfig(
-        routes=top.read_needed(
-            "routes",
-            lambda value: route_settings.read(value, folder, trust, can_register=can_register),
-            (),
-            "write routes: [] to refuse every name",
-        ),
-        listen=top.read("listen", lambda value: addresses(value, MAX_LISTENERS), default.listen),
-        admin=top.read("admin", _address_or_off, default.admin),
-        metrics=top.read("metrics", _address_or_off, default.metrics),
-        health=top.read("health", _address_or_off, default.health),
-        limits=top.read("limits", limit_settings.read, default.limits),
-        hbone=top.read("hbone", lambda value: hbone_settings.read(value, folder, trust), None),
-        reverse=top.read("reverse", lambda value: reverse_settings.read(value, folder, trust), None),
-        trust_domain=trust.name,
-        trust_domain_aliases=trust.aliases,
-        tokens=top.read("tokens", lambda value: token_settings.read(value, folder), default.tokens),
-    )
+    known = {"trust_domain": trust.name, "trust_domain_aliases": trust.aliases}
+    config = GatewayConfig(**read_fields(GatewayConfig, top, Context(folder, trust), known))
     _refuse_shared_ports(top, config)
     return config
 
@@ -156,23 +174,13 @@ def _trust_domain(top: Fields) -> TrustDomain:
     if name is None and aliases is not None:
         aliases.refuse(aliases.error("needs trust_domain beside it: what they are aliases of"))
         return TrustDomain()
-    domain = top.read("trust_domain", lambda value: value.parsed(_domain), "")
-    found = top.read(
-        "trust_domain_aliases",
-        lambda value: tuple(value.each(MAX_ALIASES, lambda item: item.parsed(_domain))),
-        (),
+    table = file_table(GatewayConfig)
+    domain, found = (
+        read_field(top, name, table[name], Context()) for name in ("trust_domain", "trust_domain_aliases")
     )
     if "trust_domain" in top.failed:
         return _SOME_DOMAIN
     return TrustDomain(domain, found) if domain else TrustDomain()
-
-
-def _domain(text: str) -> str:
-    return SpiffeId(text, "").trust_domain
-
-
-def _address_or_off(value: Value) -> Address | None:
-    return None if value.word() == "off" else value.address(least_port=0)
 
 
 def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:

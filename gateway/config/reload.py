@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.config import hbone_settings
 from gateway.config.config import GatewayConfig, load
+from gateway.config.sections import Section
+from shared.config.fields import file_name, table_of
 from shared.errors import ConfigError, HboneError
 from shared.ops import families
 from shared.tasks import spawn
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 log = logging.getLogger("hbone.gateway")
+
+T = TypeVar("T")
 
 WATCH_S = 2.0
 """Seconds between two looks at the files: a look costs microseconds, and the kubelet takes a minute to bring
@@ -49,9 +52,6 @@ MAX_LOGGED = 100
 TURN_S = 0.0005
 """How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
 trip took 12 ms while 1,000 routes were read."""
-
-FIXED = ("admin", "metrics", "health", "tokens")
-"""Fields whose change takes effect at the next start only."""
 
 Look = dict[Path, Stamp | None]
 """The stamp of each file; None where there is none."""
@@ -190,22 +190,27 @@ def _taking_turns() -> Iterator[None]:
 
 
 def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
-    """`wanted`, but for what cannot change while the gateway runs: a change of that is said in the log."""
-    fixed: dict[str, Any] = {name: getattr(running, name) for name in FIXED}
-    changed = [name for name, value in fixed.items() if getattr(wanted, name) != value]
-    fixed["hbone"] = running.hbone
-    if running.hbone is not None and wanted.hbone is not None:
-        reloaded: dict[str, Any] = {name: getattr(wanted.hbone, name) for name in hbone_settings.RELOADED}
-        fixed["hbone"] = dataclasses.replace(running.hbone, **reloaded)
-    if fixed["hbone"] != wanted.hbone:
-        changed.append("hbone, but for its rules and limits,")
-    fixed["reverse"] = running.reverse
-    if running.reverse is not None and wanted.reverse is not None:
-        fixed["reverse"] = dataclasses.replace(
-            running.reverse, rules=wanted.reverse.rules, trust=wanted.reverse.trust
-        )
-    if fixed["reverse"] != wanted.reverse:
-        changed.append("reverse, but for its rules,")
+    """`wanted`, but for what takes effect at the next start only: a change of that is said in the log."""
+    kept, changed = _kept(running, wanted, "")
     if changed:
         log.warning("reload: a change of %s takes effect at the next start", ", ".join(changed))
-    return dataclasses.replace(wanted, **fixed)
+    return kept
+
+
+def _kept(running: T, wanted: T, prefix: str) -> tuple[T, list[str]]:
+    """The settings that hold from now on, and the names of those whose change has to wait."""
+    kept: dict[str, Any] = {}
+    changed: list[str] = []
+    for field, one in table_of(wanted).items():
+        before, after = getattr(running, field), getattr(wanted, field)
+        if before == after:
+            continue
+        name = prefix + file_name(field, one)
+        section = one.kind if isinstance(one.kind, Section) and not one.restart else None
+        if section and None not in (before, after):
+            kept[field], more = _kept(before, after, f"{name}.")
+            changed += more
+        elif one.restart or (section and section.opens_port):
+            kept[field] = before
+            changed.append(name)
+    return replace(wanted, **kept), changed  # type: ignore[type-var]  # a dataclass, as table_of says

@@ -1,7 +1,6 @@
-"""What `reverse:` in the gateway's file can set: the port that workloads dial, certificates, rules, bounds.
+"""What `reverse:` in hgate's file can set: the port that workloads dial, certificates, rules, bounds.
 
-Owned here: the fields of that mapping, their defaults and bounds. The rest of the file is `config.py`'s, what
-the rules mean `reverse_rules.py`'s. Certificates are read when the port opens.
+Certificates are read when the port opens.
 """
 
 from __future__ import annotations
@@ -9,23 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.config.hbone_settings import MAX_LISTENERS, addresses, rules
 from gateway.config.name_notes import note_name
-from gateway.config.named_files import later_file
+from gateway.config.rule_settings import CERTIFICATES, DENY, FROM, patterns, rules
+from gateway.config.sections import LISTEN, Context, Structure, Table, read_section
 from gateway.config.yaml_nodes import Value
 from gateway.rules.reverse_rules import ReverseRule, check_name_pattern
 from shared import ports
 from shared.address import Address
+from shared.config.fields import Setting, setting
+from shared.config.kinds import Count, Duration, FilePath, FolderPath
 from shared.trust.peer_patterns import UNTOLD, TrustDomain
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.REVERSE),)
 """The port that the original has for it."""
 
-MAX_CONNECTIONS = 100_000
-"""A slip of the finger beyond, for names as well."""
+CONNECTIONS = Count(1, 100_000)
+"""More is a slip of the finger, for names as well."""
 
 MAX_TIMEOUT_S = 60.0
-MIN_TIMEOUT_S = 0.001
 
 MAX_KEEPALIVE_S = 3600.0
 """Longer than any NAT remembers an idle connection."""
@@ -33,60 +33,102 @@ MAX_KEEPALIVE_S = 3600.0
 MIN_KEEPALIVE_S = 0.05
 """Below it a busy loop's turn would count as silence."""
 
-_FIELDS = (
-    "listen",
-    "certificates",
-    "rules",
-    "handshake_timeout",
-    "keepalive",
-    "wait",
-    "max_connections",
-    "max_names",
-    "max_connections_per_name",
-    "crl",
-)
+
+def _names(value: Value, context: Context) -> tuple[str, ...]:
+    def read(item: Value) -> str:
+        pattern = item.parsed(check_name_pattern)
+        note_name(item, pattern, context.denies)
+        return pattern
+
+    return patterns(value, read)
+
+
+RULE: Table = {
+    "from": FROM,
+    "names": Setting(
+        Structure(_names, "list of globs"),
+        (),
+        "names that the rule is about",
+        "{namespace} and {service_account} are those of the workload's certificate.",
+        needed="",
+    ),
+    "deny": DENY,
+}
+
+
+def _rules(value: Value, context: Context) -> tuple[ReverseRule, ...]:
+    return rules(value, context, RULE, ReverseRule)
 
 
 @dataclass(frozen=True, slots=True)
 class ReverseSettings:
     """All of `reverse:`."""
 
-    certificates: Path
-    """`certificates`: a folder with our certificate, key and roots by any customary names, which are read
-    again when they change."""
-
-    rules: tuple[ReverseRule, ...]
-    """`rules`: the first that takes a registration decides; one that none takes is refused."""
-
-    listen: tuple[Address, ...] = DEFAULT_LISTEN
-    """`listen`: where workloads connect."""
-
-    handshake_timeout_s: float = 10.0
-    """`handshake_timeout`: from accept to the end of the TLS handshake, and as long again for the workload's
-    answer that it is there."""
-
-    keepalive_s: float = 20.0
-    """`keepalive`: PING after so much silence; a workload silent for as long again is gone. Far below the
-    minutes after which NAT and load balancers forget a connection (AWS 350 s, Azure 240 s, Google 600 s)."""
-
-    wait_s: float = 2.0
-    """`wait`: how long a client waits for a workload to come (back) whose name nobody has registered, or for
-    a free stream. Covers a workload's way from one hgate to its successor; 0 refuses at once."""
-
-    max_connections: int = 1000
-    """`max_connections`: open at once, handshakes included; more are reset. A workload has one for each of
-    its names, and with several workers one for each of these."""
-
-    max_names: int = 1000
-    """`max_names`: registered at once; a further one is refused."""
-
-    max_connections_per_name: int = 100
-    """`max_connections_per_name`: registered for one name at once, so that one deployment that runs wild
-    leaves room for the others."""
-
-    crl: Path | None = None
-    """`crl`: a file with certificate revocation lists, which is followed; None: nobody is revoked."""
-
+    certificates: Path = setting(
+        FolderPath(),
+        Path(),
+        "folder with our certificate, key and roots",
+        CERTIFICATES,
+        needed="",
+        restart=True,
+    )
+    rules: tuple[ReverseRule, ...] = setting(
+        Structure(_rules, "list of rules", RULE, each=True),
+        (),
+        "who may register which names",
+        "The first rule that matches a registration decides; one that none matches is refused.",
+        needed="write rules: [] to refuse every registration",
+    )
+    listen: tuple[Address, ...] = setting(
+        LISTEN, DEFAULT_LISTEN, "where workloads connect", unset=f"`{DEFAULT_LISTEN[0]}`", restart=True
+    )
+    handshake_timeout_s: float = setting(
+        Duration(0.001, MAX_TIMEOUT_S),
+        10.0,
+        "time from accept to the end of the TLS handshake",
+        "The workload has as long again for its answer that it is there.",
+        restart=True,
+    )
+    keepalive_s: float = setting(
+        Duration(MIN_KEEPALIVE_S, MAX_KEEPALIVE_S),
+        20.0,
+        "silence after which a workload is asked for a sign of life",
+        "A workload that is silent for as long again is gone. NAT and load balancers forget a connection "
+        "after minutes (AWS 350 s, Azure 240 s, Google 600 s).",
+        restart=True,
+    )
+    wait_s: float = setting(
+        Duration(0.0, MAX_TIMEOUT_S),
+        2.0,
+        "how long a client waits for a workload whose name nobody has registered, or for a free stream",
+        "It covers a workload's way from one hgate to its successor. 0 refuses at once.",
+        restart=True,
+    )
+    max_connections: int = setting(
+        CONNECTIONS,
+        1000,
+        "connections at once, handshakes included",
+        "More are reset: LIMIT. A workload has one for each of its names, and with several workers one for "
+        "each of these.",
+        restart=True,
+    )
+    max_names: int = setting(
+        CONNECTIONS, 1000, "names registered at once", "One more is refused.", restart=True
+    )
+    max_connections_per_name: int = setting(
+        CONNECTIONS,
+        100,
+        "connections registered for one name at once",
+        "So a deployment that runs wild leaves room for the others.",
+        restart=True,
+    )
+    crl: Path | None = setting(
+        FilePath(),
+        None,
+        "file with certificate revocation lists of the workloads, which is followed",
+        unset="none",
+        restart=True,
+    )
     trust: TrustDomain = UNTOLD
     """Our trust domain and its aliases, from the top of the file."""
 
@@ -101,32 +143,6 @@ class ReverseSettings:
         return False
 
 
-def read(value: Value, folder: Path, trust: TrustDomain = UNTOLD) -> ReverseSettings:
-    """The settings of the mapping `value`; paths in it start from `folder`. Raises ConfigError."""
-    given = value.mapping(_FIELDS)
-    default = ReverseSettings(Path(), ())
-
-    def count(name: str, default_count: int) -> int:
-        return given.read(name, lambda value: value.integer(1, MAX_CONNECTIONS), default_count)
-
-    def seconds(name: str, default_s: float, least_s: float, most_s: float = MAX_TIMEOUT_S) -> float:
-        return given.read(name, lambda value: value.duration(least_s, most_s), default_s)
-
-    return ReverseSettings(
-        certificates=given.read_needed("certificates", lambda value: folder / value.text(), folder),
-        rules=given.read_needed(
-            "rules",
-            lambda value: rules(value, "names", check_name_pattern, ReverseRule, trust, note=note_name),
-            (),
-            "write rules: [] to refuse every registration",
-        ),
-        listen=given.read("listen", lambda value: addresses(value, MAX_LISTENERS), default.listen),
-        handshake_timeout_s=seconds("handshake_timeout", default.handshake_timeout_s, MIN_TIMEOUT_S),
-        keepalive_s=seconds("keepalive", default.keepalive_s, MIN_KEEPALIVE_S, MAX_KEEPALIVE_S),
-        wait_s=seconds("wait", default.wait_s, 0.0),
-        max_connections=count("max_connections", default.max_connections),
-        max_names=count("max_names", default.max_names),
-        max_connections_per_name=count("max_connections_per_name", default.max_connections_per_name),
-        crl=given.read("crl", lambda value: later_file(value, folder), None),
-        trust=trust,
-    )
+def read(value: Value, context: Context) -> ReverseSettings:
+    """The settings of the mapping `value`. Raises ConfigError."""
+    return read_section(ReverseSettings, value, context, trust=context.trust)

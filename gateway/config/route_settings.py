@@ -1,24 +1,19 @@
-"""What `routes:` in the gateway's file can set.
-
-Owned here: the fields of a route, what goes with what, and that the files which a route names hold what they
-should. What a route then does is `routes.py`'s, the rest of the file `config.py`'s.
-"""
+"""What `routes:` in hgate's file can set: the fields of a route, and which of them go together."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
-from gateway.config.hbone_settings import mesh_identity, or_off
-from gateway.config.limit_settings import MAX_CONNECTIONS
+from gateway.config.limit_settings import CONNECTIONS_OR_ALL, LASTING
 from gateway.config.name_notes import hint, note_narrow
-from gateway.config.named_files import ca_file, later_file
+from gateway.config.rule_settings import CERTIFICATES, PEERS_FORM, peers
+from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field
 from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
 from gateway.rules.routes import (
     DEFAULT_AUTHORITY,
-    Alpn,
     Route,
     TokenRule,
 )
@@ -28,33 +23,201 @@ from gateway.rules.templates import (
     TunnelUrl,
     read_target,
 )
-from shared.address import Address
+from shared.address import Address, check_host_name
+from shared.config.fields import Setting
+from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed
 from shared.credentials.token_sources.token_settings import is_own_machine, service_account
 from shared.errors import ConfigError
 from shared.net.tls.mesh_tls import MeshIdentity
-from shared.trust.peer_patterns import UNTOLD, TrustDomain
 
 MAX_ROUTES = 1000
 """An unknown name is compared with every route, 0.1 to 0.4 µs each, before it is refused."""
 
+
+# How single fields are read.
+
+
+def _host(text: str) -> str:
+    compile_glob(text)
+    return text.lower()
+
+
+def _registered(value: Value, context: Context) -> TunnelUrl:
+    if "reverse" not in context.above:
+        raise value.error("needs a section reverse in the file, where workloads register")
+    if value.word() == "true":
+        return TunnelUrl.parse_registered("{host}")
+    return value.parsed(TunnelUrl.parse_registered)
+
+
+def _peers(value: Value, context: Context) -> tuple[str, ...]:
+    return peers(value, context, anybody=False)
+
+
+def _server_name(text: str) -> str:
+    check_host_name(text)
+    return text.lower()
+
+
+def _sni(value: Value, _: Context) -> str:
+    return "" if value.word() == "none" else value.parsed(_server_name)
+
+
+TOKEN: Table = {
+    "audience": Setting(
+        Parsed(Template.parse, "template", quoted=True),
+        None,
+        "audience of the ID token that is asked for; of the token in file it is demanded",
+    ),
+    "file": Setting(
+        FilePath(),
+        None,
+        "file with the token",
+        "It may appear and change at any time. A JWT in it that has expired is not sent.",
+    ),
+    "service_account": Setting(
+        Parsed(service_account, "e-mail address", quoted=True),
+        "",
+        "whose token it is to be, by impersonation",
+        "Beside audience only.",
+        unset="as tokens has it",
+    ),
+}
+
+
+def _token(value: Value, context: Context) -> TokenRule:
+    if not value.is_mapping:
+        # What stands here instead may be a token: it is not repeated.
+        if value.word() != "none":
+            raise value.error("must be none, {audience: TEMPLATE} or {file: PATH}")
+        return TokenRule()
+    given = value.mapping(tuple(TOKEN))
+    file, account = given.get("file"), given.get("service_account")
+    if file is None and given.get("audience") is None and not given.failed:
+        raise value.error("needs audience or file")
+    if file and account:
+        account.refuse(account.error("has no meaning beside file, only beside audience"))
+        del given.values["service_account"]
+    inside = context.within(given)
+    return TokenRule(*(read_field(given, name, one, inside) for name, one in TOKEN.items()))
+
+
+ROUTE: Table = {
+    "host": Setting(
+        Parsed(_host, "glob", quoted=True),
+        "",
+        "names that the route is for",
+        "HOST of outbound_.PORT_.SUBSET_.HOST, or the bare name. * is a label or a part of one, ** one or "
+        "more labels.",
+        needed="",
+    ),
+    "tunnel": Setting(
+        Parsed(TunnelUrl.parse, "URL template, https or http"),
+        None,
+        "URL of a tunnel request in which the connection is carried",
+        "{service}, {namespace}, {port}, {subset} and {host} stand for parts of the name. A route has one of "
+        "tunnel, forward and reverse.",
+    ),
+    "forward": Setting(TARGET, None, "where the connection is carried to as it is, over TCP"),
+    "reverse": Setting(
+        Structure(_registered, "template of a name, or true"),
+        None,
+        "name of a registered workload that the connection is carried to",
+        "true is {host}. It needs a section reverse in the file.",
+    ),
+    "alpn": Setting(
+        Choice(("istio", "any")),
+        "istio",
+        "beside forward: whom an Istio name lets in",
+        "istio: clients that offer one of Istio's ALPN names.",
+    ),
+    "connect": Setting(TARGET, None, "beside tunnel: dial here", unset="the URL's host"),
+    "ca": Setting(
+        CA_FILE, None, "beside tunnel: certificates to trust for the outer TLS", unset="the system's"
+    ),
+    "token": Setting(
+        Structure(_token, "section, or none", TOKEN),
+        None,
+        "beside tunnel: the token of the tunnel request",
+        "A token goes in clear text to loopback addresses only.",
+        unset="an ID token for the URL's scheme and host; none for http, and beside identity",
+    ),
+    "method": Setting(
+        Choice(("POST", "CONNECT")),
+        "POST",
+        "beside tunnel: method of the tunnel request",
+        "CONNECT is HBONE.",
+    ),
+    "authority": Setting(
+        Parsed(read_target, "HOST:PORT template", quoted=True),
+        DEFAULT_AUTHORITY,
+        "beside method: CONNECT: target that it asks for",
+        unset="`{host}:{port}`",
+    ),
+    "identity": Setting(
+        FolderPath(),
+        None,
+        "beside tunnel: folder with the certificate, key and roots for the outer TLS",
+        CERTIFICATES,
+        unset="none",
+    ),
+    "peer": Setting(Structure(_peers, PEERS_FORM), (), "beside identity: whom the server has to be"),
+    "sni": Setting(
+        Structure(_sni, "host name, or none"), "", "beside identity: server name to send", unset="`none`"
+    ),
+    "crl": Setting(
+        FilePath(),
+        None,
+        "beside identity: file with certificate revocation lists of the servers, which is followed",
+        unset="none",
+    ),
+    "max_connections": Setting(
+        CONNECTIONS_OR_ALL,
+        None,
+        "clients at once on this route; 0: as many as in all",
+        unset="limits.max_connections_per_route",
+    ),
+    "max_tunnel_lifetime": Setting(
+        LASTING,
+        None,
+        "how long a tunnel of this route may live; 0: for ever",
+        unset="limits.max_tunnel_lifetime for a tunnel with POST, else for ever",
+    ),
+}
+
+_KINDS = ("tunnel", "forward", "reverse")
 _IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
 _TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
-_ROUTE_LIMITS = ("max_connections", "max_tunnel_lifetime")
-_KINDS = ("tunnel", "forward", "reverse")
-FIELDS = ("host", *_KINDS, "alpn", *_TUNNEL_ONLY_FIELDS, *_ROUTE_LIMITS)
 
 
-def read(
-    value: Value, folder: Path, trust: TrustDomain = UNTOLD, *, can_register: bool = True
-) -> tuple[Route, ...]:
-    """The routes of the list `value`; paths in it start from `folder`, `trust` is our own trust domain, and
-    `can_register` says whether there is a port where workloads register. Raises ConfigError."""
-    common = _Common(folder, trust, can_register)
+# Which fields go together.
+
+
+class _Given:
+    """The fields of one route."""
+
+    def __init__(self, value: Value, context: Context) -> None:
+        self.fields = value.mapping(tuple(ROUTE))
+        self.context = context.within(self.fields)
+
+    def read(self, name: str) -> Any:
+        """The value of a field, the default if it is absent or has a mistake, which is noted."""
+        return read_field(self.fields, name, ROUTE[name], self.context)
+
+    def refuse(self, names: tuple[str, ...], reason: str) -> None:
+        """Notes that those of the fields `names` that are there should not be."""
+        for name in names:
+            if extra := self.fields.get(name):
+                extra.refuse(extra.error(reason))
+
+
+def read(value: Value, context: Context) -> tuple[Route, ...]:
+    """The routes of the list `value`. Raises ConfigError."""
     routes: list[Route] = []
     places: dict[str, int] = {}
     before = EarlierGlobs()
     for index, item in enumerate(value.items(MAX_ROUTES)):
-        route = item.tried(lambda item: _route(item, common), None)
+        route = item.tried(lambda item: _route(item, context), None)
         if route is None or not route.host:
             continue
         if route.host in places:
@@ -69,29 +232,31 @@ def read(
     return tuple(routes)
 
 
-def _route(value: Value, common: _Common) -> Route:
-    given = value.mapping(FIELDS)
-    host = given.read_needed("host", _host, "")
-    kind, alpn = _kind(given), given.get("alpn")
-    if alpn and kind != "forward":
-        alpn.refuse(alpn.error("has a meaning only beside forward"))
+ROUTES = Structure(read, "list of routes", ROUTE, each=True)
+
+
+def _route(value: Value, context: Context) -> Route:
+    given = _Given(value, context)
+    host = given.read("host")
+    kind = _kind(given.fields)
+    if kind != "forward":
+        given.refuse(("alpn",), "has a meaning only beside forward")
     if kind != "tunnel":
-        for name in _TUNNEL_ONLY_FIELDS:
-            if extra := given.get(name):
-                extra.refuse(extra.error(f"has no meaning beside {kind}, only beside tunnel"))
-    route = Route(host, line=value.line, **_route_limits(given))
+        given.refuse(_TUNNEL_ONLY_FIELDS, f"has no meaning beside {kind}, only beside tunnel")
+    route = Route(
+        host,
+        line=value.line,
+        max_connections=given.read("max_connections"),
+        max_tunnel_lifetime_s=given.read("max_tunnel_lifetime"),
+    )
     if kind == "forward":
-        route = replace(
-            route,
-            forward=given.read(kind, lambda value: value.address(least_port=1), None),
-            alpn=given.read("alpn", _alpn, "istio"),
-        )
+        route = replace(route, forward=given.read("forward"), alpn=given.read("alpn"))
     elif kind == "reverse":
-        route = replace(route, reverse=given.read(kind, lambda value: _registered(value, common), None))
+        route = replace(route, reverse=given.read("reverse"))
     else:
-        route = _tunnel(given, route, common)
+        route = _tunnel(given, route)
     if host:
-        _check_host(given.need("host"), route)
+        _check_host(given.fields.need("host"), route)
     return route
 
 
@@ -105,43 +270,34 @@ def _kind(given: Fields) -> str:
         return next(kind for kind in likely if kind in _KINDS)
 
 
-def _host(value: Value) -> str:
-    value.parsed(compile_glob)
-    return value.text().lower()
-
-
-def _alpn(value: Value) -> Alpn:
-    return "any" if value.choice(("istio", "any")) == "any" else "istio"
-
-
-def _tunnel(given: Fields, route: Route, common: _Common) -> Route:
+def _tunnel(given: _Given, route: Route) -> Route:
     """A route with a tunnel; parts with a mistake, which is noted, are left out."""
-    connects = given.read("method", lambda value: value.choice(("POST", "CONNECT")) == "CONNECT", False)
+    fields = given.fields
+    method = given.read("method")
+    connects = method == "CONNECT"
     parse = TunnelUrl.parse_origin if connects else TunnelUrl.parse
-    url = given.read("tunnel", lambda value: value.parsed(parse), None)
-    connect = given.read("connect", lambda value: value.address(least_port=1), None)
-    token = given.read("token", lambda value: _token(value, common), None)
-    authority = given.get("authority")
-    if authority and not connects and "method" not in given.failed:
-        authority.refuse(
-            authority.error("has a meaning only beside method: CONNECT, which it is the target of")
-        )
-        authority = None
-    trust = None if url is None else given.owner.tried(lambda _: _trust(given, url, common), None)
-    if url is not None and token is not None and "connect" not in given.failed:
-        _refuse_clear_text(given.need("token"), token, url, connect)
+    url = fields.read("tunnel", lambda value: value.parsed(parse), None)
+    connect, token = given.read("connect"), given.read("token")
+    authority = DEFAULT_AUTHORITY
+    if connects or "method" in fields.failed:
+        authority = given.read("authority")
+    else:
+        given.refuse(("authority",), "has a meaning only beside method: CONNECT, which it is the target of")
+    ca, identity = (None, None) if url is None else _trust(given, url)
+    if url is not None and token is not None and "connect" not in fields.failed:
+        _refuse_clear_text(fields.need("token"), token, url, connect)
+    if token is None:
+        mistaken = "token" in fields.values
+        token = TokenRule() if url is None or mistaken else _default_token(url, identity)
     return replace(
         route,
         tunnel=url,
         connect=connect,
-        ca=trust if isinstance(trust, Path) else None,
-        identity=trust if isinstance(trust, MeshIdentity) else None,
-        token=token
-        or (TokenRule() if url is None or "token" in given.values else _default_token(url, trust)),
-        method="CONNECT" if connects else "POST",
-        authority=authority.tried(lambda value: value.parsed(read_target), DEFAULT_AUTHORITY)
-        if authority
-        else DEFAULT_AUTHORITY,
+        ca=ca,
+        identity=identity,
+        token=token,
+        method=method,
+        authority=authority,
     )
 
 
@@ -168,85 +324,27 @@ def _refuse_clear_text(value: Value, token: TokenRule, url: TunnelUrl, connect: 
         value.refuse(value.error(f"{told} (http with a token is for loopback addresses only)"))
 
 
-class _RouteLimits(TypedDict):
-    max_connections: int | None
-    max_tunnel_lifetime_s: float | None
-
-
-def _route_limits(given: Fields) -> _RouteLimits:
-    most, lifetime = _ROUTE_LIMITS
-    return {
-        "max_connections": given.read(most, lambda value: value.integer(0, MAX_CONNECTIONS), None),
-        "max_tunnel_lifetime_s": given.read(lifetime, or_off, None),
-    }
-
-
-def _registered(value: Value, common: _Common) -> TunnelUrl:
-    if not common.can_register:
-        raise value.error("needs a section reverse in the file, where workloads register")
-    if value.word() == "true":
-        return TunnelUrl.parse_registered("{host}")
-    return value.parsed(TunnelUrl.parse_registered)
-
-
-def _trust(given: Fields, url: TunnelUrl, common: _Common) -> Path | MeshIdentity | None:
+def _trust(given: _Given, url: TunnelUrl) -> tuple[Path | None, MeshIdentity | None]:
     """What the outer TLS trusts: a CA file, or the roots of the identity that it shows."""
-    ca, identity = given.get("ca"), given.get("identity")
+    fields = given.fields
     if url.scheme != "https":
-        for name in ("ca", *_IDENTITY_FIELDS):
-            if extra := given.get(name):
-                extra.refuse(extra.error("has no meaning for an http tunnel, which has no TLS"))
-        return None
+        given.refuse(("ca", *_IDENTITY_FIELDS), "has no meaning for an http tunnel, which has no TLS")
+        return None, None
+    identity = fields.get("identity")
     if identity is None:
-        for name in _IDENTITY_FIELDS:
-            if (extra := given.get(name)) and "identity" not in given.failed:
-                extra.refuse(extra.error("has a meaning only beside identity"))
-        return ca.tried(common.ca, None) if ca else None
-    if ca:
-        ca.refuse(ca.error("cannot stand beside identity, whose folder has the roots"))
-    return mesh_identity(given, common.folder, common.trust)
+        if "identity" not in fields.failed:
+            given.refuse(_IDENTITY_FIELDS, "has a meaning only beside identity")
+        return given.read("ca"), None
+    given.refuse(("ca",), "cannot stand beside identity, whose folder has the roots")
+    if "peer" not in fields.values and "peer" not in fields.failed:
+        identity.refuse(identity.error("needs peer beside it: who the server has to be"))
+        return None, None
+    folder, peers_, sni, crl = map(given.read, _IDENTITY_FIELDS)
+    return None, None if folder is None else MeshIdentity(folder, peers_, sni, crl, given.context.trust)
 
 
-def _default_token(url: TunnelUrl, trust: object) -> TokenRule:
+def _default_token(url: TunnelUrl, identity: MeshIdentity | None) -> TokenRule:
     # Cloud Run wants the service's URL as the audience; in the clear no token goes out unasked, and the mesh
     # has certificates instead.
-    wanted = url.scheme == "https" and not isinstance(trust, MeshIdentity)
+    wanted = url.scheme == "https" and identity is None
     return TokenRule(audience=url.origin()) if wanted else TokenRule()
-
-
-def _token(value: Value, common: _Common) -> TokenRule:
-    if not value.is_mapping:
-        # What stands here instead may be a token: it is not repeated.
-        if value.word() != "none":
-            raise value.error("must be none, {audience: TEMPLATE} or {file: PATH}")
-        return TokenRule()
-    given = value.mapping(("audience", "file", "service_account"))
-    file, account = given.get("file"), given.get("service_account")
-    if file is None and given.get("audience") is None and not given.failed:
-        raise value.error("needs audience or file")
-    if file and account:
-        account.refuse(account.error("has no meaning beside file, only beside audience"))
-    return TokenRule(
-        given.read("audience", lambda value: value.parsed(Template.parse), None),
-        given.read("file", lambda value: later_file(value, common.folder), None),
-        given.read("service_account", lambda value: value.parsed(service_account), "") if not file else "",
-    )
-
-
-class _Common:
-    """What all routes of a file have in common: its folder, from which paths start, the CA files that are
-    known to be good, our trust domain, and whether workloads can register."""
-
-    def __init__(self, folder: Path, trust: TrustDomain, can_register: bool) -> None:
-        self.folder = folder
-        self.trust = trust
-        self.can_register = can_register
-        # Many routes share one CA file: reading a system's bundle takes 10 ms each time.
-        self._good_cas: set[Path] = set()
-
-    def ca(self, value: Value) -> Path:
-        """The path of a CA file, once it is known to hold certificates. Raises ConfigError."""
-        path = self.folder / value.text()
-        if path not in self._good_cas:
-            self._good_cas.add(ca_file(value, self.folder))
-        return path

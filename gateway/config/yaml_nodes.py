@@ -1,21 +1,19 @@
 """A YAML document read by type, so that every mistake is told with its line, its field and the reason.
 
-Owns what holds for any settings file of ours: UTF-8, one document, no aliases, known fields only, each field
-once, and the scalar types (text, words, numbers, durations, addresses). Which fields there are and what
-they mean is `config.py`'s matter. It works on PyYAML's nodes instead of its constructed values because
-nodes keep their lines, and because `off` stays `off`: YAML 1.1 would make it a boolean. No I/O here.
+A document is UTF-8 and one only, without aliases, with known fields only and each field once. It is read from
+PyYAML's nodes, not from the values that PyYAML makes of them, because nodes keep their lines, and because
+`off` stays `off`: YAML 1.1 would make it a boolean. No I/O.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import yaml
 
-from shared.address import Address
+from shared.config.kinds import BoundError, FormError, Kind
 from shared.errors import ConfigError, ConfigErrors
 
 T = TypeVar("T")
@@ -46,12 +44,6 @@ _TAG_NAMES = {
 }
 # What a glob such as *.example.com without quotes runs into.
 _QUOTES_HINT = "text that begins with * or & needs quotes"
-# No leading zeros: YAML 1.1 reads 010 as eight.
-_INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
-_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?")
-_SIZE = re.compile(r"([0-9]{1,15})(KiB|MiB|GiB)?")
-_UNIT_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_UNIT_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Report:
@@ -233,56 +225,17 @@ class Value:
         except ValueError as error:
             raise self.error(str(error)) from error
 
-    def choice(self, words: tuple[str, ...]) -> str:
-        """One of `words`. Raises ConfigError for others."""
-        word = self.word()
-        if word not in words:
-            raise self.error(f"must be {' or '.join(words)}, not {_shown(word)!a}")
-        return word
-
-    def integer(self, least: int, most: int) -> int:
-        """A whole number, `least`..`most`. Raises ConfigError."""
-        word = self.word()
-        if not _INTEGER.fullmatch(word):
-            raise self.error(f"must be a whole number, not {_shown(word)!a}")
-        if not least <= int(word) <= most:
-            raise self.error(f"must be in {least}..{most}, not {word}")
-        return int(word)
-
-    def duration(self, least_s: float, most_s: float) -> float:
-        """Seconds, written as 10s, 500ms, 5m, 1h or a plain number of seconds. Raises ConfigError if it is
-        none or not in `least_s`..`most_s`."""
-        word = self.word()
-        match = _DURATION.fullmatch(word)
-        if not match:
-            raise self.error(f"must be a duration such as 10s, 500ms or 5m, not {_shown(word)!a}")
-        seconds = float(match[1]) * _UNIT_S[match[2] or ""]
-        if not least_s <= seconds <= most_s:
-            raise self.error(f"must be between {least_s:g}s and {most_s:g}s, not {_shown(word)}")
-        return seconds
-
-    def size(self, least_bytes: int, most_bytes: int) -> int:
-        """Bytes, written as 64KiB, 256MiB, 1GiB or a plain number of bytes. Raises ConfigError if it is none
-        or not in `least_bytes`..`most_bytes`."""
-        word = self.word()
-        match = _SIZE.fullmatch(word)
-        if not match:
-            raise self.error(f"must be a size such as 64KiB, 256MiB or 1GiB, not {_shown(word)!a}")
-        size = int(match[1]) * _UNIT_BYTES[match[2] or ""]
-        if not least_bytes <= size <= most_bytes:
-            raise self.error(f"must be in {least_bytes}..{most_bytes} bytes, not {_shown(word)}")
-        return size
-
-    def address(self, least_port: int) -> Address:
-        """HOST:PORT with a port of at least `least_port`: 0 to listen, 1 to dial. Raises ConfigError."""
-        word = self.word()
+    def of(self, kind: Kind[T]) -> T:
+        """The value that the word, or for some kinds the text, says. Raises ConfigError if it is none."""
+        word = self.text() if kind.quoted else self.word()
         try:
-            address = Address.parse(word)
+            return kind.parse(word)
+        except FormError as error:
+            raise self.error(f"{error}, not {_shown(word)!a}") from error
+        except BoundError as error:
+            raise self.error(f"{error}, not {_shown(word)}") from error
         except ValueError as error:
             raise self.error(str(error)) from error
-        if address.port < least_port:
-            raise self.error("port 0 cannot be dialled")
-        return address
 
     def _refuse_tags(self, usual: str) -> None:
         if self.node.tag != _TAG + usual:

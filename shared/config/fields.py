@@ -47,8 +47,9 @@ class Setting(NamedTuple, Generic[T]):
     in_file: bool = True
     """Whether it can be set in hgate's file, where its class is a section of it."""
 
-    needed: str = ""
-    """What to do if the file lacks it, for a field that has to be there; empty: it may be left out."""
+    needed: str | None = None
+    """Of a field that has to be there what to do if the file lacks it, empty: write it; None: it may be left
+    out."""
 
     restart: bool = False
     """Whether a change in the file takes effect at the next start only."""

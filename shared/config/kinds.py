@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from shared.address import Address
+
 T_co = TypeVar("T_co", covariant=True)
 Word = TypeVar("Word", bound=str)
 
@@ -191,13 +193,13 @@ class Choice(Kind[Word]):
         self.words = words
 
     def form(self) -> str:
-        return f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+        return " or ".join(filter(None, (", ".join(self.words[:-1]), self.words[-1])))
 
     def parse(self, text: str) -> Word:
         for word in self.words:
             if word.lower() == text.lower():
                 return word
-        raise ValueError(f"choose one of {', '.join(self.words)}")
+        raise FormError(f"must be {self.form()}")
 
 
 class Switch(Kind[bool]):
@@ -208,7 +210,7 @@ class Switch(Kind[bool]):
 
     def parse(self, text: str) -> bool:
         if text not in ("0", "1"):
-            raise ValueError("choose one of 0, 1")
+            raise FormError("must be 0 or 1")
         return text == "1"
 
     def show(self, value: Any) -> str:
@@ -302,3 +304,20 @@ def file_path(text: str) -> Path:
     if text.startswith("{") or re.match(_JWT, text) or not text.isprintable():
         raise ValueError("has to be a file's path; this looks like what should be in the file")
     return Path(text)
+
+
+def target(text: str, default_port: int | None = None) -> Address:
+    """HOST:PORT that can be dialled; HOST alone, if there is a `default_port`. Raises ValueError."""
+    if default_port is not None and ":" not in text.rpartition("]")[2]:
+        text = f"{text}:{default_port}"
+    address = Address.parse(text)
+    if address.port == 0:
+        raise ValueError("port 0 cannot be dialled")
+    return address
+
+
+ADDRESS: Kind[Address] = Parsed(Address.parse, "HOST:PORT")
+"""To listen on: the port may be 0, any free one."""
+
+TARGET: Kind[Address] = Parsed(target, "HOST:PORT")
+"""To be dialled."""

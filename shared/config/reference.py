@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +23,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """A word as it is typed; empty for nothing."""
+    """A word as it is typed; empty for none."""
     return f"`{text}`" if text else ""
 
 
@@ -40,4 +41,11 @@ def default(setting: Setting[Any]) -> str:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(_plain, cells))} |"
+
+
+def _plain(text: str) -> str:
+    """Text between backticks stays as it is; in the rest what Markdown would take for its own is escaped."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([*_|<])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.variables import ip_address, loopback, owner, target
+from agent.config.variables import ip_address, loopback, owner
 from shared.address import Address
 
 PARSERS: dict[str, Callable[[str], object]] = {
-    "target": target,
     "ip_address": ip_address,
     "loopback": loopback("why"),
     "owner": owner,
@@ -25,7 +24,6 @@ PARSERS: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize(
     ("parser", "text", "value"),
     [
-        ("target", "a:1", Address("a", 1)),
         ("ip_address", "[::1]:0", Address("::1", 0)),
         ("loopback", "127.0.0.2:1", Address("127.0.0.2", 1)),
         ("loopback", "[::1]:1", Address("::1", 1)),
@@ -40,8 +38,6 @@ def test_what_is_taken(parser: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("parser", "text", "reason"),
     [
-        ("target", "a:0", "port 0 cannot be dialled"),
-        ("target", "a", "no port"),
         ("ip_address", "a:1", "the host has to be an IP address"),
         ("loopback", "0.0.0.0:1", "it has to be a loopback address: why"),
         ("loopback", "localhost:1", "it has to be a loopback address: why"),
@@ -54,11 +50,6 @@ def test_what_is_taken(parser: str, text: str, value: object) -> None:
 def test_what_is_refused(parser: str, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PARSERS[parser](text)
-
-
-def test_a_port_can_be_left_out_where_there_is_a_customary_one() -> None:
-    for text in ("a", "a:5", "[2001:db8::1]", "[2001:db8::1]:5"):
-        assert target(text, 5).port == 5
 
 
 def test_an_owner_by_name() -> None:

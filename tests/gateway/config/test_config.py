@@ -140,7 +140,7 @@ def tunnel_to(url: str) -> str:
         # Limits.
         (
             "routes: []\nlimits:\n  ping_interval: 500ms",
-            "F:3: limits.ping_interval: must be 0, which turns it off, or 1s at least",
+            "F:3: limits.ping_interval: must be 0 or between 1s and 604800s, not 500ms",
         ),
         ("routes: []\nlimits: 5", "F:2: limits: must be a mapping of fields, not a number"),
         (
@@ -494,7 +494,7 @@ ALL_OF_THEM = [
     "35: hbone.jwt.ca: ",
     "37: reverse.rules: missing, write rules: [] to refuse every registration",
     "38: reverse.keepalive: must be between 0.05s and 3600s, not 1ms",
-    "40: tokens.source: choose one of auto, metadata, google, gke",
+    "40: tokens.source: must be auto, metadata, google or gke",
     "41: tokens.project_number: has to be a number",
 ]
 

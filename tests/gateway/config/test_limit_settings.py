@@ -60,13 +60,13 @@ def test_stalled_tunnels_do_not_fill_a_connection_by_default() -> None:
 @pytest.mark.parametrize(
     ("limit", "reason"),
     [
-        ("idle_timeout: 500ms", "idle_timeout: must be between 1s and 604800s, not 500ms"),
+        ("idle_timeout: 500ms", "idle_timeout: must be 0 or between 1s and 604800s, not 500ms"),
         (
             "max_tunnel_lifetime: never",
             "max_tunnel_lifetime: must be a duration such as 10s, 500ms or 5m, not 'never'",
         ),
         ("max_buffered: 64 MB", "max_buffered: must be a size such as 64KiB, 256MiB or 1GiB, not '64 MB'"),
-        ("max_buffered: 1KiB", "max_buffered: must be in 1048576..1125899906842624 bytes, not 1KiB"),
+        ("max_buffered: 1KiB", "max_buffered: must be 0 or in 1048576..1125899906842624 bytes, not 1KiB"),
         ("stream_window: 1", "stream_window: must be in 65535..2147483647 bytes, not 1"),
         ("stream_window: 256MiB", "stream_window: connection_window is smaller than stream_window"),
         ("connection_window: 64KiB", "connection_window: connection_window is smaller than stream_window"),

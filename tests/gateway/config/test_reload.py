@@ -325,7 +325,7 @@ def test_of_reverse_only_the_rules_change(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text == ""
     moved = dataclasses.replace(running, reverse=ReverseSettings(Path("moved"), rules, wait_s=1.0))
     assert keep_fixed(running, moved).reverse == wanted.reverse
-    assert "a change of reverse, but for its rules, takes effect at the next start" in caplog.text
+    assert "a change of reverse.certificates, reverse.wait takes effect at the next start" in caplog.text
     assert keep_fixed(running, GatewayConfig(routes=())).reverse == running.reverse
     assert keep_fixed(GatewayConfig(routes=()), wanted).reverse is None
 

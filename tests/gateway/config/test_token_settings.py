@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config import config
 from gateway.config.config import GatewayConfig
-from gateway.config.token_settings import FIELDS
+from gateway.config.sections import file_table
 from gateway.rules.routes import RouteTable, Token
 from shared.credentials.kubernetes import kubernetes_names
 from shared.credentials.token_sources.token_settings import TokenSettings, from_env
@@ -65,7 +65,7 @@ def test_all_of_it() -> None:
         iam_url="https://iam.example",
         oauth_url="http://127.0.0.1:8080/token",
     )
-    assert all(f"  {field}: " in WHOLE for field in FIELDS)
+    assert all(f"  {field}: " in WHOLE for field in file_table(TokenSettings))
 
 
 def test_none_of_it() -> None:
@@ -82,7 +82,7 @@ def test_the_environment_goes_over_it() -> None:
     ("tokens", "field", "reason"),
     [
         ("{sauce: gke}", "tokens.sauce", "did you mean source?"),
-        ("{source: aws}", "tokens.source", "choose one of auto, metadata, google, gke"),
+        ("{source: aws}", "tokens.source", "must be auto, metadata, google or gke"),
         ("{source: }", "tokens.source", "has no value"),
         (
             "{service_account: SECRET}",

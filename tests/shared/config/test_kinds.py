@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from shared.address import Address
 from shared.config.kinds import (
+    ADDRESS,
+    TARGET,
     BoundError,
     Choice,
     Count,
@@ -21,14 +23,14 @@ from shared.config.kinds import (
     List,
     Number,
     OrNone,
-    Parsed,
     Size,
     Switch,
+    target,
 )
 
 KINDS: dict[str, Kind[Any]] = {
-    "address or -": OrNone(Parsed(Address.parse, "HOST:PORT")),
-    "address or off": OrNone(Parsed(Address.parse, "HOST:PORT"), "off"),
+    "address or -": OrNone(ADDRESS),
+    "address or off": OrNone(ADDRESS, "off"),
     "choice": Choice(("a", "B")),
     "count": Count(1, 16),
     "duration": Duration(0.001, 3600),
@@ -40,6 +42,7 @@ KINDS: dict[str, Kind[Any]] = {
     "size": Size(1 << 10, 1 << 30),
     "size or 0": Size(1 << 10, 1 << 30, off=True),
     "switch": Switch(),
+    "target": TARGET,
 }
 
 
@@ -71,6 +74,7 @@ KINDS: dict[str, Kind[Any]] = {
         ("switch", "1", True),
         ("switch", "0", False),
         ("file", "/a/b", Path("/a/b")),
+        ("target", "[::1]:80", Address("::1", 80)),
     ],
 )
 def test_a_value(kind: str, text: str, value: object) -> None:
@@ -84,7 +88,7 @@ SIZE = "must be a size such as 64KiB, 256MiB or 1GiB"
 @pytest.mark.parametrize(
     ("kind", "text", "error", "reason"),
     [
-        ("choice", "c", ValueError, "choose one of a, B"),
+        ("choice", "c", FormError, "must be a or B"),
         ("count", "many", FormError, "must be a whole number"),
         ("count", "1e1", FormError, "must be a whole number"),
         ("count", "-1", FormError, "must be a whole number"),
@@ -111,7 +115,9 @@ SIZE = "must be a size such as 64KiB, 256MiB or 1GiB"
         ("size", "2GiB", BoundError, "must be in 1024..1073741824 bytes"),
         ("size", "0", BoundError, "must be in 1024..1073741824 bytes"),
         ("size or 0", "1", BoundError, "must be 0 or in 1024..1073741824 bytes"),
-        ("switch", "yes", ValueError, "choose one of 0, 1"),
+        ("target", "a:0", ValueError, "port 0 cannot be dialled"),
+        ("target", "a", ValueError, "no port"),
+        ("switch", "yes", FormError, "must be 0 or 1"),
         ("file", '{"private_key": 1}', ValueError, "has to be a file's path; this looks like what should be"),
         (
             "file",
@@ -179,3 +185,8 @@ def test_a_value_is_shown_as_it_is_written(kind: str, value: object, shown: str)
 )
 def test_how_a_value_is_written(kind: str, form: str) -> None:
     assert KINDS[kind].form() == form
+
+
+def test_a_port_can_be_left_out_where_there_is_a_customary_one() -> None:
+    for text in ("a", "a:5", "[2001:db8::1]", "[2001:db8::1]:5"):
+        assert target(text, 5).port == 5
