@@ -39,8 +39,8 @@ def krun() -> str:
 def hgate() -> str:
     """The settings of hgate's file."""
     parts = [
-        "The file is YAML, by default `/etc/hgate/hgate.yaml`. `hgate --config FILE --check` tells all its "
-        "mistakes, each as FILE:LINE: FIELD: REASON. An unknown field is a mistake.",
+        "The file is YAML, by default `/etc/hgate/hgate.yaml`. hgate tells all mistakes of a file at once, "
+        "each as FILE:LINE: FIELD: REASON. An unknown field is a mistake.",
         "A change of the file is seen within seconds; SIGHUP has it read at once. Settings with `restart` in "
         "the last column take effect at the next start, those with `yes` at once, for new connections and "
         "tunnels. A file with a mistake changes nothing.",

@@ -67,7 +67,6 @@ from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.ops.token_metrics import TokenMetrics
-from shared.tunnel.retry import RetryRules
 from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class Gateway:
         self._use_lookup_limits()
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
         self._admission = Admission(
-            lambda: self._config.limits,
+            limits,
             share=self._worker.share,
             open_connections=self._open_connections,
             is_full=lambda: self._memory.full,
@@ -133,16 +132,15 @@ class Gateway:
             of_account=lambda account: minter_from_env(environ, tokens, account),
             now=wall_clock,
         )
-        self._new_audiences = NewAudiences(lambda: self._config.limits, share=self._worker.share)
+        self._new_audiences = NewAudiences(limits, share=self._worker.share)
         self._upstreams = Upstreams(
             self._pool,
             self._tokens,
             self.metrics,
             new_audiences=self._new_audiences,
-            response_timeout_s=limits.response_timeout_s,
-            rules=RetryRules(limits.max_retries, limits.retry_budget_percent),
+            limits=limits,
         )
-        self._forward = Forward(limits.connect_timeout_s, limits.splice_pipes)
+        self._forward = Forward(limits)
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
             self._upstreams,
@@ -151,11 +149,11 @@ class Gateway:
             self._admission,
             self._clock,
             forward=self._forward,
-            half_closed_timeout_s=limits.half_closed_timeout_s,
+            limits=limits,
             changed=self._tunnel_over,
         )
         self._hellos = Hellos(
-            limits.hello_timeout_s,
+            limits,
             admit=self._admission.enter,
             turned_away=self._turned_away,
             taken=self._tunnels.take,
@@ -277,22 +275,22 @@ class Gateway:
         await self._listeners.keep_only(config.listen)
 
     def _use_limits(self) -> None:
-        """Gives the limits of the configuration to the objects that do not ask for them each time."""
+        """Hands the limits of the configuration to all that go by them."""
         limits = self._config.limits
-        self._forward.connect_timeout_s = limits.connect_timeout_s
-        self._forward.pipes.most = limits.splice_pipes
-        self._upstreams.response_timeout_s = limits.response_timeout_s
-        self._upstreams.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
+        for user in (
+            self._admission,
+            self._new_audiences,
+            self._upstreams,
+            self._forward,
+            self._tunnels,
+            self._hellos,
+            self._hbone,
+            self._reverse,
+        ):
+            if user is not None:
+                user.use_limits(limits)
         self._pool.set_limits(limits.pool())
-        self._tunnels.half_closed_timeout_s = limits.half_closed_timeout_s
-        if self._hbone is not None:
-            self._hbone.connect_timeout_s = limits.connect_timeout_s
-            self._hbone.half_closed_timeout_s = limits.half_closed_timeout_s
-            self._hbone.drain_timeout_s = limits.drain_timeout_s
-        if self._reverse is not None:
-            self._reverse.drain_timeout_s = limits.drain_timeout_s
         self._use_lookup_limits()
-        self._hellos.timeout_s = limits.hello_timeout_s
         self._clock.idle_s = limits.idle_timeout_s
         self._clock.lifetime_s = limits.max_tunnel_lifetime_s
         self._memory.most_bytes = self._most_buffered()
@@ -352,9 +350,7 @@ class Gateway:
             self._config.hbone,
             self._access_log,
             self.metrics,
-            connect_timeout_s=self._config.limits.connect_timeout_s,
-            half_closed_timeout_s=self._config.limits.half_closed_timeout_s,
-            drain_timeout_s=self._config.limits.drain_timeout_s,
+            limits=self._config.limits,
             changed=self._tunnel_over,
             refusals=self._admission.refusals,
             is_full=lambda: self._memory.full,
@@ -376,7 +372,7 @@ class Gateway:
             siblings=self._worker.count,
             ports=self._worker.reverse_ports,
             share=self._worker.share,
-            drain_timeout_s=self._config.limits.drain_timeout_s,
+            limits=self._config.limits,
             wall_clock=self._wall_clock,
         )
 

@@ -27,7 +27,8 @@ MAX_COUNT = 1 << 20
 
 def parser() -> Parser:
     """The whole command line."""
-    from shared.credentials.token_sources.token_settings import ENVIRONMENT
+    from shared.config.fields import table_of
+    from shared.credentials.token_sources.token_settings import TokenSettings
 
     top = Parser(
         "hbone",
@@ -46,7 +47,8 @@ To see it work on your own machine, without Google Cloud:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="hbone")
     for name, (help, description, add_arguments) in COMMANDS.items():
         add_arguments(commands.add_parser(name, help=help, description=description))
-    top.add_table("environment variables", ENVIRONMENT)
+    variables = [setting for setting in table_of(TokenSettings).values() if setting.variable]
+    top.add_table("environment variables", {setting.variable: setting.line for setting in variables})
     top.add_table("exit codes", EXIT_CODES)
     return top
 

@@ -32,6 +32,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from gateway.config.hbone_settings import HboneSettings
+from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import (
     BUFFERED,
@@ -41,7 +42,7 @@ from gateway.ports.admission import (
     Tally,
 )
 from gateway.ports.listeners import Key, Listeners
-from gateway.ports.mesh_connections import DRAIN_TIMEOUT_S, MemberConnection, MeshConnections
+from gateway.ports.mesh_connections import MemberConnection, MeshConnections
 from gateway.rules.claims import Token
 from gateway.rules.hbone_rules import Rules, read_authority
 from gateway.rules.templates import shown
@@ -65,7 +66,6 @@ from shared.net.legs.tcp import TcpLeg
 from shared.net.names.endpoint import Endpoint
 from shared.net.names.happy_eyeballs import connect
 from shared.net.names.names import resolve
-from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops import families
@@ -89,9 +89,7 @@ class HboneListener:
         access_log: AccessLog,
         metrics: TunnelMetrics,
         *,
-        connect_timeout_s: float,
-        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
-        drain_timeout_s: float = DRAIN_TIMEOUT_S,
+        limits: Limits,
         changed: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         is_full: Callable[[], bool] = lambda: False,
@@ -100,20 +98,17 @@ class HboneListener:
         share: Callable[[int], int] = lambda total: total,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`connect_timeout_s` is a target's, for the look-up of its name and TCP; `drain_timeout_s` is for
-        the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called when the
-        number of open connections may have changed; `refusals` counts who came up against a limit, of which
-        `is_full` is one: no memory for buffers. `siblings` processes listen together, this one included, in
-        place of port 0 on `ports`, and of their limits it has its `share`."""
+        """Of `limits` the time to connect is a target's, for the look-up of its name and TCP, and the drain
+        timeout is for the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called
+        when the number of open connections may have changed; `refusals` counts who came up against a limit,
+        of which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
+        included, in place of port 0 on `ports`, and of their limits it has its `share`."""
         self.rules = Rules(settings.rules, settings.trust)
-        self.half_closed_timeout_s = half_closed_timeout_s
-        """Of tunnels that open from now on."""
         self.tokens = HboneTokens(settings.jwt)
         self._settings = settings
         self._access_log = access_log
         self._metrics = metrics
         self._counts = metrics.route(ROUTE)
-        self.connect_timeout_s = connect_timeout_s
         self._refusals = refusals or Refusals()
         self._share = share
         self._is_full = is_full
@@ -127,9 +122,10 @@ class HboneListener:
             refused=self._refused,
             changed=changed,
             expel=self._expel,
-            drain_timeout_s=drain_timeout_s,
+            drain_timeout_s=limits.drain_timeout_s,
             wall_clock=wall_clock,
         )
+        self.use_limits(limits)
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
         )
@@ -171,15 +167,6 @@ class HboneListener:
         """Where it listens; tells the ports that were 0."""
         return self._listeners.bound
 
-    @property
-    def drain_timeout_s(self) -> float:
-        """What tunnels of a peer whose certificate has ended have to finish; it may change at any time."""
-        return self._connections.drain_timeout_s
-
-    @drain_timeout_s.setter
-    def drain_timeout_s(self, seconds: float) -> None:
-        self._connections.drain_timeout_s = seconds
-
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
         for tunnel in self.tunnels:
@@ -204,6 +191,12 @@ class HboneListener:
         ]
 
     # Start and end.
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for tunnels that open, and certificates that end, from now on."""
+        self._connect_timeout_s = limits.connect_timeout_s
+        self._half_closed_timeout_s = limits.half_closed_timeout_s
+        self._connections.drain_timeout_s = limits.drain_timeout_s
 
     def apply(self, settings: HboneSettings) -> None:
         """From now on goes by the rules and limits of `settings`, whose other fields are as before."""
@@ -268,7 +261,7 @@ class HboneListener:
             member.identity,
             self._over,
             self._clock,
-            half_closed_timeout_s=self.half_closed_timeout_s,
+            half_closed_timeout_s=self._half_closed_timeout_s,
         )
         self.tunnels.add(tunnel)
         self._identities.add(record.identity)
@@ -342,7 +335,7 @@ class HboneListener:
         loop = asyncio.get_running_loop()
         found: list[Endpoint] = []
         try:
-            async with asyncio.timeout(self.connect_timeout_s):
+            async with asyncio.timeout(self._connect_timeout_s):
                 # As the client wrote it: with a search list it could stand for a name that a rule denies.
                 found = await resolve(target.absolute, str(tunnel.identity))
                 sock = await connect(self._allowed(tunnel.identity, target, found, token))
@@ -357,7 +350,7 @@ class HboneListener:
             raise
         except TimeoutError as error:
             what = "no answer" if found else "its name was not looked up"
-            raise DialError(f"connect to {target}: {what} within {self.connect_timeout_s:g} s") from error
+            raise DialError(f"connect to {target}: {what} within {self._connect_timeout_s:g} s") from error
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error
         tunnel.connecting = None

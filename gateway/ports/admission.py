@@ -115,14 +115,14 @@ class Admission:
 
     def __init__(
         self,
-        limits: Callable[[], Limits],
+        limits: Limits,
         *,
         share: Callable[[int], int] = lambda total: total,
         open_connections: Callable[[], int],
         is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`limits` are those that hold now, of which this process has its `share`; `is_full` says whether the
-        memory for buffers is used up."""
+        """Of `limits` this process has its `share`; `is_full` says whether the memory for buffers is used
+        up."""
         self.sources = Tally()
         self.routes = Tally()
         self.refusals = Refusals()
@@ -131,20 +131,24 @@ class Admission:
         self._open_connections = open_connections
         self._is_full = is_full
 
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` from now on."""
+        self._limits = limits
+
     @property
     def most_connections(self) -> int:
         """How many this process takes."""
-        return self._share(self._limits().max_connections)
+        return self._share(self._limits.max_connections)
 
     @property
     def most_per_source(self) -> int:
         """How many of them from one address."""
-        limits = self._limits()
+        limits = self._limits
         return self._share(limits.max_connections_per_source or limits.max_connections)
 
     def most_per_route(self, route: Route) -> int:
         """How many of them on `route`."""
-        limits = self._limits()
+        limits = self._limits
         own = limits.max_connections_per_route if route.max_connections is None else route.max_connections
         return self._share(own or limits.max_connections)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.config.limit_settings import Limits
 from shared.errors import (
     ClientHelloError,
     EmptyConnectionError,
@@ -90,15 +91,14 @@ class Hellos:
 
     def __init__(
         self,
-        timeout_s: float,
+        limits: Limits,
         *,
         admit: Callable[[str], None] = lambda peer: None,
         turned_away: Callable[[str, LimitError], None] = lambda peer, error: None,
         taken: Callable[[ClientLeg, str, ClientHello, float], None],
         refused: Callable[[str, float, HboneError], None],
     ) -> None:
-        self.timeout_s = timeout_s
-        """How long a hello may take; may be changed at any time."""
+        self.use_limits(limits)
         self.peeking: set[HelloPeek] = set()
         """Those that are admitted, and whose hello is not whole."""
         self.admit = admit
@@ -106,6 +106,10 @@ class Hellos:
         self.taken = taken
         self.refused = refused
         self.loop = asyncio.get_running_loop()
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for connections to come."""
+        self.timeout_s = limits.hello_timeout_s
 
     def accepted(self) -> ClientLeg:
         """The protocol of an accepted connection."""

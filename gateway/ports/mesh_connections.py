@@ -64,9 +64,6 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_
 LEAST_HANDSHAKE_S = 0.001
 """What is left for TLS of a deadline that the first byte has used up; the loop takes no zero."""
 
-DRAIN_TIMEOUT_S = 20.0
-"""For tunnels to finish whose peer's certificate has ended; hgate's own drain has as long."""
-
 DRAIN_BYTES = 4096
 """Read at a time of what a refused client still sends."""
 

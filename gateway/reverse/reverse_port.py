@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
+from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.ports.admission import Refusals
 from gateway.ports.listeners import Key, Listeners
-from gateway.ports.mesh_connections import DRAIN_TIMEOUT_S, MeshConnections
+from gateway.ports.mesh_connections import MeshConnections
 from gateway.reverse.registrations import ROUTE, Registrations, WorkloadConnection
 from gateway.reverse.registry import Registry
 from gateway.rules.reverse_rules import ReverseRules
@@ -54,17 +55,17 @@ class ReverseListener:
         access_log: AccessLog,
         metrics: TunnelMetrics,
         *,
+        limits: Limits,
         refusals: Refusals | None = None,
         is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
         ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
-        drain_timeout_s: float = DRAIN_TIMEOUT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`siblings` processes listen together, this one included, in place of port 0 on `ports`, and of
-        their limits it has its `share`. `drain_timeout_s` is for the tunnels of a workload whose certificate
-        has ended, by `wall_clock`."""
+        their limits it has its `share`. The drain timeout of `limits` is for the tunnels of a workload whose
+        certificate has ended, by `wall_clock`."""
         self._settings = settings
         self._registry = Registry(share(settings.max_names), share(settings.max_connections_per_name))
         self._registrations = Registrations(
@@ -82,7 +83,7 @@ class ReverseListener:
             prepare=self._registrations.prepare,
             expired=self._registrations.let_go,
             expel=self._registrations.expel,
-            drain_timeout_s=drain_timeout_s,
+            drain_timeout_s=limits.drain_timeout_s,
             purpose="reverse",
             wall_clock=wall_clock,
         )
@@ -135,15 +136,9 @@ class ReverseListener:
             for it in registrations
         ]
 
-    @property
-    def drain_timeout_s(self) -> float:
-        """What tunnels to a workload whose certificate has ended have to finish; it may change at any
-        time."""
-        return self._connections.drain_timeout_s
-
-    @drain_timeout_s.setter
-    def drain_timeout_s(self, seconds: float) -> None:
-        self._connections.drain_timeout_s = seconds
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for certificates that end from now on."""
+        self._connections.drain_timeout_s = limits.drain_timeout_s
 
     def use_rules(self, rules: ReverseRules) -> None:
         """New rules, for those as well who are registered."""

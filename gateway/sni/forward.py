@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable
 
+from gateway.config.limit_settings import Limits
 from gateway.ports.admission import DESCRIPTORS
 from gateway.ports.hello import ClientLeg
 from gateway.rules.routes import Target
@@ -27,10 +28,15 @@ from shared.tls.istio_sni import ISTIO_ALPN
 class Forward:
     """Opens spliced tunnels, which share one watch and one stock of pipes."""
 
-    def __init__(self, connect_timeout_s: float, most_pipes: int) -> None:
-        self.pipes = Pipes(most_pipes)
-        self.connect_timeout_s = connect_timeout_s
+    def __init__(self, limits: Limits) -> None:
+        self.pipes = Pipes(limits.splice_pipes)
         self._edges = EdgePoll()
+        self.use_limits(limits)
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for connections to come, and for pipes that are lent from now on."""
+        self.pipes.most = limits.splice_pipes
+        self._connect_timeout_s = limits.connect_timeout_s
 
     async def open(
         self,
@@ -49,7 +55,7 @@ class Forward:
             LimitError: file descriptors, or watches, have run out.
         """
         check_alpn(target, alpn)
-        upstream = await dial_socket(target.dial, self.connect_timeout_s)
+        upstream = await dial_socket(target.dial, self._connect_timeout_s)
         leg.when_lost(None)  # its transport ends now, the connection does not
         sockets = [upstream]
         try:

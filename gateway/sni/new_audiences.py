@@ -32,34 +32,39 @@ class NewAudiences:
 
     def __init__(
         self,
-        limits: Callable[[], Limits],
+        limits: Limits,
         *,
         share: Callable[[int], int] = lambda total: total,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`limits` are those that hold now, of which this process has its `share`; `now` is a steady clock in
-        seconds."""
-        self._limits = limits
+        """Of `limits` this process has its `share`; `now` is a steady clock in seconds."""
         self._share = share
         self._now = now
         self._most = (0, 0)
         self._all: Budget | None = None
         self._sources: dict[str, Budget] = {}
+        self.use_limits(limits)
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` from now on; a change of them forgets what was counted."""
+        most = self._in_all(limits.max_new_audiences), self._in_all(limits.max_new_audiences_per_source)
+        if most != self._most:
+            self._most = most
+            self._all = Budget(most[0], most[0] / MINUTE_S) if most[0] else None
+            self._sources.clear()
 
     @property
     def most(self) -> int:
         """How many there may be in a minute; 0: no bound."""
-        return self._in_all(self._limits().max_new_audiences)
+        return self._most[0]
 
     @property
     def left(self) -> float:
         """Of them, those that may be asked for now; 0 without a bound."""
-        self._follow_limits()
         return 0.0 if self._all is None else max(0.0, self._all.left(self._now()))
 
     def check(self, peer: str, audience: str) -> None:
         """Raises LimitError if no token may be asked for `audience` now for the client `peer`, HOST:PORT."""
-        self._follow_limits()
         now, source = self._now(), network_of(peer)
         own = self._sources.get(source)
         if own is not None and own.left(now) < 1:
@@ -83,14 +88,6 @@ class NewAudiences:
 
     def _in_all(self, total: int) -> int:
         return self._share(total) if total else 0
-
-    def _follow_limits(self) -> None:
-        limits = self._limits()
-        most = self._in_all(limits.max_new_audiences), self._in_all(limits.max_new_audiences_per_source)
-        if most != self._most:
-            self._most = most
-            self._all = Budget(most[0], most[0] / MINUTE_S) if most[0] else None
-            self._sources.clear()
 
 
 def _refusal(audience: str, who: str, most: int, limit: str) -> LimitError:

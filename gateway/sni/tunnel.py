@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 
+from gateway.config.limit_settings import Limits
 from gateway.ports.admission import Admission
 from gateway.ports.hello import ClientLeg, turn_away
 from gateway.reverse.reverse_port import ReverseListener
@@ -28,7 +29,7 @@ from gateway.sni.upstream import Upstreams
 from shared.address import Address
 from shared.errors import ClientGoneError, DialError, Flag, HboneError, LimitError, StatusError
 from shared.net.legs.stream import Stream
-from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
+from shared.net.relay.relay import Relay
 from shared.net.relay.splice import SpliceRelay
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
@@ -140,14 +141,13 @@ class Tunnels:
         clock: TunnelClock,
         *,
         forward: Forward,
-        half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        limits: Limits,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.routes = routes
         self.reverse: ReverseListener | None = None
         """Where the workloads of `reverse` routes register."""
-        self.half_closed_timeout_s = half_closed_timeout_s
-        """Of tunnels that open from now on."""
+        self.use_limits(limits)
         self.open: set[Tunnel] = set()
         """Every connection from its hello until it is gone, with all that was written to it."""
         self._upstreams = upstreams
@@ -160,6 +160,10 @@ class Tunnels:
         self._traceparents = _traceparents()
         self._names: dict[str, str] = {}  # what clients asked for: a name is kept once, not for each tunnel
         self._loop = asyncio.get_running_loop()
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for tunnels that open from now on."""
+        self.half_closed_timeout_s = limits.half_closed_timeout_s
 
     def take(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
         """Carries the connection of `leg`, admitted from `peer` at the loop's time `started`, to its end."""

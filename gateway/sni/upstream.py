@@ -46,24 +46,26 @@ class Upstreams:
         tokens: TokenSources,
         metrics: TunnelMetrics,
         *,
-        response_timeout_s: float,
-        rules: RetryRules,
+        limits: Limits,
         new_audiences: NewAudiences | None = None,
     ) -> None:
         """`new_audiences` bounds the tokens for audiences that nobody has had a tunnel with; None: by the
         default limits."""
-        self.new_audiences = new_audiences or NewAudiences(Limits)
-        self.rules = rules
-        """May be replaced at any time; counts for requests to come."""
+        self.new_audiences = new_audiences or NewAudiences(limits)
         self.pool = pool
         self.tokens = tokens
         self.metrics = metrics
-        self.response_timeout_s = response_timeout_s
+        self.use_limits(limits)
         self.loop = asyncio.get_running_loop()
         self._requests: dict[int, TargetRequest] = {}
         """By the id of the target, which is kept alive so: a hash of its many fields costs more."""
         self._budgets: dict[Origin, RetryBudget] = {}  # of origins with a request under way
         self._deadlines = Deadlines[Answerable](lambda opening: opening.overdue())
+
+    def use_limits(self, limits: Limits) -> None:
+        """Goes by `limits` for requests to come."""
+        self.response_timeout_s = limits.response_timeout_s
+        self.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
 
     def request_of(self, target: Target) -> TargetRequest:
         """The tunnel request of `target`, made once."""

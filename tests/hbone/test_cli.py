@@ -8,7 +8,8 @@ import pytest
 
 from hbone import cli
 from shared import version
-from shared.credentials.token_sources.token_settings import ENVIRONMENT
+from shared.config.fields import table_of
+from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from tests.support.metadata_server import closed_port
 
@@ -27,8 +28,8 @@ def test_help_names_commands_variables_and_exit_codes(capsys: pytest.CaptureFixt
     assert re.search(r" 0 success.* 64 .* 69 .* 77 .* 128\+N ended by signal N \(130: interrupted\)", out)
     for command in ("connect", "token", "certs", "demo", "cloudrun", "version"):
         assert f" {command} " in out
-    for variable in ENVIRONMENT:
-        assert f" {variable} " in out
+    for setting in table_of(TokenSettings).values():
+        assert f" {setting.variable} " in out
     assert "ProxyCommand='hbone https://" in out
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.hbone_settings import HboneSettings
+from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_port import HboneListener
 from gateway.rules.hbone_rules import Rule
 from shared.address import Address
@@ -161,8 +162,7 @@ async def serving(
         wanted,
         access_log,
         metrics,
-        connect_timeout_s=connect_timeout_s,
-        drain_timeout_s=drain_timeout_s,
+        limits=Limits(connect_timeout_s=connect_timeout_s, drain_timeout_s=drain_timeout_s),
         changed=lambda: port.change(),
         wall_clock=wall_clock,
     )

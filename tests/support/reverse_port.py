@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.reverse_rules import ReverseRule
@@ -162,7 +163,7 @@ async def serving(
         access_log,
         metrics,
         siblings=siblings,
-        drain_timeout_s=drain_timeout_s,
+        limits=Limits(drain_timeout_s=drain_timeout_s),
         wall_clock=wall_clock,
     )
     port = ReversePort(mesh, listener, metrics)

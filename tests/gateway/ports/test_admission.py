@@ -24,11 +24,10 @@ class Door:
     """An admission whose connections are counted here."""
 
     def __init__(self, limits: Limits, *, workers: int = 1) -> None:
-        self.limits = limits
         self.open = 0
         self.is_full = False
         self.admission = Admission(
-            lambda: self.limits,
+            limits,
             share=lambda total: max(1, total // workers),
             open_connections=lambda: self.open,
             is_full=lambda: self.is_full,
@@ -112,7 +111,7 @@ def test_connections_on_one_route(route: Route, limits: Limits, most: int) -> No
 def test_a_limit_that_is_lowered_refuses_and_ends_nobody() -> None:
     door = Door(Limits())
     assert [door.enter("10.0.0.1:1") for _ in range(5)] == [""] * 5
-    door.limits = Limits(max_connections_per_source=2)
+    door.admission.use_limits(Limits(max_connections_per_source=2))
     assert door.enter("10.0.0.1:1") == "max_connections_per_source"
     for _ in range(4):
         door.leave("10.0.0.1:1")

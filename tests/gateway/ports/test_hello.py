@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.config.limit_settings import Limits
 from gateway.ports.hello import ALERT_LINGER_S, ClientLeg, Hellos, turn_away
 from shared.address import Address
 from shared.errors import (
@@ -68,7 +69,7 @@ class Port:
     """A port whose connections are peeked at."""
 
     def __init__(self) -> None:
-        self.hellos = Hellos(PATIENCE_S, taken=self._taken, refused=self._refused)
+        self.hellos = Hellos(Limits(hello_timeout_s=PATIENCE_S), taken=self._taken, refused=self._refused)
         self.outcomes: asyncio.Queue[Taken | Refused] = asyncio.Queue()
         self.reads: asyncio.Queue[int] = asyncio.Queue()
         self.port = 0
@@ -283,7 +284,7 @@ async def test_a_name_is_needed(port: Port) -> None:
 
 
 async def test_a_silent_client_is_closed(port: Port) -> None:
-    port.hellos.timeout_s = SHORT_S
+    port.hellos.use_limits(Limits(hello_timeout_s=SHORT_S))
     client = await port.client()
     assert await client.rest() == b""
     refused = await port.refused()
@@ -293,7 +294,7 @@ async def test_a_silent_client_is_closed(port: Port) -> None:
 
 
 async def test_the_deadline_is_for_the_whole_hello(port: Port) -> None:
-    port.hellos.timeout_s = SHORT_S
+    port.hellos.use_limits(Limits(hello_timeout_s=SHORT_S))
     client = await port.client()
     for byte in hello():
         client.send_soon(bytes((byte,)))

@@ -15,7 +15,7 @@ HERE, THERE = "10.0.0.1:4711", "10.0.0.2:4711"
 
 def made(clock: Clock, in_all: int, per_source: int) -> NewAudiences:
     limits = Limits(max_new_audiences=in_all, max_new_audiences_per_source=per_source)
-    return NewAudiences(lambda: limits, now=clock)
+    return NewAudiences(limits, now=clock)
 
 
 def limit_of(audiences: NewAudiences, peer: str = HERE) -> str:
@@ -115,16 +115,16 @@ def test_what_a_refusal_says() -> None:
 
 def test_workers_share() -> None:
     limits = Limits(max_new_audiences=100, max_new_audiences_per_source=20)
-    audiences = NewAudiences(lambda: limits, share=lambda total: total // 4, now=Clock())
+    audiences = NewAudiences(limits, share=lambda total: total // 4, now=Clock())
     assert [limit_of(audiences) for _ in range(100)].count("") == 5
     assert audiences.most == 25
 
 
 def test_new_limits_count_at_once() -> None:
     limits = Limits(max_new_audiences=2, max_new_audiences_per_source=2)
-    audiences = NewAudiences(lambda: limits, now=Clock())
+    audiences = NewAudiences(limits, now=Clock())
     assert [limit_of(audiences) for _ in range(3)] == ["", "", "max_new_audiences_per_source"]
-    limits = Limits(max_new_audiences=10, max_new_audiences_per_source=5)
+    audiences.use_limits(Limits(max_new_audiences=10, max_new_audiences_per_source=5))
     assert [limit_of(audiences) for _ in range(6)].count("") == 5
     assert audiences.most == 10
 

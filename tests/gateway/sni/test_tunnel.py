@@ -31,7 +31,6 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.tls.istio_sni import Destination
 from shared.tunnel.request_context import read_traceparent
-from shared.tunnel.retry import RetryRules
 from tests.shared.net.loopback import until
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
@@ -416,6 +415,11 @@ def access_log() -> Iterator[AccessLog]:
     access_log.close()
 
 
+LIMITS = Limits(
+    hello_timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, response_timeout_s=PATIENCE_S, splice_pipes=0
+)
+
+
 def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> Tunnels:
     """Tunnels by themselves, without a gateway around them."""
     pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1)
@@ -423,17 +427,17 @@ def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> T
         pool,
         TokenSources(MetadataMinter("127.0.0.1:1")),
         metrics,
-        response_timeout_s=PATIENCE_S,
-        rules=RetryRules(),
+        limits=LIMITS,
     )
     return Tunnels(
         routes,
         upstreams,
         access_log,
         metrics,
-        Admission(Limits, open_connections=lambda: 0),
+        Admission(LIMITS, open_connections=lambda: 0),
         TunnelClock(),
-        forward=Forward(PATIENCE_S, most_pipes=0),
+        forward=Forward(LIMITS),
+        limits=LIMITS,
     )
 
 
@@ -441,7 +445,7 @@ async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> N
     with socket.create_server(("127.0.0.1", 0)) as service:
         route = Route("**", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
         tunnels = made(RouteTable([route]), access_log, TunnelMetrics())
-        hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
+        hellos = Hellos(LIMITS, taken=tunnels.take, refused=lambda *_: None)
         listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
         port = bound_address(listener).port
         async with TcpPeer.connected(port) as first, TcpPeer.connected(port) as second:
@@ -460,7 +464,7 @@ async def test_a_fault_of_ours_costs_one_connection(
 ) -> None:
     metrics = TunnelMetrics()
     tunnels = made(FaultyTable(()), access_log, metrics)
-    hellos = Hellos(PATIENCE_S, taken=tunnels.take, refused=lambda *_: None)
+    hellos = Hellos(LIMITS, taken=tunnels.take, refused=lambda *_: None)
     listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
     async with TcpPeer.connected(bound_address(listener).port) as client:
         await client.send(hello())
