@@ -1,4 +1,4 @@
-"""What krun is told of the authority that signs its certificate: which one, where, for whom, with what roots.
+"""Settings of krun about the authority that signs its certificate: which one, where, for whom, which roots.
 
 Most names are the original's and Istio's (CA_ADDR, MCON_ADDR, CA_POOL, CAROOT_*, WORKLOAD_*), which a mesh's
 `mesh-env` has already; what is new begins with HBONE_.
@@ -90,7 +90,7 @@ ROOTS: tuple[Setting[str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class CertificateSettings:
-    """All that is told of the authority; there is one only if HBONE_CA is another than none."""
+    """All about the authority; there is one only if HBONE_CA is another than none."""
 
     ca: Ca = setting(
         Choice(CAS),

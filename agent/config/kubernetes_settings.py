@@ -1,4 +1,4 @@
-"""What krun is told of Kubernetes: which tokens it keeps in which files, and whose they are."""
+"""Settings of krun about Kubernetes: which tokens it keeps in which files, and whose they are."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ACCESS: tuple[Setting[str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """All that krun is told of Kubernetes."""
+    """All about Kubernetes."""
 
     files: tuple[TokenFile, ...] = setting(
         Parsed(_files, "pod, istio-ca or AUDIENCE=/PATH, with commas between them"),

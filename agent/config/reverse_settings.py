@@ -1,4 +1,4 @@
-"""What krun is told of the gateways that it dials: the variables that begin with HBONE_REVERSE."""
+"""Settings of krun about the gateways that it dials: the variables that begin with HBONE_REVERSE."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PEERS = Parsed(split_patterns, "SPIFFE ID patterns, with commas between them")
 
 @dataclass(frozen=True, slots=True)
 class ReverseSettings:
-    """All that HBONE_REVERSE* says."""
+    """All that HBONE_REVERSE* set."""
 
     gateways: tuple[Address, ...] = setting(
         List(_gateway, MAX_GATEWAYS, "HOST:PORT or HOST"),
@@ -85,7 +85,7 @@ class ReverseSettings:
 
 def read(read: Environment, own_domain: tuple[str, ...]) -> ReverseSettings | None:
     """The settings that `read` finds; None if no gateway is named. `own_domain` has the patterns of our own
-    trust domain, if it is told. Raises UsageError."""
+    trust domain, if it is set. Raises UsageError."""
     settings = ReverseSettings(**{"peers": own_domain} | read.given(ReverseSettings))
     if not settings.gateways:
         return None

@@ -1,4 +1,4 @@
-"""What krun is told: environment variables, read once and checked as a whole.
+"""Settings of krun: environment variables, read once and checked as a whole.
 
 The original's names keep their meaning: XDS_ADDR, TRUST_DOMAIN, PORT_*; what is new begins with HBONE_.
 """
@@ -105,7 +105,7 @@ TARGETS: Setting[None] = Setting(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that krun can be told; made by `from_env`."""
+    """All settings of krun; made by `from_env`."""
 
     listen: Address | None = setting(
         OrNone(ADDRESS),
@@ -347,7 +347,7 @@ class Settings:
         return self.targets.get(name) or self.targets.get(name.upper())
 
     def trust(self, patterns: Sequence[str]) -> TrustDomain:
-        """Our trust domain and its aliases, which `patterns` may be about: as told, else that of the
+        """Our trust domain and its aliases, which `patterns` may be about: as set, else that of the
         certificate, if it is needed. Raises UnavailableError or DeniedError if that cannot be had."""
         domain = self.trust_domain
         short = any(not pattern.startswith(SCHEME) for pattern in patterns)
@@ -358,7 +358,7 @@ class Settings:
         return TrustDomain(domain, self.trust_domain_aliases)
 
     def certificates_found(self) -> bool:
-        """Whether all three files are in the folder `certificates`; what is in them is not looked at."""
+        """Whether all three files are in the folder `certificates`; what is in them is not checked."""
         return certificate_folder.find(self.certificates).complete
 
     def choose_inbound(self, *, envoy_found: bool, certificates_found: bool) -> Inbound:

@@ -1,4 +1,4 @@
-"""What krun is told of its token exchange: where it listens, and what is behind it at Google's."""
+"""Settings of krun about its token exchange: where it listens, and what is behind it at Google."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LISTEN: Setting[Address | None] = Setting(
     OrNone(Parsed(loopback("tokens are answered in the clear"), "loopback HOST:PORT")),
     None,
     "address of the token exchange, - for none",
-    f"On GKE, which PROJECT_ID, CLUSTER_NAME and CLUSTER_LOCATION tell, it is {DEFAULT_LISTEN}.",
+    f"On GKE, where PROJECT_ID, CLUSTER_NAME and CLUSTER_LOCATION are set, it is {DEFAULT_LISTEN}.",
     unset=f"{DEFAULT_LISTEN} on GKE",
     variable="HBONE_STS_LISTEN",
 )
@@ -38,7 +38,7 @@ GOOGLE = tuple(
         "iam_url",
     )
 )
-"""What tells the exchange's account and places; sources of krun's own tokens have no part in it."""
+"""The exchange's account and services; sources of krun's own tokens have no part in it."""
 
 SETTINGS = (LISTEN, *GOOGLE)
 

@@ -1,8 +1,8 @@
 """hgate's file: what can be set at its top, and the reading of the whole.
 
-A mistake is a ConfigError with file, line, field and reason (exit code 78); all of a file are told at once.
-The only I/O is reading the file itself and the `ca` files that it names, and looking whether others are
-there.
+A mistake is a ConfigError with file, line, field and reason (exit code 78); all mistakes of a file are
+reported at once. The only I/O is reading the file and the `ca` files that it names, and checking whether
+other files are there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from shared.config.kinds import Choice, Count, Duration, FilePath, FolderPath, P
 from shared.trust.peer_patterns import UNTOLD, TrustDomain
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.HBONE),)
-"""Where ztunnel and waypoints look for HBONE."""
+"""Where ztunnel and waypoints dial HBONE."""
 
 MAX_CONNECTIONS = 100_000
 """A slip of the finger, as is more of the next one."""
@@ -61,7 +61,7 @@ def _rules(value: Value, context: Context) -> tuple[Rule, ...]:
     found = rules(value, context, RULE, Rule)
     items = value.items(MAX_RULES)
     if len(found) < len(items):
-        return found  # a rule with a mistake is left out: how the others go together cannot be told yet
+        return found  # a rule with a mistake is left out: how the others go together is not known yet
     found = tuple(replace(rule, line=item.line) for rule, item in zip(found, items, strict=True))
     for index, text in bypasses(found):
         items[index].warn(text)

@@ -1,4 +1,4 @@
-"""What `hbone.jwt` in hgate's file can set, and the `claims` of a rule. The only I/O is a look at `ca`."""
+"""What `hbone.jwt` in hgate's file can set, and the `claims` of a rule. The only I/O is reading `ca`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Patterns of names that match fewer names than their author may think.
 
-A `*` is one label (`host_globs.py`), and was any number of them once. So a pattern that matches no
-Service of Kubernetes, or that denies a name and none below it, may be meant to have `**`.
-
-Owned here: which patterns are suspicious, and the words about them.
+A `*` is one label, and was any number of them once. So a pattern that matches no Service of Kubernetes, or
+that denies a name and none below it, may be meant to have `**`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Files that the gateway's file names: where they are, and whether they hold what they should.
-
-Owned here: the check of such a file while the settings are read. What is in it is used by others, later.
-"""
+"""Files that hgate's file names: where they are, and whether they hold what they should when it is read."""
 
 from __future__ import annotations
 

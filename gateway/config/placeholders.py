@@ -1,7 +1,7 @@
-"""Placeholders of examples that are still in the gateway's file.
+"""Placeholders of examples that are still in hgate's file.
 
-Owned here: which words they are, those of README's and deploy/k8s's examples. `{service}` and the like are no
-placeholders in this sense; `templates.py` has those.
+They are the words of the examples in docs and deploy/k8s. `{service}` and the like are no placeholders in
+this sense.
 """
 
 from __future__ import annotations

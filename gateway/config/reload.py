@@ -1,12 +1,9 @@
-"""The gateway's file while the gateway runs: seen to have changed, read again, put into effect or refused.
+"""hgate's file while hgate runs: found to have changed, read again, put into effect or refused.
 
-Owned here: when the file is read again, that this stops nobody, and the numbers about it. What a file may say
-is `config.py`'s, what a new one changes its user's (`apply`).
-
-It is read again on request (SIGHUP), and when it or a file that it names has changed, as `stat` tells: every
-`WATCH_S` seconds, so that a ConfigMap's swapped symlink is seen as well as an editor's new file. A file that
-is still being written is left alone until two looks agree. Reading 1,000 routes takes 0.3 s and happens in a
-thread; so does looking, for a file system may hang.
+It is read again on request (SIGHUP), and when it or a file that it names has changed. `stat` tells so every
+`WATCH_S` seconds; it sees a ConfigMap's swapped symlink as well as an editor's new file. A file that is still
+being written is left alone until two calls of `stat` agree. Reading 1,000 routes takes 0.3 s and is done in a
+thread, as is `stat`, because a file system may hang.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ log = logging.getLogger("hbone.gateway")
 T = TypeVar("T")
 
 WATCH_S = 2.0
-"""Seconds between two looks at the files: a look costs microseconds, and the kubelet takes a minute to bring
-a changed ConfigMap."""
+"""Seconds between two checks of the files: a check costs microseconds, and the kubelet takes a minute to
+bring a changed ConfigMap."""
 
 SETTLE_S = 0.1
-"""Seconds between the looks at a file that has changed."""
+"""Seconds between the checks of a file that has changed."""
 
 MAX_LOOKS = 20
 """Looks after which a file that never rests is read all the same."""
@@ -156,7 +153,7 @@ class Reloads:
             except TimeoutError:
                 if not await self._have_changed():
                     continue
-            with contextlib.suppress(HboneError):  # `now` has told; the next change may mend it
+            with contextlib.suppress(HboneError):  # `now` has logged it; the next change may mend it
                 await self.now()
 
     async def _have_changed(self) -> bool:
@@ -198,7 +195,7 @@ def keep_fixed(running: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
 
 
 def _kept(running: T, wanted: T, prefix: str) -> tuple[T, list[str]]:
-    """The settings that hold from now on, and the names of those whose change has to wait."""
+    """The settings that count from now on, and the names of those whose change has to wait."""
     kept: dict[str, Any] = {}
     changed: list[str] = []
     for field, one in table_of(wanted).items():

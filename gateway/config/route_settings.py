@@ -308,8 +308,8 @@ def _check_host(value: Value, route: Route) -> None:
     for template in route.templates:
         for name in template.of_service:
             need = f"which {{{name}}} in {template.text} needs"
-            told = f"matches no name of the form {SERVICE_FORM}, {need}{hint(route.host)}"
-            value.refuse(value.error(told))
+            reason = f"matches no name of the form {SERVICE_FORM}, {need}{hint(route.host)}"
+            value.refuse(value.error(reason))
             return
     note_narrow(value, route.host)
 
@@ -320,8 +320,8 @@ def _refuse_clear_text(value: Value, token: TokenRule, url: TunnelUrl, connect: 
         return
     host = connect.host if connect is not None else url.host.text
     if not is_own_machine(host):
-        told = f"would go to {host} in clear text: use https, or token: none"
-        value.refuse(value.error(f"{told} (http with a token is for loopback addresses only)"))
+        reason = f"would go to {host} in clear text: use https, or token: none"
+        value.refuse(value.error(f"{reason} (http with a token is for loopback addresses only)"))
 
 
 def _trust(given: _Given, url: TunnelUrl) -> tuple[Path | None, MeshIdentity | None]:

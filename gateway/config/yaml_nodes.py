@@ -1,4 +1,4 @@
-"""A YAML document read by type, so that every mistake is told with its line, its field and the reason.
+"""A YAML document read by type, so that every mistake is reported with its line, its field and the reason.
 
 A document is UTF-8 and one only, without aliases, with known fields only and each field once. It is read from
 PyYAML's nodes, not from the values that PyYAML makes of them, because nodes keep their lines, and because
@@ -86,7 +86,7 @@ class Value:
     """The dotted path, `routes[0].token`; empty for the document itself."""
 
     report: Report | None = None
-    """Takes mistakes, so that all are told; None: the first one is raised."""
+    """Collects mistakes, so that all are reported; None: the first one is raised."""
 
     @property
     def line(self) -> int:
@@ -95,7 +95,7 @@ class Value:
 
     @property
     def is_mapping(self) -> bool:
-        """Whether the value is a mapping, for fields that take a word as well."""
+        """Whether the value is a mapping, for fields that may be a word as well."""
         return isinstance(self.node, yaml.MappingNode)
 
     def error(self, reason: str) -> ConfigError:
@@ -103,19 +103,19 @@ class Value:
         return ConfigError(self.file, self.line, self.path, reason)
 
     def warn(self, reason: str) -> None:
-        """Notes what may be a mistake, if somebody takes reports."""
+        """Notes what may be a mistake, if there is a report."""
         if self.report is not None:
             self.report.warnings.append(self.error(reason))
 
     def refuse(self, error: ConfigError) -> None:
-        """Notes a mistake, to go on with what stands beside it; raises it if nobody takes reports."""
+        """Notes a mistake, to go on with what stands beside it; raises it if there is no report."""
         if self.report is None:
             raise error
         self.report.add(error)
 
     def tried(self, read: Callable[[Value], T], otherwise: D) -> T | D:
         """What `read` makes of this value, `otherwise` after a mistake, which is noted. Raises ConfigError if
-        nobody takes reports."""
+        there is no report."""
         try:
             return read(self)
         except ConfigError as error:

@@ -190,7 +190,7 @@ class Registrations:
             check_host_name(name)
         except ValueError:
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-        if not self._rules.may_be_had(name):
+        if not self._rules.may_be_registered(name):
             return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
         tls.asked_for = name  # type: ignore[union-attr]  # read by connection_made
         return None

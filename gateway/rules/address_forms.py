@@ -1,7 +1,7 @@
-"""What an IP address leads to: the IPv4 addresses inside of IPv6 ones, and which addresses are near.
+"""What an IP address leads to: the IPv4 addresses inside IPv6 ones, and which addresses are near.
 
-Owned here: those two tables. No I/O. A rule about an address has to hold for all of its spellings: a NAT64 or
-a 6to4 router, or the kernel itself, makes the IPv4 address of them again.
+No I/O. A rule about an address has to hold for all of its spellings: a NAT64 or 6to4 router, or the kernel,
+turns an IPv6 spelling into the IPv4 address again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 """What the kernel connects as IPv4 (RFC 4291 section 2.5.5.2)."""
 
 MAX_REMEMBERED = 4096
-"""Addresses whose forms are remembered; to make them costs 15 µs."""
+"""Addresses whose forms are kept; making them costs 15 µs."""
 
 _NEAR = tuple(
     map(
@@ -66,7 +66,7 @@ _ISATAP = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
 
 
 def plain(address: IpAddress) -> IpAddress:
-    """IPv4 in IPv6's clothes is IPv4: the kernel connects it as that."""
+    """The IPv4 address of an IPv4-mapped one, which the kernel connects as IPv4; others as they are."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
@@ -81,13 +81,13 @@ def inside(address: IpAddress) -> tuple[ipaddress.IPv4Address, ...]:
     if packed[8:12] in _ISATAP:
         found.append(packed[12:])
     if address in _NAT64_LOCAL:
-        # At the wrong places is what fills the address up, and 0.0.0.0/8 is nowhere.
+        # The wrong places hold padding, and 0.0.0.0/8 leads nowhere.
         found = [each for each in found if each[0]] or [bytes(4)]
     return tuple(dict.fromkeys(map(ipaddress.IPv4Address, found)))
 
 
 def forms(address: IpAddress) -> tuple[IpAddress, ...]:
-    """`address`, and all that is inside of it."""
+    """`address`, and all that are inside it."""
     return (address, *inside(address))
 
 
@@ -99,15 +99,16 @@ def is_near(address: IpAddress) -> bool:
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def is_about_near(network: IpNetwork) -> bool:
-    """Whether `network` is meant for near addresses: one of theirs, a part of it, or a single address. A wide
-    one, such as 0.0.0.0/0 or fd00::/8, only happens to have some."""
+    """Whether `network` is meant for near addresses: one of their networks, a part of one, or a single
+    address. A wide network, such as 0.0.0.0/0 or fd00::/8, only happens to contain some."""
     if network.prefixlen == network.max_prefixlen:
         return True
     return any(each.version == network.version and network.subnet_of(each) for each in _NEAR)  # type: ignore[arg-type]
 
 
 def contains(network: IpNetwork, address: IpAddress, *, any_form: bool) -> bool:
-    """Whether `network` has `address` or what is inside of it: one of that with `any_form`, else all."""
+    """Whether `network` contains `address`, or the addresses inside it: one of these with `any_form`, or else
+    all."""
     if address in network:
         return True
     found = inside(address)

@@ -1,16 +1,11 @@
-"""What a rule asks of the token that a request shows: which claims it has to have, as globs.
+"""What a rule asks of the token that a request shows: which claims it has to have, as globs. No I/O.
 
-Owned here: how a claim is held against the patterns of a rule, and what rules ask of a token (`Token`). Who
-checks tokens is `hbone_tokens.py`, what a rule then decides `hbone_rules.py`. No I/O.
-
-The rules:
-
-1. A pattern takes a text as it stands, case included; `*` is any number of characters, none included. Whole
-   numbers and true and false are texts as JSON writes them. A list has a claim's value if one of its members
-   has it. Anything else (an object, null, a fraction) has none.
-2. A rule that allows takes a token that says all of its claims.
-3. A rule that denies takes every token that does not say something else: a claim that is missing, or whose
-   value is none of rule 1, does not help past it. Neither does a request without a good token.
+1. A pattern matches a text as it stands, case included; `*` is any number of characters, none included. Whole
+   numbers, true and false are texts as JSON writes them. A list matches if one of its members does. Anything
+   else (an object, null, a fraction) matches nothing.
+2. A rule that allows matches a token that has all of its claims.
+3. A rule that denies matches every token, except one that has another value for a claim of the rule. A claim
+   that is missing, or that rule 1 cannot read, is no other value; neither is a request without a good token.
 """
 
 from __future__ import annotations
@@ -23,20 +18,20 @@ MAX_STARS = 8
 """Stars in one pattern; matching costs the product of their number and the claim's length."""
 
 Claims = tuple[tuple[str, tuple[str, ...]], ...]
-"""Of each claim that a rule names, the name and the patterns of which one has to take it."""
+"""The claims of a rule: each with its name and the patterns, one of which has to match."""
 
 
 class Token(Protocol):
-    """The token of one request, which is looked at when the first rule asks for it."""
+    """The token of one request, which is checked when the first rule asks for it."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether `claims` could not say yet: `prepare` has to come first."""
+        """Whether `prepare` has to be called before `claims`."""
         ...
 
     @property
     def fault(self) -> str:
-        """Why `claims` has said None."""
+        """Why `claims` has returned None."""
         ...
 
     @property
@@ -45,7 +40,7 @@ class Token(Protocol):
         ...
 
     def claims(self) -> Mapping[str, Any] | None:
-        """What a good token says, None: there is no good one. Raises KeysAwaitedError."""
+        """The claims of a good token; None: there is no good one. Raises KeysAwaitedError."""
         ...
 
     async def prepare(self) -> None:
@@ -54,7 +49,7 @@ class Token(Protocol):
 
 
 class NoToken:
-    """Of a request where nobody's tokens count."""
+    """The token of a request where nobody's tokens count."""
 
     __slots__ = ()
     is_awaited = False
@@ -82,14 +77,14 @@ class ClaimPatterns:
         )
 
     def allow(self, said: Mapping[str, Any]) -> bool:
-        """Whether a token that says `said` is taken by a rule that allows (rule 2)."""
-        return all(_takes(patterns, _values(said.get(name))[0]) for name, patterns in self._patterns)
+        """Whether a rule that allows matches a token with the claims `said` (rule 2)."""
+        return all(_matches(patterns, _values(said.get(name))[0]) for name, patterns in self._patterns)
 
     def deny(self, said: Mapping[str, Any]) -> bool:
-        """Whether it is taken by a rule that denies (rule 3)."""
+        """Whether a rule that denies matches it (rule 3)."""
         for name, patterns in self._patterns:
             values, is_all = _values(said.get(name))
-            if is_all and not _takes(patterns, values):
+            if is_all and not _matches(patterns, values):
                 return False
         return True
 
@@ -109,12 +104,12 @@ def compile_claim(text: str) -> re.Pattern[str]:
     return re.compile(f"{re.escape(first)}{middle}.*{re.escape(rest[-1])}", re.DOTALL)
 
 
-def _takes(patterns: tuple[re.Pattern[str], ...], values: list[str]) -> bool:
+def _matches(patterns: tuple[re.Pattern[str], ...], values: list[str]) -> bool:
     return any(pattern.fullmatch(value) for pattern in patterns for value in values)
 
 
 def _values(claim: object) -> tuple[list[str], bool]:
-    """The texts that a claim is, and whether that is all of it."""
+    """The texts in a claim, and whether it has nothing else."""
     members = claim if isinstance(claim, list) else [claim]
     texts = [text for member in members if (text := _text(member)) is not None]
     return texts, len(texts) == len(members)

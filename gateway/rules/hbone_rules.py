@@ -1,24 +1,21 @@
 """Who may open a tunnel to where, on the HBONE port: the rules, and what a request's `:authority` names.
 
-Owned here: reading `:authority`, the ports that no tunnel may lead to, and the verdict of the rules on a
-proved identity and a target. The listener is `hbone_port.py`'s, the file that rules are read from
-`hbone_settings.py`'s. No I/O: names are looked up by the listener, between the two questions.
+No I/O: a name is looked up between `Rules.check_request` and `Rules.check`.
 
-The rules, in order; the first that takes identity, target and token decides, and if none does the answer is
-no:
+The first rule that matches identity, target and token decides. If none matches, the tunnel is denied.
 
-1. A rule takes a tunnel if one of its `from` patterns takes the peer's SPIFFE ID and one of its `to` patterns
-   the target, host and port.
-2. A host glob takes names as the peer wrote them, a dot at the end aside. A CIDR takes addresses: the one
-   that was asked for, or one that the name stands for, so that no name leads around a rule about addresses.
-   An IPv4 address inside of an IPv6 one (`address_forms.py`) is taken as well: to deny, one of several is
-   enough; to allow, it has to be all. A lone `*` takes names and addresses.
-3. This machine itself and its link (loopback, link-local, unspecified, multicast: the gateway's own admin
-   port) and the clouds' metadata servers are near: they are allowed only by a CIDR that is about them, not by
-   one that is wide enough to have them too. No name and no `*` leads there.
-4. A rule with claims that allows takes only who shows a good token with these claims; one that denies takes
-   everybody else, but for who shows a good token that says something else (`claims.py`). The token is looked
-   at when the first such rule takes identity and target, or may when the name is looked up; by no other.
+1. A rule matches a tunnel if one of its `from` patterns matches the peer's SPIFFE ID and one of its `to`
+   patterns the target, host and port.
+2. A host glob matches names as the peer wrote them; a dot at the end does not count. A CIDR matches
+   addresses: the one that the peer asked for, or one that the name stands for, so no name leads around a rule
+   about addresses. An IPv4 address inside an IPv6 one counts as well: to deny, one of several is enough; to
+   allow, all have to match. A lone `*` matches names and addresses.
+3. This machine and its link (loopback, link-local, unspecified, multicast) and the clouds' metadata servers
+   are near. Only a CIDR that is about them allows them, not one that is wide enough to contain them too. No
+   name and no `*` leads there.
+4. A rule with claims that allows matches only a peer that shows a good token with these claims. A rule with
+   claims that denies matches every peer, except one that shows a good token with other claims. The token is
+   checked when the first such rule matches identity and target, or may match once the name is looked up.
 """
 
 from __future__ import annotations
@@ -69,17 +66,17 @@ class Rule:
     """One rule as the file has it."""
 
     identities: tuple[str, ...]
-    """`from`: patterns of SPIFFE IDs (`shared/trust/peer_patterns.py`), `*` for everybody among them."""
+    """`from`: patterns of SPIFFE IDs; `*` is everybody."""
 
     targets: tuple[str, ...]
     """`to`: HOST:PORT; HOST is a glob on names, a CIDR or an address (IPv6 in brackets), or `*`; PORT is a
     number or `*`."""
 
     deny: bool = False
-    """Whether what it takes is refused instead of allowed."""
+    """Whether it denies what it matches."""
 
     claims: Claims | None = None
-    """`claims`: what the request's token has to say, nothing: any good one; None: no token is asked for."""
+    """`claims`: what the request's token has to have; empty: any good token; None: no token is asked for."""
 
     line: int | None = field(default=None, compare=False)
     """Where in the file it is, counting from 1."""
@@ -87,10 +84,10 @@ class Rule:
 
 def bypasses(rules: Sequence[Rule]) -> Iterator[tuple[int, str]]:
     """The rules that deny names only, while a later one allows addresses to the same peers on the same port:
-    each by its place, with what is wrong and what to write. They deny nothing to who asks for an address."""
+    each by its place, with what is wrong and what to write. Whoever asks for an address gets past them."""
     targets = [[_Target(text) for text in rule.targets] for rule in rules]
     for index, rule in enumerate(rules):
-        if not rule.deny or any(target.takes_addresses for target in targets[index]):
+        if not rule.deny or any(target.matches_addresses for target in targets[index]):
             continue
         for later, allowing in enumerate(rules[index + 1 :], index + 1):
             if allowing.deny or not may_overlap(rule.identities, allowing.identities):
@@ -128,12 +125,12 @@ class Rules:
             return
         wanting: int | None = None
         for index, rule in enumerate(self._rules):
-            if rule.takes_peer(identity):
-                taken = rule.takes(target, None)
-                if taken and rule.deny and rule.takes_token(token):
+            if rule.matches_peer(identity):
+                matched = rule.matches(target, None)
+                if matched and rule.deny and rule.matches_token(token):
                     raise rule.denied(index, identity, target, token)
-                if not rule.deny and (taken or rule.may_take_addresses(target.port)):
-                    if rule.takes_token(token):
+                if not rule.deny and (matched or rule.may_match_addresses(target.port)):
+                    if rule.matches_token(token):
                         return
                     wanting = index if wanting is None else wanting
         raise _not_allowed(identity, target, "", token, wanting)
@@ -144,8 +141,8 @@ class Rules:
         address = plain(address)
         wanting: int | None = None
         for index, rule in enumerate(self._rules):
-            if rule.takes_peer(identity) and rule.takes(target, address):
-                if not rule.takes_token(token):
+            if rule.matches_peer(identity) and rule.matches(target, address):
+                if not rule.matches_token(token):
                     wanting = index if wanting is None and not rule.deny else wanting
                     continue
                 if rule.deny:
@@ -204,7 +201,7 @@ def _text(identity: SpiffeId, target: Address, reason: str) -> str:
 def _not_allowed(
     identity: SpiffeId, target: Address, at: str, token: Token, wanting: int | None
 ) -> DeniedError:
-    """No rule has allowed it; the one with the index `wanting` would, with another token."""
+    """No rule has allowed it; the rule with the index `wanting` would, with another token."""
     if wanting is None:
         return _denied(identity, target, f"no rule allows it{at}")
     reason = f"asks for a token: {token.fault}" if token.fault else "asks for other claims than its token has"
@@ -220,31 +217,31 @@ class _CompiledRule:
         self._targets = tuple(_Target(text) for text in rule.targets)
         self._claims = None if rule.claims is None else ClaimPatterns(rule.claims)
 
-    def takes_token(self, token: Token) -> bool:
-        """Whatever `token` raises, if it is asked at all."""
+    def matches_token(self, token: Token) -> bool:
+        """Whether the rule matches a request with `token`. Raises what `token` raises, if it is asked."""
         if self._claims is None:
             return True
         said = token.claims()
         if said is None:
-            return self.deny  # who shows none must not get past it
+            return self.deny  # a peer without a token must not get past the rule
         return self._claims.deny(said) if self.deny else self._claims.allow(said)
 
     def denied(self, index: int, identity: SpiffeId, target: Address, token: Token) -> DeniedError:
-        """The error about this rule, which has taken them and denies."""
+        """The error about this rule, which matches and denies."""
         if self._claims is None:
             return _denied(identity, target, f"rules[{index}] denies it")
         reason = f"asks for a token: {token.fault}" if token.fault else "denies it for what its token says"
         return TokenNeededError(_text(identity, target, f"rules[{index}] {reason}"), token.challenge)
 
-    def takes_peer(self, identity: SpiffeId) -> bool:
+    def matches_peer(self, identity: SpiffeId) -> bool:
         return self._peers.takes(identity)
 
-    def takes(self, target: Address, address: IpAddress | None) -> bool:
-        """Whether one of the patterns takes `target`; `address` None: it is a name and not yet looked up."""
-        return any(pattern.takes(target, address, self.deny) for pattern in self._targets)
+    def matches(self, target: Address, address: IpAddress | None) -> bool:
+        """Whether a pattern matches `target`; `address` None: it is a name that is not yet looked up."""
+        return any(pattern.matches(target, address, self.deny) for pattern in self._targets)
 
-    def may_take_addresses(self, port: int) -> bool:
-        return any(pattern.network is not None and pattern.takes_port(port) for pattern in self._targets)
+    def may_match_addresses(self, port: int) -> bool:
+        return any(pattern.network is not None and pattern.matches_port(port) for pattern in self._targets)
 
 
 class _Target:
@@ -265,20 +262,20 @@ class _Target:
             self._glob = compile_glob(host)
 
     @property
-    def takes_addresses(self) -> bool:
+    def matches_addresses(self) -> bool:
         """Whether it takes an address that a peer asks for: a CIDR, or a lone `*`."""
         return self._glob is None
 
-    def takes_port(self, port: int) -> bool:
+    def matches_port(self, port: int) -> bool:
         return self._port is None or self._port == port
 
     def leads_around(self, denied: Iterable[_Target]) -> bool:
         """Whether it takes addresses on a port of one of the names that are denied."""
-        ports = (self._port is None or name.takes_port(self._port) for name in denied)
-        return self.takes_addresses and any(ports)
+        ports = (self._port is None or name.matches_port(self._port) for name in denied)
+        return self.matches_addresses and any(ports)
 
-    def takes(self, target: Address, address: IpAddress | None, deny: bool) -> bool:
-        if not self.takes_port(target.port):
+    def matches(self, target: Address, address: IpAddress | None, deny: bool) -> bool:
+        if not self.matches_port(target.port):
             return False
         may_be_near = deny or address is None or not is_near(address)
         if self.network is not None:

@@ -3,9 +3,6 @@
 `*` is one or more characters within a label: a whole label, or a part of one as in `api-*.demo.svc`. `**` is
 one or more whole labels. So `*.demo.svc` matches `hello.demo.svc`, not `admin.prod.demo.svc`, which names
 another namespace. No I/O.
-
-Owned here: the meaning of a glob, which globs match nothing that another does not, and which can match the
-name of a Kubernetes Service.
 """
 
 from __future__ import annotations
@@ -86,8 +83,8 @@ def _of_label(label: str) -> str:
     return f"{re.escape(first)}{middle}[^.]+{re.escape(rest[-1])}"
 
 
-# What a glob can take. A glob is walked label by label, in all the ways in which its ** can be read; a place
-# is the number of labels of the glob that are behind us.
+# What a glob can match. It is walked label by label, in all the ways in which its ** can be read; a place is
+# the number of labels of the glob that have been passed.
 
 _Places = frozenset[int]
 
@@ -186,7 +183,7 @@ def wider(glob: str) -> str:
 
 
 class EarlierGlobs:
-    """Globs that are compared with a name before another glob: which of them leaves that nothing."""
+    """Finds the glob that is compared with names earlier and leaves a later one nothing to match."""
 
     def __init__(self) -> None:
         self._globs: list[tuple[int, str, re.Pattern[str]]] = []  # with a star: others match one host each

@@ -1,12 +1,9 @@
-"""Who may register which names: the rules of `reverse:`, and their verdict.
+"""Who may register which names: the rules of `reverse:`, and their verdict. No I/O.
 
-Owned here: what a name pattern means, and the verdict on a proved identity and a name. The port is
-`reverse_port.py`'s, the file that rules are read from `reverse_settings.py`'s. No I/O.
-
-1. The first rule that takes identity and name decides; if none does the answer is no.
+1. The first rule that matches identity and name decides. If none matches, the registration is denied.
 2. A name pattern is a glob, as a route's host. `{namespace}` and `{service_account}` in it stand for those of
-   the identity (`/ns/NAMESPACE/sa/SERVICE_ACCOUNT`), so that one rule lets every workload have its own name
-   and nobody else's. An identity of another form is not taken by such a pattern.
+   the identity (`/ns/NAMESPACE/sa/SERVICE_ACCOUNT`), so one rule gives every workload its own name. Such a
+   pattern does not match an identity of another form.
 """
 
 from __future__ import annotations
@@ -33,13 +30,13 @@ class ReverseRule:
     """One rule as the file has it."""
 
     identities: tuple[str, ...]
-    """`from`: patterns of SPIFFE IDs (`shared/trust/peer_patterns.py`), `*` for everybody among them."""
+    """`from`: patterns of SPIFFE IDs; `*` is everybody."""
 
     names: tuple[str, ...]
     """`names`: globs on host names, with the identity's `{namespace}` and `{service_account}`."""
 
     deny: bool = False
-    """Whether what it takes is refused instead of allowed."""
+    """Whether it denies what it matches."""
 
 
 class ReverseRules:
@@ -49,14 +46,14 @@ class ReverseRules:
         """`trust` is our own domain, with its aliases."""
         self._rules = tuple(_CompiledRule(rule, trust) for rule in rules)
 
-    def may_be_had(self, name: str) -> bool:
-        """Whether a rule may give `name`, in lower case, to somebody."""
-        return any(not rule.deny and rule.may_take(name) for rule in self._rules)
+    def may_be_registered(self, name: str) -> bool:
+        """Whether a rule may allow somebody to register `name`, in lower case."""
+        return any(not rule.deny and rule.may_match(name) for rule in self._rules)
 
     def check(self, identity: SpiffeId, name: str) -> None:
         """Raises DeniedError unless `identity` may register `name`, in lower case."""
         for index, rule in enumerate(self._rules):
-            if rule.takes(identity, name):
+            if rule.matches(identity, name):
                 if rule.deny:
                     raise _denied(identity, name, f"rules[{index}] denies it")
                 return
@@ -81,13 +78,13 @@ class _CompiledRule:
         self._peers = PeerPatterns(rule.identities, trust, anybody=True)
         self._names = tuple(_Name(text) for text in rule.names)
 
-    def may_take(self, name: str) -> bool:
-        return any(pattern.may_take(name) for pattern in self._names)
+    def may_match(self, name: str) -> bool:
+        return any(pattern.may_match(name) for pattern in self._names)
 
-    def takes(self, identity: SpiffeId, name: str) -> bool:
+    def matches(self, identity: SpiffeId, name: str) -> bool:
         if not self._peers.takes(identity):
             return False
-        return any(pattern.takes(identity, name) for pattern in self._names)
+        return any(pattern.matches(identity, name) for pattern in self._names)
 
 
 class _Name:
@@ -102,17 +99,17 @@ class _Name:
             if place % 2 and piece not in PLACEHOLDERS:
                 known = " and ".join(f"{{{name}}}" for name in PLACEHOLDERS)
                 raise ValueError(f"unknown placeholder {{{shown(piece)}}}, known are {known}")
-        # As if any identity came; this also holds the surroundings of the placeholders to be a glob.
+        # Filled as for any identity; this also checks that what surrounds the placeholders is a glob.
         filled = self._filled(dict.fromkeys(PLACEHOLDERS, "*"))
         if filled.count(ANY_LABELS) > text.count(ANY_LABELS):
             raise ValueError("a placeholder beside another or beside *: what each of them is cannot be told")
         self._glob = compile_glob(filled)
 
-    def may_take(self, name: str) -> bool:
+    def may_match(self, name: str) -> bool:
         return self._glob.fullmatch(name) is not None
 
-    def takes(self, identity: SpiffeId, name: str) -> bool:
-        if not self.may_take(name):
+    def matches(self, identity: SpiffeId, name: str) -> bool:
+        if not self.may_match(name):
             return False
         if len(self._pieces) == 1:
             return True

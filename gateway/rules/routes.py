@@ -1,8 +1,4 @@
-"""The routing table: which destinations the gateway serves, and where each of them goes.
-
-Owned here: what a route is (host glob, URL template, token rule), how a destination finds its route, and how
-a route becomes a target that can be dialled. The file that routes are read from is `config.py`'s matter, the
-server name that destinations are read from `shared/tls/istio_sni.py`'s. No I/O.
+"""The routing table: which destinations the gateway serves, and where each of them goes. No I/O.
 
 A destination comes from a client that has proved nothing. So a value taken from it can only be a part of a
 host name, a path or an audience, never an end of one: `{service}`, `{namespace}` and `{subset}` are single
@@ -34,7 +30,7 @@ from shared.tls import istio_sni
 from shared.tls.istio_sni import Destination
 
 MAX_CACHED_TARGETS = 4096
-"""Targets kept by destination, some 2.5 MiB. Only names that a route takes get in, so others cannot
+"""Targets kept by destination, some 2.5 MiB. Only names that match a route are kept, so others cannot
 push them out; when the table is full it starts anew."""
 
 DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
@@ -78,8 +74,9 @@ class Route:
 
     reverse: TunnelUrl | None = None
     """Carry it in a tunnel request to a workload that has dialled us and registered this URL's host."""
+
     alpn: Alpn = "istio"
-    """Whom a forward lets in by an Istio name: only who offers one of Istio's ALPN names, or anybody."""
+    """Whom a forward lets in by an Istio name: clients that offer one of Istio's ALPN names, or anybody."""
 
     connect: Address | None = None
     """Dial here instead of the tunnel URL's host."""
@@ -136,7 +133,7 @@ class Token:
     """The audience or the file; empty for `none`."""
 
     audience: str = ""
-    """Whom the token in the file has to be for; empty: not looked at."""
+    """Whom the token in the file has to be for; empty: not checked."""
 
     service_account: str = ""
     """Whose token it is to be, where the route says it."""
@@ -196,7 +193,7 @@ class Target:
 
 
 class RouteTable:
-    """Routes in order: the first whose glob takes a host decides, even if it then has to refuse it."""
+    """Routes in order: the first whose glob matches a host decides, even if it then has to refuse it."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         """Raises ValueError if a route's glob is wrong."""
@@ -206,7 +203,8 @@ class RouteTable:
         self._by_name: dict[str, Target] = {}  # the same, by how clients write them
 
     def match(self, destination: Destination) -> Target:
-        """The target of a destination. Raises NoRouteError if no route takes it, or the route cannot."""
+        """The target of a destination. Raises NoRouteError if no route matches it, or the route cannot serve
+        it."""
         target = self._targets.get(destination)
         if target is None:
             target = self._find(destination)

@@ -1,7 +1,6 @@
 """URL templates: the fixed structure of a tunnel URL, with places that a destination fills.
 
-Owned here: what a template may look like, and that its structure cannot be changed by what is filled in.
-Which values a destination has, and what those may consist of, is `routes.py`'s.
+What is filled in cannot change the structure of the URL.
 """
 
 from __future__ import annotations

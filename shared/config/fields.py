@@ -60,7 +60,7 @@ class Setting(NamedTuple, Generic[T]):
 
     @property
     def default_text(self) -> str:
-        """What is so if nobody sets it; empty if there is nothing to tell."""
+        """What is so if nobody sets it; empty if there is nothing to say."""
         if self.unset or self.default in (None, "", ()):
             return self.unset
         return self.kind.show(self.default)

@@ -25,7 +25,7 @@ def test_without_a_rule_the_answer_is_no() -> None:
     rules = ReverseRules([])
     with pytest.raises(DeniedError, match=f"^peer {HELLO} may not register hello.demo: no rule allows it$"):
         rules.check(HELLO, "hello.demo")
-    assert not rules.may_be_had("hello.demo")
+    assert not rules.may_be_registered("hello.demo")
 
 
 def test_a_glob() -> None:
@@ -80,17 +80,19 @@ def test_the_first_rule_decides() -> None:
         rules.check(VM, "hello.demo.svc")
 
 
-def test_what_may_be_had_is_known_before_the_identity() -> None:
+def test_what_may_be_registered_is_known_before_the_identity() -> None:
     rules = ReverseRules(
         [
             ReverseRule(EVERYBODY, ("denied.svc",), deny=True),
             ReverseRule(EVERYBODY, ("{service_account}.{namespace}.svc",)),
         ]
     )
-    assert rules.may_be_had("any.thing.svc")
-    assert not rules.may_be_had("thing.svc")
-    assert not rules.may_be_had("any.thing.else")
-    assert not ReverseRules([ReverseRule(EVERYBODY, ("denied.svc",), deny=True)]).may_be_had("denied.svc")
+    assert rules.may_be_registered("any.thing.svc")
+    assert not rules.may_be_registered("thing.svc")
+    assert not rules.may_be_registered("any.thing.else")
+    assert not ReverseRules([ReverseRule(EVERYBODY, ("denied.svc",), deny=True)]).may_be_registered(
+        "denied.svc"
+    )
 
 
 @pytest.mark.parametrize(
