@@ -78,12 +78,7 @@ MCON_ADDR: Setting[Address | None] = Setting(
     variable="MCON_ADDR",
 )
 ROOTS: tuple[Setting[str], ...] = (
-    Setting(
-        Text(),
-        "",
-        "roots in PEM, beside those that the CA names",
-        variable="CAROOT_ISTIOD",
-    ),
+    Setting(Text(), "", "roots in PEM, beside those that the CA names", variable="CAROOT_ISTIOD"),
     Setting(Text(), "", "more of them", variable="CAROOT_CAS"),
 )
 

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agent.config import (
-    certificate_settings,
-    kubernetes_settings,
-    reverse_settings,
-    sts_settings,
-)
+from agent.config import certificate_settings, kubernetes_settings, reverse_settings, sts_settings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.reverse_settings import ReverseSettings
@@ -153,11 +148,7 @@ class Settings:
         variable="HBONE_CERTS",
     )
     allow: tuple[str, ...] = setting(
-        PATTERNS,
-        (),
-        "SPIFFE IDs that may come in",
-        unset="the own trust domain",
-        variable="HBONE_ALLOW",
+        PATTERNS, (), "SPIFFE IDs that may come in", unset="the own trust domain", variable="HBONE_ALLOW"
     )
     trust_domain: str = setting(
         Parsed(_trust_domain, "name"),

@@ -10,12 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.config import (
-    hbone_settings,
-    limit_settings,
-    placeholders,
-    reverse_settings,
-)
+from gateway.config import hbone_settings, limit_settings, placeholders, reverse_settings
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings

@@ -58,10 +58,7 @@ class JwtSettings:
         needed="",
     )
     ca: Path | None = setting(
-        CA_FILE,
-        None,
-        "certificates to trust when keys are fetched",
-        unset="the system's",
+        CA_FILE, None, "certificates to trust when keys are fetched", unset="the system's"
     )
 
 

@@ -180,9 +180,7 @@ class Limits:
         "More are refused: LIMIT. The default is a tenth of what Google's token exchange grants a project.",
     )
     max_new_audiences_per_source: int = setting(
-        NEW_AUDIENCES,
-        100,
-        "of them, for the clients of one address (IPv6: one /64); 0: as many as in all",
+        NEW_AUDIENCES, 100, "of them, for the clients of one address (IPv6: one /64); 0: as many as in all"
     )
     idle_timeout_s: float = setting(
         LASTING,

@@ -12,17 +12,8 @@ from gateway.config.rule_settings import CERTIFICATES, PEERS_FORM, peers
 from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field
 from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
-from gateway.rules.routes import (
-    DEFAULT_AUTHORITY,
-    Route,
-    TokenRule,
-)
-from gateway.rules.templates import (
-    SERVICE_FORM,
-    Template,
-    TunnelUrl,
-    read_target,
-)
+from gateway.rules.routes import DEFAULT_AUTHORITY, Route, TokenRule
+from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
 from shared.address import Address, check_host_name
 from shared.config.fields import Setting
 from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed
