@@ -45,7 +45,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text between backticks stays as it is; in the rest what Markdown would take for its own is escaped."""
-    parts = text.split("`")
-    parts[::2] = [re.sub(r"([*_|<])", r"\\\1", part) for part in parts[::2]]
+    """Escapes what Markdown would take for its own; between backticks that is only the border of a cell."""
+    parts = text.replace("|", "\\|").split("`")
+    parts[::2] = [re.sub(r"([*_<])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
