@@ -141,6 +141,7 @@ class Gateway:
             limits=limits,
         )
         self._forward = Forward(limits)
+        self._reverse = self._reverse_listener()
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
             self._upstreams,
@@ -149,6 +150,7 @@ class Gateway:
             self._admission,
             self._clock,
             forward=self._forward,
+            reverse=self._reverse,
             limits=limits,
             changed=self._tunnel_over,
         )
@@ -165,7 +167,6 @@ class Gateway:
 
         # The other ports.
         self._hbone = self._hbone_listener()
-        self._reverse = self._tunnels.reverse = self._reverse_listener()
         self._ports = OpsPorts(
             ready=self.readiness.healthz,
             live=_alive,
@@ -455,9 +456,8 @@ class Gateway:
             self._hbone.count_bytes()
 
     def _show_tunnels(self, _: Request) -> Response:
-        now = asyncio.get_running_loop().time()
-        more = self._hbone.rows() if self._hbone is not None else []
-        return admin.tunnels(self._tunnels.open, now, more)
+        of_hbone = self._hbone.rows() if self._hbone is not None else []
+        return admin.as_json([*(tunnel.row() for tunnel in self._tunnels.open), *of_hbone])
 
     def _show_connections(self, _: Request) -> Response:
         now = asyncio.get_running_loop().time()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,22 +22,17 @@ from shared.errors import (
     DialError,
     HboneError,
     StatusError,
-    StreamResetError,
     UpstreamError,
 )
 from shared.net.dial import Origin, dial_http2
-from shared.net.http2.answers import AskedOf, refusal
+from shared.net.http2.answers import AskedOf
 from shared.net.http2.connection import Connection
 from shared.net.http2.liveness import while_connected
-from shared.net.legs.stream import Stream, header_value
+from shared.net.legs.stream import Stream
 from shared.net.relay.relay import Relay
 from shared.tunnel import tunnel_request
-from shared.tunnel.retry import (
-    Retries,
-    Retry,
-    RetryRules,
-    retry_after_s,
-)
+from shared.tunnel.opening import Opening
+from shared.tunnel.retry import RetryRules
 
 CONNECT_TIMEOUT_S = 10.0
 """For TCP and TLS."""
@@ -67,7 +61,7 @@ class ProxyOptions:
     keepalive_s: float = KEEPALIVE_S
     """Seconds of silence after which the far side is asked whether it is there; 0: never."""
     input_fd: int = STDIN
-    """Where the tunnel's input is (`stdio.own_input`)."""
+    """Where the tunnel's input is (`stdio.take_input`)."""
 
 
 async def run(options: ProxyOptions) -> int:
@@ -98,20 +92,90 @@ async def run(options: ProxyOptions) -> int:
 
 
 async def _carry(options: ProxyOptions) -> int:
-    target = options.target
-    asking = _Asking(target, await options.token.token())
-    # A person has written the name, and is used to what resolv.conf makes of it.
-    origin = Origin(target.scheme, target.host, options.connect or target.address, options.ca, searched=True)
-    while True:
-        connection = await _connected(origin, options.keepalive_s)
+    service = _Service(options, await options.token.token())
+    try:
+        stream = await service.opened()
+        tunnel = _Tunnel(options.target, service.connection, stream, service.asked_at)
+        return await tunnel.carry(StdioLeg(options.input_fd))
+    finally:
+        service.close()
+
+
+class _Service:
+    """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out: an
+    `opening.Upstream`. Standard input is not touched meanwhile. The token is as new as can be, so a 401 is
+    final."""
+
+    def __init__(self, options: ProxyOptions, token: str | None) -> None:
+        target = self._target = options.target
+        self.asked_at = 0.0
+        """When the request was sent last, by the loop's clock."""
+        self._connection: _Connection | None = None
+        self.asked_of = AskedOf(token_sent=token is not None)
+        self._keepalive_s = options.keepalive_s
+        # A person has written the name, and is used to what resolv.conf makes of it.
+        address = options.connect or target.address
+        self._origin = Origin(target.scheme, target.host, address, options.ca, searched=True)
+        self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
+
+    def __str__(self) -> str:
+        return str(self._origin)
+
+    @property
+    def connection(self) -> _Connection:
+        """The last one, once there was one."""
+        assert self._connection is not None
+        return self._connection
+
+    async def opened(self) -> Stream:
+        """The stream of a tunnel. Raises UpstreamError."""
         try:
-            stream = await asking.answered(connection)
-            if stream is not None:
-                tunnel = _Tunnel(target, connection, stream, asking.asked_at)
-                return await tunnel.carry(StdioLeg(options.input_fd))
-        finally:
+            return await Opening(self, RESPONSE_TIMEOUT_S, RetryRules()).run()
+        except DialError:
+            raise
+        except StatusError as error:
+            raise StatusError(error.status, f"{self._target}: {error}") from error
+        except UpstreamError as error:
+            raise _explained(self._target, self.connection, error) from error
+
+    def request_now(self) -> None:
+        return None
+
+    async def prepare(self, deadline: float) -> float:
+        """Raises DialError."""
+        self.close()
+        origin = self._origin
+        dialled = await dial_http2(origin, CONNECT_TIMEOUT_S, lambda: _Connection(self._keepalive_s))
+        if dialled.lost:
+            raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
+        self._connection = cast("_Connection", dialled)
+        return 0.0
+
+    async def request(self, deadline: float) -> Stream:
+        self.asked_at = asyncio.get_running_loop().time()
+        return self.connection.open(self._request)
+
+    def accepted(self) -> None:
+        pass
+
+    def reject_token(self) -> bool:
+        return False
+
+    async def renew_token(self) -> bool:
+        return False
+
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+        pass
+
+    def release(self, stream: Stream) -> None:
+        stream.close()
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
             connection.close()
-        await asyncio.sleep(asking.pause_s)
 
 
 class _Connection(Connection):
@@ -123,13 +187,6 @@ class _Connection(Connection):
         super().__init__(
             client=True, keepalive=while_connected(keepalive_s), on_lost=lambda _: self.gone.set()
         )
-
-
-async def _connected(origin: Origin, keepalive_s: float) -> _Connection:
-    dialled = await dial_http2(origin, CONNECT_TIMEOUT_S, lambda: _Connection(keepalive_s))
-    if dialled.lost:
-        raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
-    return cast("_Connection", dialled)
 
 
 def _explained(
@@ -147,61 +204,6 @@ def _explained(
     )
     how = "not opened" if age_s is None else f"ended after {tunnel_end.age(age_s)}"
     return UpstreamError(f"{target}: {how}: {tunnel_end.cause(error, age_s or 0.0, known)}")
-
-
-class _Asking:
-    """The tunnel request, sent again by the rules of `shared/tunnel/retry.py`, each time on a new connection,
-    as the old one may be on its way out. Standard input is not touched meanwhile. The token is as new as can
-    be, so a 401 is the answer."""
-
-    def __init__(self, target: TunnelTarget, token: str | None) -> None:
-        self.pause_s = 0.0
-        """How long to wait before it is sent again."""
-        self.asked_at = 0.0
-        """When it was sent last, by the loop's clock."""
-        self._target = target
-        self._asked_of = AskedOf(token_sent=token is not None)
-        self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
-        self._retries = Retries(RetryRules())
-        self._deadline = asyncio.get_running_loop().time() + RESPONSE_TIMEOUT_S
-
-    async def answered(self, connection: _Connection) -> Stream | None:
-        """The stream that was answered with 200; None: the request is to be sent again after `pause_s`.
-
-        Raises:
-            UpstreamError: any other answer, or none within `RESPONSE_TIMEOUT_S` of all attempts.
-        """
-        self.asked_at = asyncio.get_running_loop().time()
-        try:
-            stream = connection.open(self._request)
-            status = await stream.response(self._left_s)
-        except StreamResetError as error:
-            lost = connection.lost
-            retry = self._retries.after_reset(error.code, connection_lost=lost, answered_before=False)
-            if self._may(retry):
-                return None
-            raise _explained(self._target, connection, error) from error
-        except UpstreamError as error:
-            late = UpstreamError(f"no response headers within {RESPONSE_TIMEOUT_S:g} s")
-            raise _explained(self._target, connection, late) from error
-        if status == 200:
-            return stream
-        asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
-        if self._may(self._retries.after_status(status, asked_s)):
-            stream.close()
-            return None
-        refused = await refusal(stream, status, self._asked_of)
-        raise StatusError(status, f"{self._target}: {refused}")
-
-    @property
-    def _left_s(self) -> float:
-        return self._deadline - asyncio.get_running_loop().time()
-
-    def _may(self, retry: Retry | None) -> bool:
-        if retry is None or retry.wait_s >= self._left_s:
-            return False
-        self.pause_s = retry.wait_s
-        return True
 
 
 class _Tunnel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from shared.errors import HboneError
@@ -28,15 +28,12 @@ def spawn(coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
     return task
 
 
-def contained(name: str, step: Callable[..., object], *arguments: object) -> bool:
-    """Calls `step` in the place of a task called `name`, where nothing has to be waited for; False after an
-    exception, which is logged under that name. For what must not harm whoever calls us back."""
-    try:
-        step(*arguments)
-    except Exception as error:
-        _report(name, error)
-        return False
-    return True
+def report(name: str, error: BaseException) -> None:
+    """Logs an exception under the name of the task in whose place it was raised."""
+    if isinstance(error, HboneError):
+        log.debug("task %s ended: %s", name, error)  # foreseeable: its owner reports it
+    else:
+        log.error("task %s failed: %s: %s", name, type(error).__name__, error, exc_info=error)
 
 
 def running() -> int:
@@ -50,11 +47,4 @@ def _finished(task: asyncio.Task[Any]) -> None:
         return
     error = task.exception()
     if error is not None:
-        _report(task.get_name(), error)
-
-
-def _report(name: str, error: BaseException) -> None:
-    if isinstance(error, HboneError):
-        log.debug("task %s ended: %s", name, error)  # foreseeable: its owner reports it
-    else:
-        log.error("task %s failed: %s: %s", name, type(error).__name__, error, exc_info=error)
+        report(task.get_name(), error)

@@ -13,7 +13,6 @@ from typing import Any
 
 from gateway.config.config import GatewayConfig
 from gateway.rules.templates import Template
-from gateway.sni.tunnel import Tunnel
 from shared.address import Address
 from shared.net.pool.pool import Pool
 from shared.ops.http_server import Response
@@ -24,28 +23,6 @@ from shared.trust.token_claims import at_utc
 def config(running: GatewayConfig) -> Response:
     """The configuration in effect."""
     return as_json(_plain(running))
-
-
-def tunnels(
-    open_tunnels: Iterable[Tunnel], now: float, of_hbone: Iterable[Mapping[str, Any]] = ()
-) -> Response:
-    """What is known of each tunnel at the loop's time `now`, and of those of the HBONE port."""
-    return as_json(
-        [
-            {
-                "src.addr": tunnel.peer,
-                "sni": tunnel.sni,
-                "route": tunnel.route,
-                "dst.addr": str(tunnel.target.dial) if tunnel.target else None,
-                "stream": tunnel.stream_id,
-                "age_s": round(now - tunnel.started, 3),
-                "bytes_sent": tunnel.relay.sent_bytes if tunnel.relay else 0,
-                "bytes_recv": tunnel.relay.received_bytes if tunnel.relay else 0,
-            }
-            for tunnel in open_tunnels
-        ]
-        + [dict(row) for row in of_hbone]
-    )
 
 
 def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:

@@ -234,7 +234,9 @@ class Registrations:
         verdict = Verdict(self._process, self._workers, refusal)
         stream = member.open(registration.request(member.name, verdict), end_stream=True)
         try:
-            return await stream.response(self._settings.handshake_timeout_s)
+            status = await stream.response(self._settings.handshake_timeout_s)
+            member.has_answered = True
+            return status
         finally:
             if not stream.over:
                 stream.abort()

@@ -1,9 +1,5 @@
 """The reverse port: workloads that cannot be dialled dial us and register names; tunnels go back to them.
 
-Owned here: the port's start and end, and the stream that carries a tunnel to a workload. What a workload's
-connection goes through is `registrations.py`'s, which workload gets a tunnel `registry.py`'s, what can be set
-`reverse_settings.py`'s.
-
 When we are going to end we say GOAWAY at once and go on opening streams: the workload looks for our successor
 while it still serves us (RFC 9113 section 6.8 lets the sender of GOAWAY open streams).
 """
@@ -13,34 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.ports.admission import Refusals
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.mesh_connections import MeshConnections
-from gateway.reverse.registrations import ROUTE, Registrations, WorkloadConnection
+from gateway.reverse.registrations import ROUTE, Registrations
 from gateway.reverse.registry import Registry
+from gateway.reverse.workload_upstream import WorkloadUpstream
 from gateway.rules.reverse_rules import ReverseRules
 from shared.address import Address
-from shared.errors import StreamResetError
 from shared.http2.events import Headers
-from shared.http2.frames import REFUSED_STREAM
-from shared.net.http2.answers import AskedOf, refusal
-from shared.net.legs.stream import Stream
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops import families
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
+from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
-
-
-MAX_TRIES = 3
-"""Workloads that a tunnel is offered to: one that drains, or has just died, refuses what was on its way."""
 
 CLOSE_S = 1.0
 """For workloads to take our last bytes when we end."""
@@ -67,6 +56,7 @@ class ReverseListener:
         their limits it has its `share`. The drain timeout of `limits` is for the tunnels of a workload whose
         certificate has ended, by `wall_clock`."""
         self._settings = settings
+        self._metrics = metrics
         self._registry = Registry(share(settings.max_names), share(settings.max_connections_per_name))
         self._registrations = Registrations(
             settings, self._registry, access_log, metrics, siblings, refusals or Refusals()
@@ -177,36 +167,7 @@ class ReverseListener:
 
     # A tunnel.
 
-    async def open(self, name: str, headers: Headers, timeout_s: float) -> Stream:
-        """A stream to a workload that has registered `name`, which has answered 200 to `headers`.
-
-        Raises:
-            DialError: nobody has registered it, or nobody has room, within the time that the file gives.
-            UpstreamError: no answer within `timeout_s` seconds, another answer, or the workload has gone.
-        """
+    def upstream(self, name: str, headers: Headers, record: TunnelRecord) -> WorkloadUpstream:
+        """Whoever has registered `name`, to be asked with `headers` for the tunnel of `record`."""
         wait_s = self._settings.wait_s
-        deadline = asyncio.get_running_loop().time() + wait_s
-        tries = 0
-        while True:
-            chosen = self._registry.best(name)
-            if chosen is None:
-                await self._registry.wait(name, deadline, wait_s)
-                continue
-            connection = cast("WorkloadConnection", chosen.connection)
-            if connection.expiry is not None and not connection.expiry.allows_stream():
-                continue  # it has lost its name by that
-            tries += 1
-            stream = connection.open(headers)
-            try:
-                status = await stream.response(timeout_s)
-            except StreamResetError as error:
-                # Nothing of the client has been sent yet, so another workload can have it all.
-                if (connection.lost or error.code == REFUSED_STREAM) and tries < MAX_TRIES:
-                    continue
-                raise
-            except BaseException:
-                stream.abort()
-                raise
-            if status != HTTPStatus.OK:
-                raise await refusal(stream, status, AskedOf(token_sent=False, in_mesh=True))
-            return stream
+        return WorkloadUpstream(self._registry, name, headers, record, self._metrics, wait_s=wait_s)

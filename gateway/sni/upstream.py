@@ -1,44 +1,79 @@
-"""Streams to tunnels' targets, answered with 200: what the gateway does between the route and the relay.
+"""Asking a service for a tunnel: its request, its token, a stream on a pooled connection.
 
-Owned here: what all openings share: the request of each target, the budget of retries of each origin, and the
-deadlines of those that wait for an answer without a task. The story of one is `opening.py`'s, connections are
-`shared/net/pool/pool.py`'s, tokens `token_sources.py`'s; who wants the stream, and what becomes of it, is
-`tunnel.py`'s.
+A token that is not at hand is asked for once a connection to the origin is there: a name that leads nowhere,
+or to somebody else, costs none. As long as no tunnel was opened with a token for its audience, it is one of a
+bounded number, which is checked before anything is dialled. The time that a token takes does not count
+towards the deadline of the answer. After a pause the token is looked for again, as it may have expired.
 
-Why nothing is lost or said twice: the ClientHello, and whatever else the client has sent, stays with the
-downstream leg until the relay stands, so an attempt that fails has carried nothing.
+Nothing is lost or said twice: the ClientHello, and whatever else the client has sent, stays with the
+downstream leg until the relay is there, so an attempt that fails has carried nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Protocol
+from weakref import WeakValueDictionary
 
 from gateway.config.limit_settings import Limits
 from gateway.ports.admission import network_of
 from gateway.rules.routes import MAX_CACHED_TARGETS, Target
-from gateway.sni.deadlines import Deadlines
 from gateway.sni.new_audiences import NewAudiences
-from gateway.sni.target_request import TargetRequest
 from gateway.sni.token_sources import TokenSources
+from shared.credentials.tokens.tokens import TokenSource
 from shared.errors import DialError
+from shared.http2.events import Headers
 from shared.net.dial import Origin, reason
+from shared.net.http2.answers import AskedOf
+from shared.net.legs.stream import Stream
 from shared.net.names import names
 from shared.net.pool.pool import Pool
 from shared.ops.metrics import TunnelMetrics
+from shared.tunnel import request_context, tunnel_request
 from shared.tunnel.retry import RetryBudget, RetryRules
+from shared.tunnel.tunnel_record import TunnelRecord
 
 
-class Answerable(Hashable, Protocol):
-    """Who waits for an answer."""
+class TargetRequest:
+    """The tunnel request of `target`, made once for all its tunnels: only the trace, the client of a CONNECT,
+    and now and then the token differ. `budget` is shared by all requests to the origin."""
 
-    def overdue(self) -> None:
-        """It did not come in time."""
+    __slots__ = ("_head", "_is_connect", "_token", "address", "budget", "origin", "source", "target", "url")
+
+    def __init__(self, target: Target, source: TokenSource) -> None:
+        self.target = target
+        self.source = source
+        self.origin = Origin(
+            target.scheme, target.host, target.dial, target.ca, target.identity, target.is_connect
+        )
+        self.budget = RetryBudget()
+        self.address = str(target.dial)
+        self.url = target.url
+        self._is_connect = target.method == "CONNECT"
+        self._token: str | None = None
+        self._head = self._make_head()
+
+    def headers(self, peer: str, traceparent: bytes, token: str | None) -> Headers:
+        """Those for a tunnel of the client `peer` (HOST:PORT), with this trace and, unless it is None, this
+        token."""
+        if token != self._token:
+            self._token = token
+            self._head = self._make_head()
+        if self._is_connect:
+            forwarded = (b"forwarded", request_context.forwarded(peer))
+            return [*self._head, forwarded, (b"traceparent", traceparent)]
+        return [*self._head, (b"traceparent", traceparent)]
+
+    def _make_head(self) -> Headers:
+        target = self.target
+        if not self._is_connect:
+            return tunnel_request.post(target.scheme, target.authority, target.path, self._token)
+        baggage = request_context.baggage(target.namespace, target.service)
+        told = [(b"baggage", baggage)] if baggage else []
+        return tunnel_request.connect(target.connect_target, self._token, told)
 
 
 class Upstreams:
-    """Opens streams to targets. All calls are made on the event loop's thread."""
+    """What all tunnels to services share. All calls are made on the event loop's thread."""
 
     def __init__(
         self,
@@ -59,8 +94,7 @@ class Upstreams:
         self.loop = asyncio.get_running_loop()
         self._requests: dict[int, TargetRequest] = {}
         """By the id of the target, which is kept alive so: a hash of its many fields costs more."""
-        self._budgets: dict[Origin, RetryBudget] = {}  # of origins with a request under way
-        self._deadlines = Deadlines[Answerable](lambda opening: opening.overdue())
+        self._budgets: WeakValueDictionary[Origin, RetryBudget] = WeakValueDictionary()
 
     def use_limits(self, limits: Limits) -> None:
         """Goes by `limits` for requests to come."""
@@ -68,54 +102,127 @@ class Upstreams:
         self.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
 
     def request_of(self, target: Target) -> TargetRequest:
-        """The tunnel request of `target`, made once."""
+        """The tunnel request of `target`, made once. Raises TokenError if nobody can have its token."""
         request = self._requests.get(id(target))
         if request is None:
             if len(self._requests) >= MAX_CACHED_TARGETS:
                 self._requests.clear()
-            request = self._requests[id(target)] = TargetRequest(target)
+            request = self._requests[id(target)] = TargetRequest(target, self.tokens.of(target.token))
+            request.budget = self._budgets.setdefault(request.origin, request.budget)
         return request
 
-    async def look_up(self, request: TargetRequest, peer: str, timeout_s: float) -> None:
-        """Looks the origin's name up at the expense of the client `peer` (HOST:PORT), if that has chosen it
-        and there is no connection yet: so the dial finds the answer, and what clients invent keeps no dial of
-        others waiting.
+
+class ServiceUpstream:
+    """A service, asked for one client's tunnel, of which `record` has what is known: an
+    `opening.Upstream`."""
+
+    _token: str | None = None
+    _rejected: str | None = None
+
+    def __init__(
+        self, shared: Upstreams, request: TargetRequest, record: TunnelRecord, traceparent: bytes
+    ) -> None:
+        self._shared = shared
+        self._request = request
+        self._record = record
+        self._traceparent = traceparent
+        self._source = request.source
+
+    def __str__(self) -> str:
+        return str(self._request.origin)
+
+    @property
+    def asked_of(self) -> AskedOf:
+        in_mesh = self._request.target.method == "CONNECT"
+        return AskedOf(token_sent=self._token is not None, in_mesh=in_mesh)
+
+    def request_now(self) -> Stream | None:
+        token = self._source.at_hand()
+        if token is None:
+            return None
+        self._token = token or None
+        return self._shared.pool.open_now(self._request.origin, self._headers())
+
+    async def prepare(self, deadline: float) -> float:
+        """The token.
 
         Raises:
-            DialError: it has no address, or nobody says which within `timeout_s` seconds.
+            TokenError: there should be one and is none.
+            LimitError: it would be one for a new audience too many, or too many names are being looked up for
+                the client.
+            UpstreamError: there is no connection to the origin.
+        """
+        token = self._source.at_hand()
+        took_s = 0.0
+        if token is None:
+            shared, origin = self._shared, self._request.origin
+            if self._source.is_new:
+                shared.new_audiences.check(self._record.peer, self._audience)
+            await self._look_up(deadline)
+            await shared.pool.of(origin).connected(deadline - shared.loop.time())
+            began = shared.loop.time()
+            token = await self._source.token(self._admit)
+            took_s = shared.loop.time() - began
+        self._token = token or None
+        return took_s
+
+    async def request(self, deadline: float) -> Stream:
+        await self._look_up(deadline)
+        shared = self._shared
+        left_s = deadline - shared.loop.time()
+        return await shared.pool.of(self._request.origin).open(self._headers(), left_s)
+
+    def accepted(self) -> None:
+        self._source.accepted()
+
+    def reject_token(self) -> bool:
+        if self._token is None or self._rejected is not None:
+            return False
+        self._rejected = self._token
+        self._source.invalidate(self._token)  # it may have been revoked before its time
+        return True
+
+    async def renew_token(self) -> bool:
+        self._token = await self._source.token(self._admit)
+        return self._token != self._rejected
+
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+        counts = self._shared.metrics.route(self._record.route)
+        if over_budget:
+            counts.retries_over_budget += 1
+        else:
+            counts.retried(reason)
+
+    def release(self, stream: Stream) -> None:
+        stream.close()
+
+    async def _look_up(self, deadline: float) -> None:
+        """Looks the origin's name up at the client's expense, if the client has chosen it and there is no
+        connection yet: so the dial finds the answer, and what clients invent keeps no dial of others waiting.
+
+        Raises:
+            DialError: it has no address, or there is no answer in time.
             LimitError: too many names are being looked up for this client.
         """
-        origin = request.origin
-        if not request.target.named_by_client or self.pool.is_connected(origin):
+        origin, shared = self._request.origin, self._shared
+        if not self._request.target.named_by_client or shared.pool.is_connected(origin):
             return
-        timeout_s = min(timeout_s, self.pool.limits.connect_timeout_s)
+        timeout_s = min(deadline - shared.loop.time(), shared.pool.limits.connect_timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await names.resolve(origin.to_look_up, network_of(peer))
+                await names.resolve(origin.to_look_up, network_of(self._record.peer))
         except TimeoutError as error:
             text = f"connect to {origin}: its name was not looked up within {timeout_s:g} s"
             raise DialError(text) from error
         except OSError as error:
             raise DialError(f"connect to {origin}: {reason(error)}") from error
 
-    def enter(self, origin: Origin) -> RetryBudget:
-        """A request to `origin` is under way, until `leave`; its budget."""
-        budget = self._budgets.get(origin)
-        if budget is None:
-            budget = self._budgets[origin] = RetryBudget()
-        budget.requests += 1
-        return budget
+    def _admit(self) -> None:
+        self._shared.new_audiences.spend(self._record.peer, self._audience)
 
-    def leave(self, origin: Origin, budget: RetryBudget) -> None:
-        """It is not any more."""
-        budget.requests -= 1
-        if not budget.requests:
-            del self._budgets[origin]
+    @property
+    def _audience(self) -> str:
+        return self._request.target.token.value
 
-    def await_answer(self, opening: Answerable, due: float) -> None:
-        """`opening.overdue` is called at the loop's time `due`, unless it is answered before."""
-        self._deadlines.add(opening, due)
-
-    def await_no_more(self, opening: Answerable) -> None:
-        """It has its answer."""
-        self._deadlines.drop(opening)
+    def _headers(self) -> Headers:
+        return self._request.headers(self._record.peer, self._traceparent, self._token)

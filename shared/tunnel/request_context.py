@@ -1,15 +1,21 @@
 """What a tunnel request says of where it comes from: `traceparent`, `baggage` and `forwarded`.
 
-Owned here: writing the three headers as ztunnel does, and reading what of them belongs in a log. They come
-from a peer, so what is read is held against its own syntax and cut; nothing here decides anything.
+The three headers are written as ztunnel does. What is read of them goes into a log: it comes from a peer, so
+it is checked against its syntax and cut; no decision depends on it.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 
-TRACEPARENT_BYTES = 24
-"""Random bytes of a traceparent: 16 name the trace, 8 the span."""
+RANDOM_BYTES = 24
+"""Of a traceparent: 16 name the trace, 8 the span."""
+
+TRACES_AT_ONCE = 64
+"""Traceparents whose random bytes are drawn together: drawing for each took 0.6 % of the samples
+of a profile of new tunnels."""
 
 SHOWN_CHARS = 100
 """Of a forwarded client: an IPv6 address with zone and port has half as many."""
@@ -23,13 +29,13 @@ _FORWARDED_FOR = re.compile(
 )
 
 
-def traceparent(random: bytes) -> bytes:
-    """The traceparent of a new trace (W3C Trace Context, section 3.2), not sampled: nobody records our span.
-
-    `random` are TRACEPARENT_BYTES unpredictable bytes.
-    """
-    trace, span = random[:16], random[16:TRACEPARENT_BYTES]
-    return b"00-%s-%s-00" % (trace.hex().encode(), span.hex().encode())
+def traceparents() -> Iterator[bytes]:
+    """Traceparents of new traces (W3C Trace Context, section 3.2), without end; not sampled, for nobody
+    records our span."""
+    while True:
+        drawn = os.urandom(TRACES_AT_ONCE * RANDOM_BYTES).hex().encode()
+        for at in range(0, len(drawn), 2 * RANDOM_BYTES):
+            yield b"00-%b-%b-00" % (drawn[at : at + 32], drawn[at + 32 : at + 48])
 
 
 def baggage(namespace: str, service: str) -> bytes:

@@ -1,12 +1,11 @@
 """Whether a tunnel request that came to nothing is sent once more, and after how long.
 
-Owned here: the decisions, as plain arithmetic. No socket and no clock: who asks has both, keeps to the
-deadline, waits, and sends (`gateway/sni/upstream.py`, `hbone/proxy_command.py`).
+The decisions, as plain arithmetic: no socket and no clock.
 
-A tunnel request is no idempotent method, so RFC 9110 section 9.2.2 lets it be sent again only by who knows
-that nothing is lost by it. We do: until the 200 the far side has had nothing but headers. The client's bytes
-are still with us, so none can arrive twice; what an attempt may have left behind is a connection to the
-target over which nothing was said. The rules:
+A tunnel request is no idempotent method: RFC 9110 section 9.2.2 allows to send it again only if nothing is
+lost by it. Nothing is: until the 200 the far side has had nothing but headers. The client's bytes are still
+with us, so none can arrive twice; all that an attempt may leave behind is a connection to the target on which
+nothing was said. The rules:
 
 | what came instead of a 200 | again? | why |
 |---|---|---|
@@ -62,8 +61,7 @@ MAX_BACKOFF_S = 8.0
 """No random pause is longer, so that somebody who has waited long does not miss the instance that came."""
 
 MAX_RETRY_AFTER_S = 3600.0
-"""What a longer Retry-After is taken for: no deadline is later (`gateway/config/config.py`,
-MAX_TIMEOUT_S)."""
+"""A longer Retry-After counts as this: no deadline is later."""
 
 REFUSED_AT_ONCE = 2
 """Streams refused before there is a pause: one by the GOAWAY of a connection, one by that of its neighbour,
@@ -97,6 +95,12 @@ class RetryRules:
     """Of the requests to an origin that wait for their answer so many in a hundred may be retries after a
     pause, or `MIN_BUDGET` if that is more. Envoy's default share."""
 
+    max_lost: int = LOST_AT_ONCE
+    """Dead connections that one request may find."""
+
+    pauses: bool = True
+    """Whether it is sent again after a pause, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -110,12 +114,13 @@ class Retry:
 
 
 class Retries:
-    """The retries of one request: what came of each attempt is told here, and the answer is a Retry or None,
-    for what came is the answer. `pick` gives random numbers from 0 to 1."""
+    """The retries of one request. Each method is called with the outcome of an attempt, and returns a Retry,
+    or None if the outcome is final. `pick` gives random numbers from 0 to 1."""
 
-    __slots__ = ("_lost", "_most", "_pauses", "_pick", "_refused", "_taken", "_tokens")
+    __slots__ = ("_lost", "_most", "_pauses", "_pick", "_refused", "_rules", "_taken", "_tokens")
 
     def __init__(self, rules: RetryRules, pick: Callable[[], float] | None = None) -> None:
+        self._rules = rules
         self._most = rules.max_retries
         self._pick = pick or _random
         self._taken = 0
@@ -133,7 +138,7 @@ class Retries:
         # A connection that ends by the peer's fault of protocol has that fault's code.
         if connection_lost and answered_before and code == frames.CANCEL and self._most:
             self._lost += 1
-            return Retry(CONNECTION_LOST) if self._lost <= LOST_AT_ONCE else None
+            return Retry(CONNECTION_LOST) if self._lost <= self._rules.max_lost else None
         return None
 
     def after_rejected_token(self) -> Retry | None:
@@ -153,7 +158,7 @@ class Retries:
         return Retry(reason)
 
     def _paused(self, reason: str, least_s: float = 0.0) -> Retry | None:
-        if self._taken >= self._most:
+        if self._taken >= self._most or not self._rules.pauses:
             return None
         self._taken += 1
         longest_s = doubled_s(BACKOFF_S, MAX_BACKOFF_S, self._pauses)
@@ -165,7 +170,7 @@ class Retries:
 class RetryBudget:
     """The requests to one origin that wait for their answer, and those among them that are retries."""
 
-    __slots__ = ("requests", "retries")
+    __slots__ = ("__weakref__", "requests", "retries")
 
     def __init__(self) -> None:
         self.requests = 0

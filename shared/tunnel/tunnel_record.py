@@ -6,7 +6,7 @@ A connection that came to no tunnel, one of the mTLS end and a registration have
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Unpack
 
 from shared.address import Address
 from shared.errors import Flag, HboneError
@@ -14,6 +14,11 @@ from shared.errors import Flag, HboneError
 if TYPE_CHECKING:  # krun's mTLS end makes records before there is a tunnel
     from shared.net.relay.tunnel_clock import Carrying
     from shared.ops.access_log import AccessLog, Fields
+
+    class WriteLine(Protocol):
+        """A method of AccessLog."""
+
+        def __call__(self, **fields: Unpack[Fields]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -79,33 +84,30 @@ class TunnelRecord:
 
     def write(self, access_log: AccessLog) -> None:
         """Writes its line."""
-        if self.opened:
-            access_log.tunnel(**self._fields())
-        else:
-            access_log.refused(**self._fields())
+        self._write(access_log.tunnel if self.opened else access_log.refused)
 
     def write_registered(self, access_log: AccessLog) -> None:
         """Writes the line of a registration that begins; `write` writes that of its end."""
-        access_log.registered(**self._fields())
+        self._write(access_log.registered)
 
-    def _fields(self) -> Fields:
-        return {
-            "src_addr": self.peer,
-            "sni": self.sni or None,
-            "route": self.route or None,
-            "origin": self.origin,
-            "dst_addr": None if self.target is None else str(self.target),
-            "tunnel_target": self.name,
-            "stream": self.stream,
-            "status": self.status,
-            "identity": self.identity or None,
-            "forwarded_for": self.forwarded_for,
-            "traceparent": self.traceparent,
-            "attempts": self.attempts if self.attempts > 1 else None,
-            "bytes_sent": self.sent_bytes,
-            "bytes_recv": self.received_bytes,
-            "setup_s": self.setup_s,
-            "duration_s": self.duration_s,
-            "flags": self.flag,
-            "error": None if self.error is None else str(self.error),
-        }
+    def _write(self, line: WriteLine) -> None:
+        line(
+            src_addr=self.peer,
+            sni=self.sni or None,
+            route=self.route or None,
+            origin=self.origin,
+            dst_addr=None if self.target is None else str(self.target),
+            tunnel_target=self.name,
+            stream=self.stream,
+            status=self.status,
+            identity=self.identity or None,
+            forwarded_for=self.forwarded_for,
+            traceparent=self.traceparent,
+            attempts=self.attempts if self.attempts > 1 else None,
+            bytes_sent=self.sent_bytes,
+            bytes_recv=self.received_bytes,
+            setup_s=self.setup_s,
+            duration_s=self.duration_s,
+            flags=self.flag,
+            error=None if self.error is None else str(self.error),
+        )

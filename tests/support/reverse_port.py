@@ -15,6 +15,7 @@ from typing import Any
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.reverse.reverse_port import ReverseListener
+from gateway.reverse.workload_upstream import WORKLOAD_RULES
 from gateway.rules.reverse_rules import ReverseRule
 from shared.address import Address
 from shared.net.legs.stream import Stream
@@ -23,7 +24,9 @@ from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel import registration, tunnel_request
+from shared.tunnel.opening import Opening
 from shared.tunnel.registration import REGISTERED, Verdict
+from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S
@@ -119,7 +122,8 @@ class ReversePort:
     def open(self, name: str = NAME, timeout_s: float = PATIENCE_S) -> asyncio.Task[Stream]:
         """A tunnel to whoever has registered `name`."""
         headers = tunnel_request.post("https", name, "/_hbone/15003")
-        return spawn(self.listener.open(name, headers, timeout_s), name="open")
+        upstream = self.listener.upstream(name, headers, TunnelRecord(peer="client:1", route=NAME))
+        return spawn(Opening(upstream, timeout_s, WORKLOAD_RULES).run(), name="open")
 
     def value(self, name: str, **labels: str) -> float:
         """A metric's value; 0 if there is no such sample yet."""

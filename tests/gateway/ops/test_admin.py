@@ -39,7 +39,6 @@ routes:
 
 
 def test_nothing_is_an_empty_list() -> None:
-    assert shown(admin.tunnels([], 0.0)) == []
     assert shown(admin.connections(Pool(connect_timeout_s=1, streams_per_connection=1), 0.0)) == []
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.reverse.reverse_port import CLOSE_S, MAX_TRIES
+from gateway.reverse.reverse_port import CLOSE_S
+from gateway.reverse.workload_upstream import WORKLOAD_RULES
 from shared.errors import DialError, StatusError, StreamResetError, UpstreamError
 from shared.http2.frames import REFUSED_STREAM
 from shared.trust.spiffe import SpiffeId
@@ -138,7 +139,7 @@ async def test_refused_by_one_it_goes_to_the_next(port: ReversePort) -> None:
 async def test_refused_by_all_it_ends(port: ReversePort) -> None:
     async with port.workload() as workload:
         opening = port.open()
-        for _ in range(MAX_TRIES):
+        for _ in range(1 + WORKLOAD_RULES.max_retries):
             (await workload.request()).reset(REFUSED_STREAM)
         with pytest.raises(StreamResetError, match="REFUSED_STREAM"):
             await opening

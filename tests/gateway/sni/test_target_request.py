@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from gateway.rules.routes import Target
-from gateway.sni.target_request import TargetRequest
+from gateway.sni.upstream import TargetRequest
 from shared.address import Address
+from shared.credentials.tokens.tokens import NoToken
 
 POST = Target(
     "tunnel",
@@ -33,7 +34,7 @@ TRACE, OTHER = b"00-trace-one", b"00-trace-two"
 
 
 def test_a_post() -> None:
-    request = TargetRequest(POST)
+    request = TargetRequest(POST, NoToken())
     head = [
         (b":method", b"POST"),
         (b":scheme", b"https"),
@@ -45,7 +46,7 @@ def test_a_post() -> None:
 
 
 def test_a_connect_tells_of_each_client() -> None:
-    request = TargetRequest(CONNECT)
+    request = TargetRequest(CONNECT, NoToken())
     for peer in ("10.1.1.1:99", "[::1]:99"):
         assert request.headers(peer, TRACE, None) == [
             (b":method", b"CONNECT"),
@@ -57,7 +58,7 @@ def test_a_connect_tells_of_each_client() -> None:
 
 
 def test_a_new_token_replaces_the_old_one() -> None:
-    request = TargetRequest(POST)
+    request = TargetRequest(POST, NoToken())
 
     def sent(token: str | None) -> list[bytes]:
         return [value for name, value in request.headers("a:1", TRACE, token) if name == b"authorization"]
@@ -68,5 +69,5 @@ def test_a_new_token_replaces_the_old_one() -> None:
 
 
 def test_the_origin() -> None:
-    origin = TargetRequest(POST).origin
+    origin = TargetRequest(POST, NoToken()).origin
     assert (origin.scheme, origin.host, origin.address) == ("https", "hello.example", POST.dial)

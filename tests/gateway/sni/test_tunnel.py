@@ -453,7 +453,7 @@ async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> N
             await second.send(hello())
             await until(lambda: sum(tunnel.relay is not None for tunnel in tunnels.open) == 2)
             one, other = tunnels.open
-            assert one.sni is other.sni and one.sni == NAME
+            assert one.record.sni is other.record.sni and one.record.sni == NAME
             tunnels.abort_all(HboneError("over"))
         listener.close()
     await until(lambda: not tunnels.open)

@@ -214,3 +214,18 @@ def test_every_date_of_the_next_hour(later_s: int) -> None:
 def test_whatever_is_there_is_seconds_or_nothing(value: bytes) -> None:
     seconds = retry_after_s(value, time.time())
     assert seconds is None or 0.0 <= seconds <= MAX_RETRY_AFTER_S
+
+
+def test_rules_without_pauses_and_with_few_dead_connections() -> None:
+    retries = longest(RetryRules(max_lost=1, pauses=False))
+    assert retries.after_status(503, None) is None
+    lost = [
+        retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True) is not None
+        for _ in range(2)
+    ]
+    assert lost == [True, False]
+    refused = [
+        retries.after_reset(frames.REFUSED_STREAM, connection_lost=False, answered_before=False)
+        for _ in range(REFUSED_AT_ONCE + 1)
+    ]
+    assert refused == [Retry(REFUSED)] * REFUSED_AT_ONCE + [None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.sni.deadlines import Deadlines
+from shared.tunnel.deadlines import Deadlines
 
 PATIENCE_S = 10.0
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from gateway.sni.opening import Opening
 from gateway.sni.tunnel import Tunnel
 from shared.net.relay.relay import Relay
 from shared.tasks import running
+from shared.tunnel.opening import Opening
 from tests.support.gateway_world import World, tunnel
 from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, hello
 from tests.support.http2_peer import PREFACE

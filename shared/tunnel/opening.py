@@ -1,0 +1,327 @@
+"""Asking for a tunnel: the request is sent, the answer judged, and the request perhaps sent again.
+
+The one driver of that. Whom it asks, and with which token, is its `Upstream`'s; which answers are worth
+another attempt is decided by `Retries`.
+
+An opening goes one of two ways:
+
+1. `begin` asks without waiting, if the upstream can. The answer comes by callback: there is no task, and no
+   timer of its own.
+2. `run`, in a task, does whatever has to be waited for: a connection, a token, a pause. It goes on from where
+   `begin` got, if that was interrupted (another answer than 200, a broken stream, no answer in time).
+
+The rules, whichever way it goes:
+
+1. All attempts and the pauses between them have `timeout_s` together. If a pause would take longer than what
+   is left, it is not begun: the answer that asked for it is final, at once.
+2. An attempt is let go of before the next begins. Only of the final answer are the first bytes read, for the
+   log.
+3. After a 401 the token is dropped, and asked for once more. Another attempt is made only with another token
+   than the rejected one.
+4. Nothing more is asked once the opening is abandoned. While an answer is awaited its stream stays, and is
+   reset when it is answered: a client can come and go a thousand times a second, and so many unanswered
+   streams reset would be a rapid reset (CVE-2023-44487) in the far side's eyes, which then ends the
+   connection with all its tunnels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from shared.errors import LimitError, StatusError, StreamResetError, UpstreamError
+from shared.http2.events import Headers
+from shared.net.http2.answers import AskedOf, refusal
+from shared.net.legs.stream import Stream, header_value, status_of
+from shared.tunnel.deadlines import Deadlines
+from shared.tunnel.retry import Retries, Retry, RetryBudget, RetryRules, retry_after_s
+
+log = logging.getLogger("hbone.upstream")
+
+OK = 200
+UNAUTHORIZED = 401
+
+
+class Upstream(Protocol):
+    """Who is asked for one tunnel. Times are the loop's, in seconds."""
+
+    @property
+    def asked_of(self) -> AskedOf:
+        """What the status of a refusal depends on."""
+
+    def request_now(self) -> Stream | None:
+        """Sends the request, if nothing has to be waited for; else None."""
+
+    async def prepare(self, deadline: float) -> float:
+        """Gets what the next request needs. Returns how many seconds of that do not count towards the
+        deadline. Raises HboneError if it cannot be had."""
+
+    async def request(self, deadline: float) -> Stream:
+        """Sends the request, after `prepare`. Raises HboneError if it could not be sent by the deadline."""
+
+    def accepted(self) -> None:
+        """The answer is 200."""
+
+    def reject_token(self) -> bool:
+        """The answer is 401. False if another token is not worth an attempt: none was sent, or this is not
+        the first that was rejected."""
+
+    async def renew_token(self) -> bool:
+        """Gets another token, after `reject_token`; False if it is the same one. Raises HboneError."""
+
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+        """For the metrics: it is asked once more, or, if `over_budget`, would have been."""
+
+    def release(self, stream: Stream) -> None:
+        """Lets go of an attempt before the next one."""
+
+
+class Opening:
+    """One tunnel that is asked for. Its owner calls `begin`, and `run` in a task if that returns False or
+    calls `interrupted`; or `run` alone. What has been learnt so far is in the attributes."""
+
+    # Short-lived and made for each tunnel: what has a default costs nothing until it is set.
+    attempts = 0
+    """How often the request was sent, or tried to be."""
+    stream_id: int | None = None
+    """Number of the last attempt's stream on its connection."""
+    status: int | None = None
+    """HTTP status of the last attempt's answer."""
+    awaiting_answer = False
+    """A stream is open and not answered yet (rule 4)."""
+
+    _answered: Callable[[Stream], None]
+    _interrupted: Callable[[], None]
+    _deadline = 0.0
+    _abandoned = False
+    _in_budget = False
+    _retries: Retries | None = None
+    _stream: Stream | None = None  # that `begin` asked on, until `run` or the owner has it
+    _why_not = ""  # a retry that the rules allow was not made, for the log
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        timeout_s: float,
+        rules: RetryRules,
+        *,
+        budget: RetryBudget | None = None,
+        deadlines: Deadlines[Opening] | None = None,
+    ) -> None:
+        """`budget` is shared by all openings to one origin; `deadlines` calls `overdue`, and is needed for
+        `begin`."""
+        self._upstream = upstream
+        self._timeout_s = timeout_s
+        self._rules = rules
+        self._deadlines = deadlines
+        self._loop = asyncio.get_running_loop()
+        self._budget: RetryBudget | None = budget or RetryBudget()  # None: left
+        self._budget.requests += 1
+
+    # Without waiting.
+
+    def begin(self, answered: Callable[[Stream], None], interrupted: Callable[[], None]) -> bool:
+        """Asks at once; False if it cannot. Then either `answered(stream)` is called, once the answer is 200,
+        with a stream on which nothing has been sent yet; or `interrupted()`, and `run` has to go on."""
+        assert self._deadlines is not None
+        stream = self._upstream.request_now()
+        if stream is None:
+            return False
+        self._answered = answered
+        self._interrupted = interrupted
+        self._stream = stream
+        self.attempts = 1
+        self.stream_id = stream.id
+        self.awaiting_answer = True
+        stream.on_response = self._responded
+        stream.on_gone = self._broke
+        self._deadline = self._loop.time() + self._timeout_s
+        self._deadlines.add(self, self._deadline)
+        return True
+
+    def overdue(self) -> None:
+        """The deadline has come without an answer."""
+        self._interrupt()
+
+    def abandon(self) -> bool:
+        """Nobody wants the tunnel any more. True if the owner is to `cancel` it; False while an answer is
+        awaited: then it ends as ever, but nothing is asked again (rule 4)."""
+        self._abandoned = True
+        return not self.awaiting_answer
+
+    def cancel(self) -> None:
+        """Resets the stream of `begin`, if `run` does not have it; nobody is called back."""
+        stream = self._unhook()
+        if stream is not None:
+            stream.abort()
+        self._leave_budget()
+
+    def _responded(self, headers: Headers) -> None:
+        if status_of(headers) != OK:
+            self._interrupt()
+            return
+        stream = self._unhook()
+        assert stream is not None
+        self._leave_budget()
+        self._accept(stream)
+        self._answered(stream)
+
+    def _broke(self, _: StreamResetError) -> None:
+        self._interrupt()  # the stream keeps the error
+
+    def _interrupt(self) -> None:
+        """Leaves the stream to `run`; until then it counts as unanswered still."""
+        self._stream = self._unhook()
+        self._interrupted()
+
+    def _unhook(self) -> Stream | None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.on_response = stream.on_gone = None
+            assert self._deadlines is not None
+            self._deadlines.drop(self)
+        return stream
+
+    # With waiting.
+
+    async def run(self) -> Stream:
+        """A stream that was answered with 200, on which nothing has been sent yet.
+
+        Raises:
+            StatusError: the answer is final, and another than 200.
+            UpstreamError: no answer in time, or the stream broke.
+            HboneError: what the upstream raises, if nothing could be sent.
+        """
+        try:
+            return await self._attempts()
+        finally:
+            self._leave_budget()
+
+    async def _attempts(self) -> Stream:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            self._deadline = self._loop.time() + self._timeout_s
+        while True:
+            outcome = await (self._ask() if stream is None else self._answer(stream))
+            if isinstance(outcome, Stream):
+                return outcome
+            stream = None
+            if outcome.wait_s:
+                await asyncio.sleep(outcome.wait_s)
+
+    async def _ask(self) -> Stream | Retry:
+        """One attempt."""
+        self._deadline += await self._upstream.prepare(self._deadline)
+        self.attempts += 1
+        self.status = None
+        try:
+            stream = await self._upstream.request(self._deadline)
+        except StreamResetError as error:  # the connection takes no new stream by now
+            retry = self._judge().after_reset(error.code, connection_lost=False, answered_before=False)
+            if retry is None or not self._may(retry):
+                raise
+            return retry
+        self.stream_id = stream.id
+        return await self._answer(stream)
+
+    async def _answer(self, stream: Stream) -> Stream | Retry:
+        """`stream` once it is answered with 200. Raises what is final."""
+        try:
+            retry = await self._outcome(stream)
+        except BaseException:
+            stream.abort()
+            raise
+        if retry is None:
+            return stream
+        self._upstream.release(stream)
+        return retry
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - self._loop.time()
+
+    async def _outcome(self, stream: Stream) -> Retry | None:
+        """None if the answer is 200. Raises what is final."""
+        connection = stream.connection
+        self.awaiting_answer = True
+        try:
+            status = await stream.response(self._left_s)
+        except StreamResetError as error:
+            retry = self._judge().after_reset(
+                error.code, connection_lost=connection.lost, answered_before=connection.has_answered
+            )
+            if self._may(retry):
+                return retry
+            raise
+        except UpstreamError as error:  # of all attempts together
+            raise UpstreamError(f"no response headers within {self._timeout_s:g} s") from error
+        finally:
+            self.awaiting_answer = False
+        if status == OK:
+            self._accept(stream)
+            return None
+        self.status = status
+        connection.has_answered = True
+        retry = await self._after_status(stream, status)
+        if self._may(retry):
+            return retry
+        final = await refusal(stream, status, self._upstream.asked_of)
+        raise StatusError(status, f"{final}{self._why_not}")
+
+    def _accept(self, stream: Stream) -> None:
+        self.status = OK
+        self.awaiting_answer = False
+        stream.connection.has_answered = stream.connection.has_carried = True
+        self._upstream.accepted()
+
+    async def _after_status(self, stream: Stream, status: int) -> Retry | None:
+        if status != UNAUTHORIZED:
+            asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
+            return self._judge().after_status(status, asked_s)
+        if not self._upstream.reject_token():
+            return None
+        retry = self._judge().after_rejected_token()
+        if retry is None:
+            return None
+        began = self._loop.time()
+        try:
+            is_new = await self._upstream.renew_token()
+        except LimitError as error:
+            self._why_not = f"; not asked again: {error}"
+            return None
+        self._deadline += self._loop.time() - began
+        return retry if is_new else None
+
+    def _judge(self) -> Retries:
+        if self._retries is None:
+            self._retries = Retries(self._rules)
+        return self._retries
+
+    def _may(self, retry: Retry | None) -> bool:
+        """Whether somebody still waits, there is time, and room in the budget for a retry after a pause."""
+        if retry is None or self._abandoned:
+            return False
+        if retry.wait_s >= self._left_s:
+            self._why_not = f"; not asked again: no time for a pause of {retry.wait_s:.3g} s"
+            return False
+        if retry.wait_s and not self._in_budget:
+            budget = self._budget
+            assert budget is not None  # left at the end only
+            if not budget.has_room(self._rules.budget_percent):
+                self._upstream.retrying(retry.reason, over_budget=True)
+                self._why_not = f"; not asked again: {budget.retries} requests are retries already"
+                return False
+            budget.retries += 1
+            self._in_budget = True
+        log.debug("%s: %s, once more in %.3g s", self._upstream, retry.reason, retry.wait_s)
+        self._upstream.retrying(retry.reason)
+        return True
+
+    def _leave_budget(self) -> None:
+        budget, self._budget = self._budget, None
+        if budget is not None:
+            budget.requests -= 1
+            budget.retries -= self._in_budget

@@ -1,0 +1,61 @@
+"""The driver, with an upstream whose connection takes no new stream. What else it does is tested through its
+users: hgate (tests/gateway), `hbone URL` (tests/hbone) and the reverse port."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from shared.errors import StreamResetError
+from shared.http2.frames import CANCEL, REFUSED_STREAM
+from shared.net.http2.answers import AskedOf
+from shared.net.legs.stream import Stream
+from shared.tunnel.opening import Opening
+from shared.tunnel.retry import RetryBudget, RetryRules
+
+
+class Closed:
+    """An upstream of whose connections none takes a stream."""
+
+    asked_of = AskedOf(token_sent=False)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.prepared = 0
+        self.retried: list[str] = []
+
+    def request_now(self) -> None:
+        return None
+
+    async def prepare(self, deadline: float) -> float:
+        self.prepared += 1
+        return 0.0
+
+    async def request(self, deadline: float) -> NoReturn:
+        raise StreamResetError("takes no new stream", self.code)
+
+    def accepted(self) -> None: ...
+
+    def reject_token(self) -> bool:
+        return False
+
+    async def renew_token(self) -> bool:
+        return False
+
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+        self.retried.append(reason)
+
+    def release(self, stream: Stream) -> None: ...
+
+
+@pytest.mark.parametrize(("code", "retried"), [(REFUSED_STREAM, ["refused"] * 2), (CANCEL, [])])
+async def test_a_request_that_cannot_be_sent_is_an_attempt(code: int, retried: list[str]) -> None:
+    upstream, budget = Closed(code), RetryBudget()
+    opening = Opening(upstream, 10.0, RetryRules(max_retries=2), budget=budget)
+    assert budget.requests == 1
+    with pytest.raises(StreamResetError):
+        await opening.run()
+    assert upstream.retried == retried
+    assert opening.attempts == upstream.prepared == 1 + len(retried)
+    assert (budget.requests, budget.retries) == (0, 0)
