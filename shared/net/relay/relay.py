@@ -35,8 +35,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import HalfClosedError, HboneError, StreamDoneError
+from shared.errors import HboneError, StreamDoneError
 from shared.net.legs.contract import Buffer, Leg
+from shared.net.relay.half_closed_clock import HalfClosedClock
 
 HALF_CLOSED_TIMEOUT_S = 3600.0
 """For rule 7: no less than what waits for a late answer may bear, and an hour is where Cloud Run ends any
@@ -85,7 +86,8 @@ class Relay:
         self.broken: Leg | None = None
         self.over = False
         self._ended: Leg | None = None  # the leg that ended first
-        self._timer: asyncio.TimerHandle | None = None  # none before a direction has ended
+        # None before a direction has ended (rule 7), or the tunnel was expired (rule 8).
+        self._timer: HalfClosedClock | asyncio.TimerHandle | None = None
         self._half_closed_timeout_s = half_closed_timeout_s
         self._expired = False  # rule 8
         self._finished = finished
@@ -151,7 +153,10 @@ class Relay:
             return
         self._ended = leg
         if not self._expired:
-            self._wait()
+            downstream_ended = leg is self.downstream
+            self._timer = HalfClosedClock(
+                self, self._half_closed_timeout_s, downstream_ended=downstream_ended
+            )
         if not self._expired or leg is self.downstream:  # else the downstream has had its end
             self._other(leg).write_eof()
 
@@ -182,20 +187,6 @@ class Relay:
             self.upstream.close()
             self._finish()
 
-    def _wait(self) -> None:
-        """Looks again in a while whether the direction that is still open has moved a byte."""
-        moved = self.sent_bytes + self.received_bytes
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._half_closed_timeout_s, self._look, moved)
-
-    def _look(self, moved: int) -> None:
-        if self.sent_bytes + self.received_bytes != moved:
-            self._wait()
-            return
-        who = "the client" if self._ended is self.downstream else "the far side"
-        text = f"half-closed: {who} has ended, and for {self._half_closed_timeout_s:g} s nothing came back"
-        self.abort(HalfClosedError(text))
-
     def _finish(self) -> None:
         self.over = True
         if self._timer is not None:
@@ -207,4 +198,4 @@ class Relay:
 
 
 def _nobody(_: Relay) -> None:
-    """Is told when a relay is over that has told its owner."""
+    """Takes the place of the owner's callback once that was called."""

@@ -36,12 +36,13 @@ import struct
 import termios
 from collections.abc import Callable
 
-from shared.errors import HalfClosedError, HboneError, StreamResetError
+from shared.errors import HboneError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.net.legs.contract import Buffer
 from shared.net.legs.read_buffer import READ_BUFFER, READ_BYTES
 from shared.net.legs.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE
 from shared.net.relay.edge_poll import ENDS, EdgePoll
+from shared.net.relay.half_closed_clock import HalfClosedClock
 from shared.net.relay.pipes import PIPE_BYTES, Pipe, Pipes
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, LINGER_S
 
@@ -240,8 +241,8 @@ class SpliceRelay:
         "_down",
         "_edges",
         "_finished",
+        "_half_closed",
         "_half_closed_timeout_s",
-        "_half_closed_timer",
         "_linger",
         "_queued",
         "_up",
@@ -274,7 +275,7 @@ class SpliceRelay:
         self._down = _Direction(self, upstream, downstream, b"")
         self._linger: asyncio.TimerHandle | None = None
         self._half_closed_timeout_s = half_closed_timeout_s
-        self._half_closed_timer: asyncio.TimerHandle | None = None
+        self._half_closed: HalfClosedClock | None = None
         self._queued = False
         edges.watch(downstream.fileno(), self)
         try:
@@ -351,8 +352,9 @@ class SpliceRelay:
             self._complete()
         elif (up.dropping and down.ended) or (down.dropping and up.ended):
             self._wait_for_the_rest()
-        elif self._half_closed_timer is None and not self.over:
-            self._wait_half_closed()
+        elif self._half_closed is None and not self.over:
+            timeout_s = self._half_closed_timeout_s
+            self._half_closed = HalfClosedClock(self, timeout_s, downstream_ended=up.ended)
 
     def source_broke(self, direction: _Direction, error: OSError) -> None:
         """Reading failed, before the end (rule 4), or after everything else was over."""
@@ -380,20 +382,6 @@ class SpliceRelay:
             self._break(error, downstream=direction is self._down)
 
     # The end.
-
-    def _wait_half_closed(self) -> None:
-        """Looks again in a while whether the direction that is still open has moved a byte (rule 7)."""
-        moved = self.sent_bytes + self.received_bytes
-        loop = asyncio.get_running_loop()
-        self._half_closed_timer = loop.call_later(self._half_closed_timeout_s, self._look_half_closed, moved)
-
-    def _look_half_closed(self, moved: int) -> None:
-        if self.sent_bytes + self.received_bytes != moved:
-            self._wait_half_closed()
-            return
-        who = "the client" if self._up.ended else "the far side"
-        text = f"half-closed: {who} has ended, and for {self._half_closed_timeout_s:g} s nothing came back"
-        self.abort(HalfClosedError(text))
 
     def _run(self, direction: _Direction) -> None:
         if direction.move() and not self._queued and not self.over:
@@ -428,8 +416,9 @@ class SpliceRelay:
         self.over = True
         if self._linger is not None:
             self._linger.cancel()
-        if self._half_closed_timer is not None:
-            self._half_closed_timer.cancel()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
+            self._half_closed = None  # the two name each other
         for direction in (self._up, self._down):
             direction.release()
             sock = direction.source
