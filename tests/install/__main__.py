@@ -103,7 +103,9 @@ def _installed(folder: Path, wheel: Path) -> Path:
     commands = home / ".local" / "bin"
     there = {path.name for path in commands.iterdir()}
     _demand(there == set(COMMANDS), f"pipx has put {sorted(there)} into {commands}")
-    print(f"installed  {', '.join(sorted(there))}", flush=True)
+    manual = home / ".local" / MANUAL.format("hgate")
+    _demand(manual.exists(), f"pipx has put no manual page into {manual.parent}")
+    print(f"installed  {', '.join(sorted(there))}, with manual pages", flush=True)
     return commands
 
 
