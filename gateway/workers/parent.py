@@ -200,7 +200,7 @@ class Workers:
         child.generation += 1
         main = self._ops_process if child.number == _OPS else self._worker
         child.pid = self._fork(lambda: main(child))
-        log.info("%s is process %d", child.name, child.pid)
+        log.info("%s has pid %d", child.name, child.pid)
 
     def _fork(self, main: Callable[[], int]) -> int:
         sys.stdout.flush()

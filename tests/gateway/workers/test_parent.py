@@ -63,7 +63,7 @@ async def workers(file: Path, count: int) -> AsyncIterator[Hgate]:
 
 async def pid_of(running: Hgate, name: str) -> int:
     """The newest process of this name."""
-    found = [re.search(rf"^{name} is process (\d+)$", message) for message in running.process.messages]
+    found = [re.search(rf"^{name} has pid (\d+)$", message) for message in running.process.messages]
     return int([match[1] for match in found if match][-1])
 
 
@@ -246,7 +246,7 @@ async def test_a_killed_worker_takes_its_own_tunnels_only_and_comes_back(file: P
                     assert await client.rest() == b""
                 await client.close()
             await tunnels.talk()
-            await running.said(r"^worker 2 is process \d+$")
+            await running.said(r"^worker 2 has pid \d+$")
             await running.until_ready()
             await load.more(30)
         assert not load.failed, "the others take who comes meanwhile"
