@@ -157,7 +157,8 @@ async def test_the_tunnel_port_opens_after_the_apps() -> None:
 
 
 async def test_an_app_that_never_listens() -> None:
-    async with krun_with_app(HBONE_APP_START_TIMEOUT="0.2", HBONE_DRAIN_TIMEOUT="0") as it:
+    times = {"HBONE_APP_START_TIMEOUT": "0.2", "HBONE_DRAIN_TIMEOUT": "0"}
+    async with krun("sleep", "600", environ=times) as it:
         code, _, err = await it.process.ended()
     assert code == 69
     assert "krun: app does not listen on 127.0.0.1:" in err

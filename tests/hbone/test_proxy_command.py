@@ -720,6 +720,7 @@ NEVER_NEEDED = {
 }
 
 
+@pytest.mark.skipif("COVERAGE_RUN" in os.environ, reason="coverage.py imports modules of its own")
 async def test_what_is_imported(tls: ssl.SSLContext, tmp_path: Path) -> None:
     """ssh users wait for it. Of the 58 ms from exec to the first byte Python itself takes 16, asyncio and
     uvloop 26, hpack 2, and what is ours 14 (measured on a busy machine of two cores)."""

@@ -232,5 +232,7 @@ async def running(
             await gateway._start(Gateway(file, environ or {}, access_log, wall_clock=wall_clock))
             yield gateway
         finally:
-            await gateway._close()
-            pipe.close()
+            try:
+                await gateway._close()
+            finally:
+                pipe.close()  # else uvloop's end of it is the next test's error
