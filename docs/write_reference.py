@@ -12,8 +12,9 @@ from pathlib import Path
 from agent.config.settings import groups
 from gateway.config.config import GatewayConfig
 from gateway.config.sections import Section, Structure, Table, file_table
-from shared.config.reference import code, default, meaning, page, table
+from shared.config.markdown import code, default, meaning, page, table
 from shared.errors import EXIT_CODES
+from shared.ops.ops_reference import flags_reference, metrics_reference
 
 UNITS = (
     "A duration is a number with `ms`, `s`, `m` or `h` behind it, or a plain number of seconds. A size is a "
@@ -83,7 +84,13 @@ def exit_codes() -> str:
     )
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"hgate.md": hgate, "krun.md": krun, "exit-codes.md": exit_codes}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "hgate.md": hgate,
+    "krun.md": krun,
+    "exit-codes.md": exit_codes,
+    "metrics.md": metrics_reference,
+    "flags.md": flags_reference,
+}
 """Each page by its file's name."""
 
 

@@ -16,6 +16,7 @@ from shared.ops.access_log import _KEYS
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "agent", "shared", "hbone", "bench")
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+OPERATE = (ROOT / "docs" / "operate.md").read_text()
 
 
 def sources() -> list[Path]:
@@ -37,14 +38,14 @@ def test_the_reference_is_what_the_code_says(name: str) -> None:
 
 
 def test_rows_of_the_documents_are_in_tables() -> None:
-    for name in ("README.md", "ARCHITECTURE.md", "deploy/README.md"):
-        lines = (ROOT / name).read_text().splitlines()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "deploy" / "README.md"):
+        lines = path.read_text().splitlines()
         loose = [
             after
             for before, line, after in zip(lines, lines[1:], lines[2:], strict=False)
             if line.startswith("| ") and not before.startswith("|") and not after.startswith("|---")
         ]
-        assert loose == [], f"{name}: a table without a head before {loose[0]}"
+        assert loose == [], f"{path}: a table without a head before {loose[0]}"
 
 
 def test_a_variable_of_krun_has_one_meaning() -> None:
@@ -52,8 +53,8 @@ def test_a_variable_of_krun_has_one_meaning() -> None:
     assert sorted(set(names)) == sorted(names)
 
 
-def test_architecture_lists_every_access_log_key() -> None:
-    listed = set(re.findall(r"`([a-z_.]+)`", ARCHITECTURE.partition("## Access log")[2]))
+def test_the_documents_list_every_access_log_key() -> None:
+    listed = set(re.findall(r"`([a-z_.]+)`", OPERATE.partition("## Logs")[2].partition("\n## ")[0]))
     assert {key for _, key in _KEYS} <= listed
 
 

@@ -129,7 +129,8 @@ def _use(commands: Path) -> None:
         first = said(name, "--version")
         _demand(first.startswith(f"{name} {version} (Python "), f"{name} --version says {first!r}")
         _demand("usage: " in said(name, "--help"), f"{name} --help tells no usage")
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (home / "hgate.yaml").write_text(blocks[0])
     said("hgate", "check", "--config", "hgate.yaml")
     for told, wanted in (

@@ -741,7 +741,7 @@ async def test_envoy_takes_up_a_new_revocation_list(tmp_path: Path) -> None:
 
 
 async def test_envoy_leaves_an_open_connection_of_a_revoked_peer(tmp_path: Path) -> None:
-    """What README says of it: only new ones are refused."""
+    """Only new ones are refused, as the documents say."""
     authority = Authority.create("demo.local")
     leaving = authority.issue(CALLER)
     async with envoy_with(tmp_path, ALLOWED, authority, revocation_list(authority).decode()) as inbound:

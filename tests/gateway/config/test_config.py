@@ -16,7 +16,7 @@ from gateway.rules.templates import Template, TunnelUrl
 from shared.address import Address
 from shared.errors import EXIT_CONFIG, ConfigError, ConfigErrors
 
-# The example of README and of the design, with everything that a file can hold.
+# The example of the documents and of the design, with everything that a file can hold.
 EXAMPLE = """\
 listen: ["0.0.0.0:15443", "0.0.0.0:15442"]
 admin: "127.0.0.1:15000"

@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 from shared.net.tls.mesh_tls import MeshIdentity
 from shared.trust.peer_patterns import TrustDomain
 
-# README's, with everything that can be set.
+# The documents', with everything that can be set.
 EXAMPLE = """\
 routes: []
 hbone:                        # members of the mesh that speak HBONE: CONNECT over mTLS HTTP/2
@@ -58,9 +58,9 @@ def test_the_example() -> None:
     )
 
 
-def test_readme_s_rules_leave_no_way_around() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "deny: true" in text]
+def test_the_documents_rules_leave_no_way_around() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "deny: true" in text]
     config = parse(block, "/etc/hgate/hgate.yaml")
     assert config.hbone is not None
     assert any(rule.deny for rule in config.hbone.rules)

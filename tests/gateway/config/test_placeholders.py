@@ -10,7 +10,7 @@ import pytest
 from gateway.config.config import parse
 from tests.deploy.test_manifests import DEPLOY
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
 
 
 def noted(value: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_what_is_none(value: str) -> None:
 def test_our_own_examples_have_nothing_else() -> None:
     """Whoever fills in what is noted has filled in all of it: capital words are placeholders."""
     manifest = (DEPLOY / "k8s" / "hgate.yaml").read_text()
-    (example,) = re.findall(r"```yaml\n# hgate.yaml, a whole file\n(listen:.*?)```", README, re.DOTALL)
+    (example,) = re.findall(r"```yaml\n# hgate.yaml, a whole file\n(listen:.*?)```", PAGE, re.DOTALL)
     for text in (manifest, example):
         words = set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", re.sub(r"#.*", "", text)))
         assert words <= {"PROJECT_NUMBER", "REGION", "CONNECT", "POST"}

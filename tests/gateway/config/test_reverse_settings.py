@@ -145,9 +145,9 @@ def test_a_route_without_the_section() -> None:
     assert "f:1: routes[0].reverse: needs a section reverse in the file" in str(caught.value)
 
 
-def test_the_example_of_the_readme() -> None:
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    section = readme.partition("### Workloads that cannot be dialled")[2]
+def test_the_example_of_the_documents() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    section = page.partition("## The reverse port")[2]
     example = section.partition("```yaml\n")[2].partition("```")[0]
     found = config.parse(example, "/etc/hgate/hgate.yaml")
     assert found.reverse is not None and found.routes[0].reverse is not None

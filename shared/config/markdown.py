@@ -1,4 +1,4 @@
-"""Tables of settings as Markdown, for docs/reference."""
+"""Markdown for docs/reference: pages, tables, and what a setting means."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from shared.config.fields import Setting
 
-NOTE = "<!-- Written by `make reference` from the tables of settings in the code. Do not edit. -->"
+NOTE = "<!-- Written by `make reference` from the code. Do not edit. -->"
 
 
 def page(title: str, *parts: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shared.config.fields import Setting
 from shared.config.kinds import Count, Text
-from shared.config.reference import code, default, meaning, page, table
+from shared.config.markdown import code, default, meaning, page, table
 
 
 def test_a_setting_in_sentences() -> None:

@@ -1,28 +1,19 @@
-"""The reference pages about metrics and response flags, made from the code.
-
-`python -m shared.ops.reference` writes them to docs/reference/ of the working directory.
-"""
+"""The reference pages about metrics and response flags, made from the code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
+from shared.config.markdown import code, page, table
 from shared.errors import Flag
 from shared.ops.families import FAMILIES, Family
 from shared.ops.metrics import MAX_LABELS, OTHER, SETUP_BUCKETS_S
-
-FOLDER = Path("docs/reference")
 
 
 def metrics_reference() -> str:
     """docs/reference/metrics.md."""
     buckets = ", ".join(f"{bound:g}" for bound in SETUP_BUCKETS_S)
-    return f"""\
-# Metrics
-
-This page is made from the code (`python -m shared.ops.reference`).
-
+    return page(
+        "Metrics",
+        f"""\
 hgate serves its metrics on the port `metrics` (15020), at `/metrics` and `/stats/prometheus`, in Prometheus'
 text format, or in OpenMetrics if the request asks for it. With `--workers` the numbers are the sums over all
 workers, except where the table says otherwise.
@@ -35,30 +26,26 @@ workers, except where the table says otherwise.
   response.
 - `hbone_tunnel_setup_seconds` has the buckets {buckets} (seconds).
 - The process has the usual metrics of Prometheus' clients, too: `process_resident_memory_bytes`,
-  `process_open_fds`, `process_cpu_seconds_total` and so on.
-
-| metric | type | labels | means |
-|---|---|---|---|
-{_table(_metric_row(family) for family in FAMILIES)}"""
+  `process_open_fds`, `process_cpu_seconds_total` and so on.""",
+        table(("metric", "type", "labels", "meaning"), map(_metric_row, FAMILIES)),
+    )
 
 
 def flags_reference() -> str:
     """docs/reference/flags.md."""
-    rows = ((f"`{flag}`", flag.meaning, flag.client_sees) for flag in Flag)
-    return f"""\
-# Response flags
-
-This page is made from the code (`python -m shared.ops.reference`).
-
+    return page(
+        "Response flags",
+        """\
 A response flag says in one word how a connection or a tunnel ended. It stands in the access log as `flags`
 and in [metrics](metrics.md) as the label `flags` or `response_flags`. hgate and krun have the same flags.
 
 The last column names the TLS alert (RFC 8446 section 6), the HTTP status or the way in which the connection
-ends.
-
-| flag | means | the client gets |
-|---|---|---|
-{_table(rows)}"""
+ends.""",
+        table(
+            ("flag", "meaning", "the client gets"),
+            ((code(flag), flag.meaning, flag.client_sees) for flag in Flag),
+        ),
+    )
 
 
 def _metric_row(family: Family) -> tuple[str, ...]:
@@ -66,18 +53,4 @@ def _metric_row(family: Family) -> tuple[str, ...]:
         f"`{label}`: {values if isinstance(values, str) else ', '.join(f'`{value}`' for value in values)}"
         for label, values in family.labels.items()
     )
-    return f"`{family.shown_name}`", family.kind, "<br>".join(labels), family.help
-
-
-def _table(rows: Iterator[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "metrics.md").write_text(metrics_reference())
-    (FOLDER / "flags.md").write_text(flags_reference())
-
-
-if __name__ == "__main__":
-    main()
+    return code(family.shown_name), family.kind, "; ".join(labels), family.help
