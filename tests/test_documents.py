@@ -212,6 +212,41 @@ def test_variables_in_the_documents_are_known() -> None:
     assert sorted((document, name) for document, name in told if name not in known) == []
 
 
+_COMMAND = re.compile(r"^(?:[A-Z_0-9]+=\\S+ +)*(?:hgate|hbone|krun) .*?(?<!\\\\)$", re.MULTILINE | re.DOTALL)
+
+
+def test_flags_in_the_shell_snippets_are_known() -> None:
+    known = set(texts())
+    used = {
+        (str(path.relative_to(ROOT)), flag)
+        for path in DOCUMENTS
+        for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
+        for command in _COMMAND.findall(block)
+        for flag in re.findall(r" (--[a-z-]+[a-z])", command.partition("#")[0].partition(" krun ")[0])
+    }
+    assert {"--config", "--check", "--token-file"} <= {flag for _, flag in used}
+    assert sorted(pair for pair in used if pair[1] not in known) == []
+
+
+def test_modules_in_the_walks_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:shared|gateway|agent|hbone)/[a-z0-9_/]+)(?:\.py)?`", text)
+    assert len(named) > 30
+    assert [
+        name for name in named if not (ROOT / name).is_dir() and not (ROOT / f"{name}.py").is_file()
+    ] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
 _PORTS = (8080, 8443, 8444, 15000, 15009, 15020, 15021, 15443)
 """Those of the page's programs; each run of the test has others."""
 
