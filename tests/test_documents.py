@@ -177,10 +177,11 @@ def texts() -> list[str]:
 
 _ELSEWHERE = (
     "No such file or directory",
+    "unrecognized arguments",
     "peer did not return a certificate",
     "unable to get local issuer certificate",
 )
-"""What the system and OpenSSL say."""
+"""What the system, argparse and OpenSSL say."""
 
 
 def test_quoted_messages_are_the_programs_own() -> None:
