@@ -60,7 +60,7 @@ class MintedToken:
             raise TokenError(f"{error}; {self._hint}", error.reason) from error
         return minted.token
 
-    def at_hand(self) -> None:
+    def token_now(self) -> None:
         return None
 
     def accepted(self) -> None:

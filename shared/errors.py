@@ -260,7 +260,7 @@ class ClientGoneError(HboneError):
     alert = None
 
     def __init__(self) -> None:
-        super().__init__("the client broke off before its tunnel stood")
+        super().__init__("the client broke off before its tunnel was open")
 
 
 class RefusedError(HboneError):

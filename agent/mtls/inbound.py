@@ -104,7 +104,7 @@ class Inbound:
         """At once; may be changed at any time."""
         self._policy = policy
         self._finished = finished
-        self._visits: dict[TlsServerLeg, _Visit] = {}
+        self._connections: dict[TlsServerLeg, _Connection] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         names = (settings.certificates, settings.private_key, settings.roots)
@@ -133,11 +133,15 @@ class Inbound:
     @property
     def connections(self) -> int:
         """TCP connections that are open now, refused ones that have yet to close included."""
-        return len(self._visits)
+        return len(self._connections)
 
     def holders(self) -> Iterator[Relay]:
         """All that holds bytes for its peers."""
-        return (visit.relay for visit in self._visits.values() if visit.relay and not visit.relay.over)
+        return (
+            connection.relay
+            for connection in self._connections.values()
+            if connection.relay and not connection.relay.over
+        )
 
     async def start(self) -> None:
         """Reads the files and listens.
@@ -168,33 +172,33 @@ class Inbound:
         except TimeoutError:
             log.info("inbound: resetting %d connections, still open after %g s", self.connections, drain_s)
             error = StreamResetError(f"drain: still open after {drain_s:g} s", CANCEL)
-            for visit in list(self._visits.values()):
-                self._cut(visit, error)
+            for connection in list(self._connections.values()):
+                self._cut(connection, error)
             await self._empty.wait()
 
     # Owner of the legs.
 
     def established(self, leg: TlsServerLeg) -> None:
-        visit = self._visits[leg]
+        connection = self._connections[leg]
         if self._revocations is not None:
             try:
-                visit.proof = self._revocations.check(leg.proved_chain())
+                connection.proof = self._revocations.check(leg.proved_chain())
             except DeniedError as error:  # revoked since it was let in
-                self._cut(visit, error)
+                self._cut(connection, error)
                 return
-        visit.identity = str(peer_id(leg.certificate))
+        connection.identity = str(peer_id(leg.certificate))
         leg.certificate = b""  # for as long as the connection lives the name will do
-        visit.serving = spawn(self._serve(visit), name=f"inbound {leg.peer_name}")
+        connection.serving = spawn(self._serve(connection), name=f"inbound {leg.peer_name}")
 
     def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
-        self._report(self._visits[leg], error)
+        self._report(self._connections[leg], error)
 
     def closed(self, leg: TlsServerLeg) -> None:
-        visit = self._visits[leg]
-        visit.closed = True
-        if visit.serving is None:  # else whoever serves it finds out and says so
-            self._report(visit, StreamResetError("connection lost", CANCEL))
-        self._settle(visit)
+        connection = self._connections[leg]
+        connection.closed = True
+        if connection.serving is None:  # else whoever serves it finds out and says so
+            self._report(connection, StreamResetError("connection lost", CANCEL))
+        self._settle(connection)
 
     # One connection.
 
@@ -205,7 +209,7 @@ class Inbound:
             return Surplus(lambda client: self._turned_away(client, refusal))
         timeout_s = self._settings.handshake_timeout_s
         leg = TlsServerLeg(self._files.current(now), self, handshake_timeout_s=timeout_s)
-        self._visits[leg] = _Visit(leg, now)
+        self._connections[leg] = _Connection(leg, now)
         self._empty.clear()
         return leg
 
@@ -219,43 +223,43 @@ class Inbound:
 
         return check
 
-    async def _serve(self, visit: _Visit) -> None:
+    async def _serve(self, connection: _Connection) -> None:
         try:
             app = await dial(self._settings.app, self._settings.dial_timeout_s)
         except DialError as error:
-            visit.leg.abort()
-            self._report(visit, error)
+            connection.leg.abort()
+            self._report(connection, error)
             return
-        visit.relay = Relay(
-            visit.leg,
+        connection.relay = Relay(
+            connection.leg,
             app,
-            lambda relay: self._report(visit, relay.error),
+            lambda relay: self._report(connection, relay.error),
             half_closed_timeout_s=self._settings.half_closed_timeout_s,
         )
-        visit.relay.start()
+        connection.relay.start()
 
     def _end_revoked(self) -> int:
         """Rule 4."""
         assert self._revocations is not None
         count = 0
-        for visit in list(self._visits.values()):
-            error = self._revocations.verdict(visit.proof)
-            if error is not None and not visit.reported:
-                self._cut(visit, error)
+        for connection in list(self._connections.values()):
+            error = self._revocations.verdict(connection.proof)
+            if error is not None and not connection.reported:
+                self._cut(connection, error)
                 count += 1
         return count
 
-    def _cut(self, visit: _Visit, error: HboneError) -> None:
-        if visit.relay is not None:
-            visit.relay.abort(error)  # nothing, if it is over and its last bytes are leaving
-        elif visit.serving is not None:
-            visit.serving.cancel()
-        visit.leg.abort()
-        self._report(visit, error)
+    def _cut(self, connection: _Connection, error: HboneError) -> None:
+        if connection.relay is not None:
+            connection.relay.abort(error)  # nothing, if it is over and its last bytes are leaving
+        elif connection.serving is not None:
+            connection.serving.cancel()
+        connection.leg.abort()
+        self._report(connection, error)
 
     def _one_too_many(self) -> LimitError | None:
         limit = self.most_connections
-        if len(self._visits) < limit:
+        if len(self._connections) < limit:
             return None
         return LimitError(f"{limit} connections are open, which is HBONE_MAX_TUNNELS", "HBONE_MAX_TUNNELS")
 
@@ -264,36 +268,36 @@ class Inbound:
         record.fail(error, 0.0)
         self._finished(record)
 
-    def _report(self, visit: _Visit, error: HboneError | None) -> None:
-        if visit.reported:
+    def _report(self, connection: _Connection, error: HboneError | None) -> None:
+        if connection.reported:
             return
-        visit.reported = True
-        relay = visit.relay
+        connection.reported = True
+        relay = connection.relay
         self._finished(
             TunnelRecord(
-                peer=visit.leg.peer_name,
+                peer=connection.leg.peer_name,
                 target=self._settings.app,
-                identity=visit.identity,
+                identity=connection.identity,
                 sent_bytes=relay.sent_bytes if relay else 0,
                 received_bytes=relay.received_bytes if relay else 0,
-                duration_s=asyncio.get_running_loop().time() - visit.accepted_s,
+                duration_s=asyncio.get_running_loop().time() - connection.accepted_s,
                 flag=Flag.NONE if error is None else error.flag,
                 error=error,
-                opened=bool(visit.identity),
+                opened=bool(connection.identity),
             )
         )
-        self._settle(visit)
+        self._settle(connection)
 
-    def _settle(self, visit: _Visit) -> None:
+    def _settle(self, connection: _Connection) -> None:
         """Forgets a connection that is both closed and reported; either may come first."""
-        if visit.closed and visit.reported:
-            visit.relay = None  # ends the cycle through its callback
-            self._visits.pop(visit.leg, None)
-            if not self._visits:
+        if connection.closed and connection.reported:
+            connection.relay = None  # ends the cycle through its callback
+            self._connections.pop(connection.leg, None)
+            if not self._connections:
                 self._empty.set()
 
 
-class _Visit:
+class _Connection:
     """What is known of an open connection."""
 
     __slots__ = ("accepted_s", "closed", "identity", "leg", "proof", "relay", "reported", "serving")

@@ -121,7 +121,7 @@ class _Answer:
     def received(self, leg: Leg, data: Buffer) -> None:
         if not self.read.is_set():
             self._data += data
-            self._look()
+            self._check()
 
     def ended(self, leg: Leg) -> None:
         self.read.set()
@@ -133,7 +133,7 @@ class _Answer:
 
     def drained(self, leg: Leg) -> None: ...
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         data = self._data
         if len(data) < frames.HEADER_BYTES:
             if data[:1].isalpha():  # text

@@ -96,20 +96,20 @@ class Http1Pool:
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(KEEP_S, self._look)
+            self._timer = self._loop.call_later(KEEP_S, self._check)
 
     def _gone(self, connection: Http1Connection) -> None:
         self._connections.discard(connection)
         self._idle.pop(connection, None)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Closes those that nobody has used for KEEP_S; they stand in that order."""
         now = self._loop.time()
         while self._idle:
             connection = next(iter(self._idle))
             left_s = connection.idle_since + KEEP_S - now
             if left_s > 0:
-                self._timer = self._loop.call_later(left_s, self._look)
+                self._timer = self._loop.call_later(left_s, self._check)
                 return
             connection.close()
         self._timer = None

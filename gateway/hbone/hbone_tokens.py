@@ -78,7 +78,7 @@ class HboneTokens:
     def start(self) -> None:
         """Looks at a file of keys, so that the log has at once what is wrong with it."""
         if self._settings is not None and self.keys is not None and "://" not in self._settings.keys:
-            self.keys.is_at_hand(None)
+            self.keys.is_ready(None)
 
     def shown(self, headers: Headers) -> Token:
         """The token of a request with these headers."""
@@ -138,7 +138,7 @@ class ShownToken:
     def claims(self) -> Mapping[str, Any] | None:
         if not self._is_settled:
             key_id = self._key_id()
-            if key_id is not None and not self._keys.is_at_hand(key_id):
+            if key_id is not None and not self._keys.is_ready(key_id):
                 self.is_awaited = True
                 raise KeysAwaitedError
             self._settle()

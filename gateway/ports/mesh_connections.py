@@ -47,8 +47,8 @@ from shared.net.tls.certificate_files import CertificateFiles
 from shared.net.tls.contexts import ALPN_H2, certificate_end, proved_chain
 from shared.net.tls.mesh_tls import (
     ServerContext,
+    alert_of,
     chain_end,
-    last_words,
     proved_identity,
     server_context,
 )
@@ -308,7 +308,7 @@ class MeshConnections:
                 ssl_handshake_timeout=max(deadline - loop.time(), LEAST_HANDSHAKE_S),
             )
         except ssl.SSLError as error:
-            if words := last_words(error):
+            if words := alert_of(error):
                 await _say(sock, words)
             raise TlsFailureError(f"tls handshake: {_tls_reason(error)}") from error
         except (TimeoutError, ConnectionAbortedError) as error:

@@ -234,7 +234,7 @@ class _CompiledRule:
         return TokenNeededError(_text(identity, target, f"rules[{index}] {reason}"), token.challenge)
 
     def matches_peer(self, identity: SpiffeId) -> bool:
-        return self._peers.takes(identity)
+        return self._peers.matches(identity)
 
     def matches(self, target: Address, address: IpAddress | None) -> bool:
         """Whether a pattern matches `target`; `address` None: it is a name that is not yet looked up."""

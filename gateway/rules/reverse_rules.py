@@ -82,7 +82,7 @@ class _CompiledRule:
         return any(pattern.may_match(name) for pattern in self._names)
 
     def matches(self, identity: SpiffeId, name: str) -> bool:
-        if not self._peers.takes(identity):
+        if not self._peers.matches(identity):
             return False
         return any(pattern.matches(identity, name) for pattern in self._names)
 

@@ -137,7 +137,7 @@ class ServiceUpstream:
         return AskedOf(token_sent=self._token is not None, in_mesh=in_mesh)
 
     def request_now(self) -> Stream | None:
-        token = self._source.at_hand()
+        token = self._source.token_now()
         if token is None:
             return None
         self._token = token or None
@@ -152,7 +152,7 @@ class ServiceUpstream:
                 the client.
             UpstreamError: there is no connection to the origin.
         """
-        token = self._source.at_hand()
+        token = self._source.token_now()
         took_s = 0.0
         if token is None:
             shared, origin = self._shared, self._request.origin

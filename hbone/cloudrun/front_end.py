@@ -108,7 +108,7 @@ class FrontEnd:
             self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
             return
         key_id = key_id_of(_authorization(stream.headers)) if self._keys is not None else None
-        if self._keys is None or self._keys.is_at_hand(key_id):
+        if self._keys is None or self._keys.is_ready(key_id):
             self._admit(stream)
             return
         fetching = spawn(self._admit_with(self._keys, key_id, stream), name=f"keys for stream {stream.id}")

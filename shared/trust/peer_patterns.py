@@ -86,7 +86,7 @@ class _Pattern:
 
 
 class PeerPatterns:
-    """Some patterns, compiled: which peers they take. No pattern takes nobody. Raises ValueError if one is
+    """Some patterns, compiled: which peers they match. No pattern matches nobody. Raises ValueError if one is
     malformed."""
 
     def __init__(
@@ -107,12 +107,12 @@ class PeerPatterns:
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
-    def takes(self, identity: SpiffeId) -> bool:
-        """Whether a pattern takes it."""
+    def matches(self, identity: SpiffeId) -> bool:
+        """Whether a pattern matches it."""
         return self._anybody or self._any.fullmatch(str(identity)) is not None
 
     def first(self, identity: SpiffeId) -> str | None:
-        """The first pattern that takes it, for telling people."""
+        """The first pattern that matches it, to be shown."""
         if self._anybody:
             return ANY
         for pattern, parsed in zip(self.patterns, self._parsed, strict=True):
@@ -226,10 +226,10 @@ def may_overlap(some: Iterable[str], others: Iterable[str]) -> bool:
     """Whether a peer might be taken by a pattern of both lists. In doubt it might: with another trust domain,
     which may be an alias, and with any `*`."""
     rest = tuple(others)
-    return any(_may_both_take(one, other) for one in some for other in rest)
+    return any(_may_both_match(one, other) for one in some for other in rest)
 
 
-def _may_both_take(one: str, other: str) -> bool:
+def _may_both_match(one: str, other: str) -> bool:
     if ANY in (one, other):
         return True
     some, others = _path(one), _path(other)

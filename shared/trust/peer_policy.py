@@ -11,8 +11,8 @@ from shared.trust.spiffe import SpiffeId
 
 
 class PeerPolicy:
-    """The rules, compiled: a peer that a `deny` pattern takes is refused, else one that an `allow` pattern
-    takes may come in, else nobody. Raises ValueError if a pattern is malformed."""
+    """The rules, compiled: a peer that a `deny` pattern matches is refused, else one that an `allow` pattern
+    matches may come in, else nobody. Raises ValueError if a pattern is malformed."""
 
     def __init__(
         self, allow: Iterable[str], deny: Iterable[str] = (), trust: TrustDomain | None = None
@@ -27,7 +27,7 @@ class PeerPolicy:
 
     def check(self, identity: SpiffeId) -> None:
         """Raises DeniedError, which names the identity and the rule, unless it may come in."""
-        if self.deny.takes(identity):
+        if self.deny.matches(identity):
             raise DeniedError(f"peer {identity} denied: {self.deny.first(identity)} is denied")
-        if not self.allow.takes(identity):
+        if not self.allow.matches(identity):
             raise DeniedError(f"peer {identity} denied: no rule allows it")

@@ -78,7 +78,9 @@ class TrustBundles:
                 del self._leaves[next(iter(self._leaves))]
             self._leaves[leaf] = None
         elif leaf not in self._leaves:
-            raise DeniedError(f"peer certificate denied: who vouches for {identity} is not known here")
+            raise DeniedError(
+                f"peer certificate denied: the chain that vouches for {identity} is not known here"
+            )
         return identity
 
     def _check(self, identity: SpiffeId, chain: Sequence[bytes]) -> None:

@@ -154,7 +154,7 @@ async def test_a_new_token_each_time() -> None:
     clock = Clock()
     async with MetadataServer(Mint(clock)) as server:
         source: TokenSource = MintedToken(MetadataMinter(server.host), "a", now=clock)
-        assert source.at_hand() is None
+        assert source.token_now() is None
         first = await source.token()
         source.invalidate(first)
         assert claims_of(first or "")["aud"] == "a"

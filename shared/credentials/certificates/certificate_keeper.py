@@ -205,7 +205,7 @@ class CertificateKeeper:
             # Under others' names: whoever follows those would see none of our renewals.
             self._write(self._contents(paths, self._signed_roots, self._settings.roots.read_bundles()))
         self._use(leaf, leaf.not_valid_before_utc.timestamp())
-        self._look()
+        self._check_sources()
         log.info(
             "certificate %s found in %s: valid until %s",
             found.identity,
@@ -243,7 +243,7 @@ class CertificateKeeper:
         while True:
             while (left_s := self._due_s - self._clock.now()) > 0:
                 await self._clock.wait(min(left_s, self._settings.look_s))
-                self._look()
+                self._check_sources()
             try:
                 await self.renew()
             except HboneError as error:
@@ -265,7 +265,7 @@ class CertificateKeeper:
             error,
         )
 
-    def _look(self) -> None:
+    def _check_sources(self) -> None:
         """What may have changed by itself: the certificate has come to its end, roots are others."""
         if self.expired and not self._told_expired:
             self._told_expired = True

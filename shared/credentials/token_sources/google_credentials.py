@@ -163,7 +163,9 @@ class _Key:
                     self._info, target_audience=audience
                 )
             except FAILURES:
-                raise TokenError(f"cannot use {self._place}: its private_key is none", "file") from None
+                raise TokenError(
+                    f"cannot use {self._place}: its private_key is no private key", "file"
+                ) from None
             own.refresh(request)
             return own.token
 

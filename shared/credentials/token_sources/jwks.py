@@ -76,7 +76,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}")
 
 class KeySet:
     """The keys of one issuer, for a `TokenChecker` that has been given `keys`: `prepare` first, unless
-    `is_at_hand`, then `check`. To be used on one event loop."""
+    `is_ready`, then `check`. To be used on one event loop."""
 
     def __init__(
         self,
@@ -109,12 +109,12 @@ class KeySet:
         self._failed_at = float("-inf")
         self._flight: asyncio.Task[None] | None = None
 
-    def is_at_hand(self, key_id: str | None) -> bool:
+    def is_ready(self, key_id: str | None) -> bool:
         """Whether a token signed with this key can be judged without waiting. Looks for newer keys in the
         background, where it is time."""
         is_known = key_id is None or key_id in self.keys
         if self._file is not None:
-            self._look_at_file(at_once=not is_known)
+            self._check_file(at_once=not is_known)
             is_known = key_id is None or key_id in self.keys
             return bool(self.keys) and (is_known or self._failure is None)
         self._forget_stale()
@@ -133,7 +133,7 @@ class KeySet:
 
         Raises UnavailableError when they cannot be had, saying why.
         """
-        if self.is_at_hand(key_id):
+        if self.is_ready(key_id):
             return
         if self._file is None and (self._flying or self._may_ask):
             # Shielded: a caller that gives up must not take the answer from the others.
@@ -187,13 +187,13 @@ class KeySet:
         except (UpstreamError, UnavailableError, ValueError) as error:
             self._failed(error)
             return
-        self._take(found)
+        self._use(found)
         self._got_at = self._now()
         self._age_s = _lifetime(answer.headers)
 
     # From a file.
 
-    def _look_at_file(self, *, at_once: bool) -> None:
+    def _check_file(self, *, at_once: bool) -> None:
         now = self._now()
         if now - self._asked_at < LOOK_EVERY_S and not at_once:
             return
@@ -204,14 +204,14 @@ class KeySet:
                 return
             self._watched.note()
             # In place: a local file of a few KiB.
-            self._take(read_keys(regular_files.read(self._file, MAX_BYTES)))
+            self._use(read_keys(regular_files.read(self._file, MAX_BYTES)))
         except OSError as error:
             self._watched.forget()
             self._failed(ValueError(error.strerror or str(error)))
         except ValueError as error:
             self._failed(error)
 
-    def _take(self, found: dict[str, PublicKey]) -> None:
+    def _use(self, found: dict[str, PublicKey]) -> None:
         self.fetched_total += 1
         self._failure = None
         if found.keys() != self.keys.keys():

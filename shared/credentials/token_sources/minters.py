@@ -136,7 +136,7 @@ class AutomaticMinter:
     def identity(self) -> str:
         """The chosen source's; before the choice that of the likeliest."""
         if self._chosen is None:
-            self._chosen = self._at_hand()
+            self._chosen = self._is_there()
         if self._chosen is not None:
             return self._chosen.identity
         if self._likeliest is None:
@@ -154,7 +154,7 @@ class AutomaticMinter:
     async def _choice(self) -> Minter:
         """What is to be asked; only what will stay there is remembered."""
         if self._chosen is None:
-            self._chosen = self._at_hand()
+            self._chosen = self._is_there()
         if self._chosen is None and await self._metadata_answers():
             self._chosen = _metadata(self._settings, self._tls)
         if self._chosen is not None:
@@ -174,7 +174,7 @@ class AutomaticMinter:
         absent.append(f"no login of gcloud's: no {settings.gcloud or 'home folder'}")
         raise TokenError(f"no source of ID tokens: {'; '.join(absent)}", "unreachable")
 
-    def _at_hand(self) -> Minter | None:
+    def _is_there(self) -> Minter | None:
         """The source that needs no asking, if there is one."""
         settings = self._settings
         if not missing_for_gke(settings, self._subject_token) and (

@@ -180,7 +180,7 @@ class TokenCache:
 
     # For sources.
 
-    def at_hand(self, key: Key) -> str | None:
+    def token_now(self, key: Key) -> str | None:
         """A usable token, if there is one; has a new one asked for if that is due."""
         entry = self._entries.get(key)
         return None if entry is None else self._usable(entry)
@@ -391,8 +391,8 @@ class CachedToken:
     def accepted(self) -> None:
         self._cache.accepted(self._key)
 
-    def at_hand(self) -> str | None:
-        return self._cache.at_hand(self._key)
+    def token_now(self) -> str | None:
+        return self._cache.token_now(self._key)
 
     def invalidate(self, rejected: str | None = None) -> None:
         self._cache.invalidate(self._key, rejected)

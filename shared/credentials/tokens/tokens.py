@@ -47,7 +47,7 @@ class TokenSource(Protocol):
         """Says that the far side has taken a token of this source."""
         ...
 
-    def at_hand(self) -> str | None:
+    def token_now(self) -> str | None:
         """What `token` would say, if it is known without waiting, empty for none; None: ask `token`."""
         ...
 
@@ -66,7 +66,7 @@ class NoToken:
     async def token(self, admit: Callable[[], None] | None = None) -> None:
         return None
 
-    def at_hand(self) -> str:
+    def token_now(self) -> str:
         return ""
 
     def accepted(self) -> None:
@@ -79,7 +79,7 @@ class NoToken:
 class FileToken:
     """The token in a file that somebody else keeps current, such as a projected service account token.
 
-    A look at the file's metadata per call tells whether it has to be read again; `at_hand`, which is asked
+    A look at the file's metadata per call tells whether it has to be read again; `token_now`, which is asked
     for each tunnel, looks every `LOOK_AGAIN_S`. What is in it may be any text that fits into a header. Of a
     JWT it is known when it ends, and whom it is for: it is not sent after its `exp`, nor to another audience
     than `audience`, if there is one.
@@ -127,7 +127,7 @@ class FileToken:
         self._failure = ""
         return self._token
 
-    def at_hand(self) -> str | None:
+    def token_now(self) -> str | None:
         if self._version is None or self._now() >= self._expires_at_s:
             return None
         now = self._monotonic()

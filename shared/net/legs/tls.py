@@ -152,7 +152,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
 
     def join(self, relay: RelayEnd) -> None:
         if self._state is not _State.HELD:
-            relay.failed(self, StreamResetError("connection lost before the tunnel stood", CANCEL))
+            relay.failed(self, StreamResetError("connection lost before the tunnel was open", CANCEL))
             return
         self._state = _State.JOINED
         self._relay = relay
@@ -255,7 +255,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         if self._closing is not None:
             self._closing.cancel()
         if self._state is _State.JOINED and not self._ended:
-            self._take_last_words()
+            self._push_unread()
         state, self._state = self._state, _State.GONE
         self._small = None
         relay, self._relay = self._relay, None
@@ -328,7 +328,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
 
     def _reject(self, error: HboneError) -> None:
         """Ends a handshake that has failed."""
-        self._turn_away(self._handshake.last_words(error))
+        self._turn_away(self._handshake.alert_to_send(error))
         self._owner.refused(self, error)
 
     def _turn_away(self, last: bytes) -> None:
@@ -373,7 +373,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         elif self._fin and not self._ended and not self._paused:
             self._fail(StreamResetError("connection truncated: FIN without close_notify", CANCEL))
 
-    def _take_last_words(self) -> None:
+    def _push_unread(self) -> None:
         """Pushes what came before the connection broke, read or unread. If it has close_notify, it is all: a
         peer that ends and closes at once, with bytes of ours unread, sends RST instead of FIN."""
         relay = self._relay

@@ -183,7 +183,7 @@ class ServerHandshake:
         Raises:
             ClientHelloError: the client does not speak TLS.
             StreamResetError: the client gave up with an alert.
-            TlsFailureError: OpenSSL refused the client; `last_words` are its alert.
+            TlsFailureError: OpenSSL refused the client; `alert_to_send` has its alert.
             DeniedError: the context's rule refused the client; likewise.
         """
         if self._first_byte < 0:
@@ -203,7 +203,7 @@ class ServerHandshake:
         self._spoken = self._spoken or bool(output)
         return output
 
-    def last_words(self, error: HboneError) -> bytes:
+    def alert_to_send(self, error: HboneError) -> bytes:
         """What is left to send when `error` ends an incomplete handshake: OpenSSL's alert, or one of ours
         for a client that has heard nothing yet, and so has no keys."""
         output = outgoing(self.tls)

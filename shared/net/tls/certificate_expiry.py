@@ -89,7 +89,7 @@ class CertificateExpiry:
 
     def start(self) -> None:
         """From now on looks; `ended` may be called within."""
-        self._look()
+        self._check()
 
     def allows_stream(self) -> bool:
         """Whether a new stream may be opened now. `ended` has been called once none may."""
@@ -103,10 +103,10 @@ class CertificateExpiry:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         left_s = self._ends - self._wall_clock()
         if left_s > 0:
-            self._timer = self._loop.call_later(min(max(left_s, LEAST_S), LOOK_S), self._look)
+            self._timer = self._loop.call_later(min(max(left_s, LEAST_S), LOOK_S), self._check)
         else:
             self._end()
 

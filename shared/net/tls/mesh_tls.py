@@ -157,7 +157,7 @@ def _load(context: MeshContext, folder: Path) -> None:
     context.bundles = trust_bundles(paths.bundles)
 
 
-# Last words. The event loops drop what OpenSSL has to say when a handshake fails, so that the client sees a
+# The event loops drop what OpenSSL has to say when a handshake fails, so that the client sees a
 # connection closed for no reason; the alert that tells it is kept on the error.
 
 
@@ -170,12 +170,12 @@ class _ServerTls(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            error.last_words = self.outgoing.read()  # type: ignore[attr-defined]  # read by `last_words`
+            error.alert_to_send = self.outgoing.read()  # type: ignore[attr-defined]
             raise
 
 
 class ServerContext(MeshContext):
-    """A context whose failed handshakes leave their alert on the error (`last_words`)."""
+    """A context whose failed handshakes leave their alert on the error (`alert_of`)."""
 
     sslobject_class = _ServerTls
 
@@ -188,7 +188,7 @@ class ServerContext(MeshContext):
         return tls
 
 
-def last_words(error: OSError) -> bytes:
+def alert_of(error: OSError) -> bytes:
     """What a server of ours has still to send after its handshake failed with `error`: OpenSSL's alert."""
-    found: bytes = getattr(error, "last_words", b"")
+    found: bytes = getattr(error, "alert_to_send", b"")
     return found

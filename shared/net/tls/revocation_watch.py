@@ -135,7 +135,7 @@ class RevocationWatch:
         if self._task is not None:
             self._task.cancel()
 
-    async def look(self) -> None:
+    async def check_files(self) -> None:
         """Reads the files again if they have changed, and ends connections of those who are revoked now. What
         cannot be used changes nothing but the log."""
         if self._watched.changed():
@@ -163,7 +163,7 @@ class RevocationWatch:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            await self.look()
+            await self.check_files()
 
     def _use(self, lists: Iterable[RevocationList], roots: Iterable[x509.Certificate]) -> None:
         try:

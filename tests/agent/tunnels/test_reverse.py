@@ -432,7 +432,7 @@ async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gate
         put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(GATEWAY))))
         assert krun.tunnels._revocations is not None
         with Records() as records:
-            await krun.tunnels._revocations.look()
+            await krun.tunnels._revocations.check_files()
             await records.match("lost: peer certificate denied: it is revoked")
         await stream.broken()
         await peer.until(lambda: peer.lost)

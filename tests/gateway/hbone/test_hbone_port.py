@@ -555,7 +555,7 @@ async def test_a_member_that_is_revoked_later_loses_all(tmp_path: Path, target: 
             stream, there = await opened(peer, target)
             untouched, _ = await opened(other, target)
             put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(CALLER))))
-            await watch.look()
+            await watch.check_files()
             await stream.broken()
             await peer.until(lambda: peer.lost)
             assert peer.goaway

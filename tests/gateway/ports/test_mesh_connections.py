@@ -361,7 +361,7 @@ async def test_a_revoked_certificate_resumes_nothing(tmp_path: Path) -> None:
     assert [len(proved_chain(one)) for one in (first, second)] == [2, 1]
     assert watch.check(proved_chain(first)) == watch.check(proved_chain(second))
     put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(CALLER))))
-    await watch.look()
+    await watch.check_files()
     third, _ = handshake(server, client, theirs.session)
     assert third.session_reused
     with pytest.raises(RevokedError):

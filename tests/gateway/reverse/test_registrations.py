@@ -279,7 +279,7 @@ async def test_a_workload_that_is_revoked_later_loses_its_name_and_its_tunnels(t
             gone: list[StreamResetError] = []
             stream.on_gone = gone.append
             put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(WORKLOAD))))
-            await watch.look()
+            await watch.check_files()
             line = await port.line()
             assert (line["sni"], line["flags"]) == (NAME, "DENY")
             assert "it is revoked: serial number" in line["error"]

@@ -163,7 +163,7 @@ async def test_a_client_that_breaks_off_ends_the_dialling(world: World) -> None:
         client.reset()
         line = await gateway.line()
         assert (line["severity"], line["flags"]) == ("INFO", "DOWNSTREAM_RESET")
-        assert line["error"] == "the client broke off before its tunnel stood"
+        assert line["error"] == "the client broke off before its tunnel was open"
         assert await gateway.refused() == {"DOWNSTREAM_RESET": 1}
         await world.nothing_is_left()
 

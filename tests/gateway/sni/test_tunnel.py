@@ -347,7 +347,7 @@ async def test_a_client_that_breaks_off_early_and_is_refused(world: World) -> No
     assert (line["severity"], line["message"], line["status"]) == ("INFO", "connection complete", 503)
     assert (line["flags"], line["error"]) == (
         "DOWNSTREAM_RESET",
-        "the client broke off before its tunnel stood",
+        "the client broke off before its tunnel was open",
     )
     assert await world.gateway.refused() == {"DOWNSTREAM_RESET": 1, "NOT_TLS": 1}
     await world.open()

@@ -113,7 +113,7 @@ def test_a_leaf_alone_has_to_have_come_with_its_chain(monkeypatch: pytest.Monkey
     found = TrustBundles()
     ours = [chain(OUR_ROOT.issue(US), OUR_ROOT) for _ in range(3)]
     alien = chain(THEIR_ROOT.issue(US), THEIR_ROOT)
-    assert refused(found, ours[0][:1]) == f"who vouches for {US} is not known here"
+    assert refused(found, ours[0][:1]) == f"the chain that vouches for {US} is not known here"
     refused(found, alien)
     assert "is not known here" in refused(found, alien[:1]), "it was refused before"
     for proof in ours:

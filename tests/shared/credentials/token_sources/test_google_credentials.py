@@ -106,7 +106,7 @@ async def test_a_key_that_is_none(world: World) -> None:
     file = world.google.service_account_file(OWN)
     file["private_key"] = world.google.secret("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0\n")
     text = await world.refusal(file)
-    assert text == f"cannot use credentials file {world.file}: its private_key is none"
+    assert text == f"cannot use credentials file {world.file}: its private_key is no private key"
     assert world.google.requests == []
 
 

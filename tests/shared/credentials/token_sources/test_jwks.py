@@ -64,10 +64,10 @@ class Verifier:
         self.keys = keys
         self._checker = TokenChecker(keys.keys, [AUDIENCE])
 
-    def is_at_hand(self, authorization: str) -> bool:
-        return self.keys.is_at_hand(key_id_of(authorization))
+    def is_ready(self, authorization: str) -> bool:
+        return self.keys.is_ready(key_id_of(authorization))
 
-    def check_at_hand(self, authorization: str) -> dict[str, Any]:
+    def check_now(self, authorization: str) -> dict[str, Any]:
         return self._checker.check(authorization)
 
     async def check(self, authorization: str) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def bearer(issuer: Issuer) -> str:
 async def test_the_first_token_fetches_the_keys_and_the_next_ones_do_not(old: Issuer) -> None:
     async with served(old) as server:
         verify = Verifier(key_set(server, Clock()))
-        assert not verify.is_at_hand(bearer(old))
+        assert not verify.is_ready(bearer(old))
         assert (await verify.check(bearer(old)))["aud"] == AUDIENCE
         for _ in range(3):
-            assert verify.is_at_hand(bearer(old))
-            verify.check_at_hand(bearer(old))
+            assert verify.is_ready(bearer(old))
+            verify.check_now(bearer(old))
         assert server.asked == 1
 
 
@@ -119,10 +119,10 @@ async def test_an_issuer_that_rotates_its_keys_is_followed(old: Issuer, new: Iss
         await verify.check(bearer(old))
         server.issuers = [new]
         clock.now += jwks.MIN_PACE_S
-        assert not verify.is_at_hand(bearer(new))
+        assert not verify.is_ready(bearer(new))
         await verify.check(bearer(new))
         with pytest.raises(TokenRejectedError, match="not known here"):
-            verify.check_at_hand(bearer(old))
+            verify.check_now(bearer(old))
 
 
 async def test_tokens_of_unknown_keys_cannot_make_us_ask_all_the_time(old: Issuer, new: Issuer) -> None:
@@ -162,10 +162,10 @@ async def test_old_keys_serve_while_newer_ones_are_fetched(
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
         clock.now += jwks.AHEAD * counts_s - 1
-        assert verify.is_at_hand(bearer(old)) and server.asked == 1
+        assert verify.is_ready(bearer(old)) and server.asked == 1
         server.issuers = [old, new]
         clock.now += 1
-        assert verify.is_at_hand(bearer(old)), "nobody waits for the newer ones"
+        assert verify.is_ready(bearer(old)), "nobody waits for the newer ones"
         await until(lambda: len(verify.keys.keys) == 2)
         assert server.asked == 2
 
@@ -178,7 +178,7 @@ async def test_a_key_that_was_withdrawn_while_nobody_came(old: Issuer, new: Issu
         await verify.check(bearer(old))
         server.issuers = [new]
         clock.now += 600
-        assert not verify.is_at_hand(bearer(old)), "they count no longer than the issuer said"
+        assert not verify.is_ready(bearer(old)), "they count no longer than the issuer said"
         with pytest.raises(TokenRejectedError, match="not known here"):
             await verify.check(bearer(old))
 
@@ -193,9 +193,9 @@ async def test_keys_count_on_while_the_issuer_is_away_but_not_for_ever(
         server.answer = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
         for asked in (2, 3, 4):
             clock.now += jwks.MAX_AGE_S
-            assert not verify.is_at_hand(bearer(old)), "the issuer may be back"
+            assert not verify.is_ready(bearer(old)), "the issuer may be back"
             await verify.check(bearer(old))
-            assert verify.is_at_hand(bearer(old)), "one has waited for all"
+            assert verify.is_ready(bearer(old)), "one has waited for all"
             assert server.asked == asked
         assert caplog.text.count("it answered 503; keeping those in use") == 1
         clock.now += jwks.STALE_S - 3 * jwks.MAX_AGE_S
@@ -304,7 +304,7 @@ async def test_a_file_is_read_again_when_it_changes(
     await verify.check(bearer(old))
     (tmp_path / "next").write_text(json.dumps(new.jwks()))
     os.replace(tmp_path / "next", file)
-    assert verify.is_at_hand(bearer(old)) and old.kid in verify.keys.keys, "not looked at for each token"
+    assert verify.is_ready(bearer(old)) and old.kid in verify.keys.keys, "not looked at for each token"
     await verify.check(bearer(new))
     with pytest.raises(TokenRejectedError, match="not known here"):
         await verify.check(bearer(old))

@@ -68,11 +68,11 @@ async def error_of(tokens: TokenSource) -> TokenError:
 async def test_at_hand_while_it_is_kept() -> None:
     clock = Clock()
     async with metadata(Mint(clock), clock) as (server, _, tokens):
-        assert tokens.at_hand() is None
+        assert tokens.token_now() is None
         token = await tokens.token()
-        assert tokens.at_hand() == token
+        assert tokens.token_now() == token
         clock.turn(3299)
-        assert tokens.at_hand() == await tokens.token() == token
+        assert tokens.token_now() == await tokens.token() == token
         assert len(server.requests) == 1
 
 
@@ -100,13 +100,13 @@ async def test_refreshed_ahead_while_the_old_one_serves() -> None:
         clock.turn(3300)
         server.gate.clear()
         # However many ask, one request goes out and nobody waits for it.
-        assert [tokens.at_hand() for _ in range(5)] == [old] * 5
+        assert [tokens.token_now() for _ in range(5)] == [old] * 5
         assert [await tokens.token() for _ in range(5)] == [old] * 5
         await server.seen(2)
-        assert tokens.at_hand() == old
+        assert tokens.token_now() == old
         server.gate.set()
         await landed()
-        assert claims_of(tokens.at_hand() or "")["serial"] == 1
+        assert claims_of(tokens.token_now() or "")["serial"] == 1
         assert len(server.requests) == 2
 
 
@@ -121,7 +121,7 @@ async def test_refreshed_by_the_timer_though_nobody_asks() -> None:
         cache.look()
         await landed()
         assert len(server.requests) == 2
-        assert claims_of(tokens.at_hand() or "")["serial"] == 1
+        assert claims_of(tokens.token_now() or "")["serial"] == 1
 
 
 async def test_the_timer_itself() -> None:
@@ -130,7 +130,7 @@ async def test_the_timer_itself() -> None:
         await tokens.token()
         await server.seen(3)
         await landed()
-        assert claims_of(tokens.at_hand() or "")["serial"] >= 2
+        assert claims_of(tokens.token_now() or "")["serial"] >= 2
 
 
 async def test_what_nobody_asks_for_is_let_go() -> None:
@@ -181,7 +181,7 @@ async def test_a_machine_that_slept() -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         old = await tokens.token()
         clock.turn(8 * 3600)
-        assert tokens.at_hand() is None
+        assert tokens.token_now() is None
         assert await tokens.token() != old
         assert len(server.requests) == 2
 
@@ -191,7 +191,7 @@ async def test_sixty_seconds_before_its_end_a_token_is_not_used_any_more() -> No
     async with metadata(Mint(clock), clock) as (_, _, tokens):
         await tokens.token()
         clock.turn(3540)
-        assert tokens.at_hand() is None
+        assert tokens.token_now() is None
         assert claims_of(await tokens.token())["serial"] == 1
 
 
@@ -300,7 +300,7 @@ async def test_stale_while_the_server_fails_then_recovery(caplog: pytest.LogCapt
         with caplog.at_level(logging.INFO):
             for _ in range(239):
                 # The failures in the background reach no caller.
-                assert tokens.at_hand() == await tokens.token() == old
+                assert tokens.token_now() == await tokens.token() == old
                 await landed()
                 clock.turn(1)
             assert 8 <= len(server.requests) <= 14, "ever more rarely"
@@ -315,7 +315,7 @@ async def test_stale_while_the_server_fails_then_recovery(caplog: pytest.LogCapt
             clock.turn(60)
             cache.look()
             await landed()
-            assert claims_of(tokens.at_hand() or "")["serial"] == 1, "without anybody's asking"
+            assert claims_of(tokens.token_now() or "")["serial"] == 1, "without anybody's asking"
             assert "there is a new token" in caplog.records[-1].message
 
 
@@ -404,7 +404,7 @@ async def test_a_rejected_token_is_replaced_once() -> None:
         tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
         first = await tokens.token()
         tokens.invalidate(first)
-        assert tokens.at_hand() is None
+        assert tokens.token_now() is None
         second = await tokens.token()
         assert second != first
         # A hundred tunnels were refused with the first one, and with the second, too.
@@ -431,7 +431,7 @@ async def test_nothing_is_known_of_a_token_that_is_not_kept() -> None:
     tokens = TokenCache().source(HandMinter(time.time), AUDIENCE)
     tokens.invalidate()
     tokens.invalidate("one")
-    assert tokens.at_hand() is None
+    assert tokens.token_now() is None
 
 
 def test_an_audience_is_needed() -> None:
@@ -495,7 +495,7 @@ async def test_new_keys_push_out_none_that_was_accepted() -> None:
             clock.turn(1)
             await cache.source(minter, f"random-{number}").token()
         assert (cache.size, cache.new_size) == (2, 3)
-        assert [tokens.at_hand() for tokens in good] == kept
+        assert [tokens.token_now() for tokens in good] == kept
         assert len(server.requests) == 102
         cache.close()
 
@@ -513,7 +513,7 @@ async def test_one_more_accepted_key_makes_the_oldest_of_them_go() -> None:
             await tokens.token()
             tokens.accepted()
             assert not tokens.is_new
-        assert [tokens.at_hand() is None for tokens in sources] == [True, False, False]
+        assert [tokens.token_now() is None for tokens in sources] == [True, False, False]
         assert not sources[0].is_new
         await sources[0].token(refuse)
         assert (cache.size, cache.new_size, len(server.requests)) == (2, 0, 4)
@@ -626,12 +626,12 @@ async def test_nothing_is_asked_ahead_for_a_new_key() -> None:
         tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
         token = await tokens.token()
         clock.turn(3400)
-        assert tokens.at_hand() == token
+        assert tokens.token_now() == token
         cache.look()
         await landed()
         assert len(server.requests) == 1
         tokens.accepted()
-        assert tokens.at_hand() == token
+        assert tokens.token_now() == token
         await landed()
         assert len(server.requests) == 2
         cache.close()
@@ -738,7 +738,7 @@ class AnyLife(RuleBasedStateMachine):
     @rule(name=st.sampled_from(AUDIENCES))
     def glance(self, name: str) -> None:
         def look() -> None:
-            token = self.sources[name].at_hand()
+            token = self.sources[name].token_now()
             assert token is None or self.clock() < self.ends[token]
 
         self._do(look)

@@ -25,7 +25,7 @@ async def test_routes_without_a_token() -> None:
     nothing: TokenSource = NoToken()
     nothing.invalidate()
     assert await nothing.token() is None
-    assert nothing.at_hand() == ""
+    assert nothing.token_now() == ""
 
 
 # Files.
@@ -52,17 +52,17 @@ async def test_a_file_is_at_hand_while_it_is_as_it_was(tmp_path: Path) -> None:
     file.write_text("first")
     now = 1000.0
     tokens: TokenSource = FileToken(file, monotonic=lambda: now)
-    assert tokens.at_hand() is None
+    assert tokens.token_now() is None
     await tokens.token()
-    assert tokens.at_hand() == "first"
+    assert tokens.token_now() == "first"
     file.write_text("another")
-    assert tokens.at_hand() == "first", "which has just been looked at"
+    assert tokens.token_now() == "first", "which has just been looked at"
     now += LOOK_AGAIN_S
-    assert tokens.at_hand() is None
-    assert await tokens.token() == tokens.at_hand() == "another"
+    assert tokens.token_now() is None
+    assert await tokens.token() == tokens.token_now() == "another"
     file.unlink()
     now += LOOK_AGAIN_S
-    assert tokens.at_hand() is None
+    assert tokens.token_now() is None
 
 
 async def test_a_file_is_looked_at_again_once_its_token_was_rejected(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ async def test_a_file_is_looked_at_again_once_its_token_was_rejected(tmp_path: P
     file.write_text("first")
     tokens: TokenSource = FileToken(file, monotonic=lambda: 1000.0)
     await tokens.token()
-    assert tokens.at_hand() == "first"
+    assert tokens.token_now() == "first"
     file.write_text("another")
     tokens.invalidate("first")
-    assert tokens.at_hand() is None
-    assert await tokens.token() == tokens.at_hand() == "another"
+    assert tokens.token_now() is None
+    assert await tokens.token() == tokens.token_now() == "another"
 
 
 async def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
@@ -161,16 +161,16 @@ async def test_a_file_whose_token_expires_is_not_sent_any_more(tmp_path: Path) -
     tokens = FileToken(file, counts=counts, now=clock)
     token = await tokens.token()
     clock.turn(599)
-    assert await tokens.token() == tokens.at_hand() == token
+    assert await tokens.token() == tokens.token_now() == token
     clock.turn(8)
-    assert tokens.at_hand() is None
+    assert tokens.token_now() is None
     error = await _error(tokens)
     expired = "its token expired 7 s ago, at 2026-09-21T14:23:20Z; does anybody renew it?"
     assert str(error) == f"cannot use token file {file}: {expired}"
     assert error.reason == "expired"
     assert tokens.status().failure == str(error)
     jwt_file(tmp_path, aud=AUDIENCE, exp=START + 1200, jti="renewed")
-    assert await tokens.token() == tokens.at_hand() != token
+    assert await tokens.token() == tokens.token_now() != token
     assert (counts.refreshes_total, counts.failures_by_reason) == (2, {"expired": 1})
 
 
@@ -179,13 +179,13 @@ async def test_a_clock_that_is_set_back_makes_it_good_again(tmp_path: Path) -> N
     tokens = FileToken(jwt_file(tmp_path, exp=START - 1), now=clock)
     await _error(tokens)
     clock.turn(-60)
-    assert await tokens.token() == tokens.at_hand()
+    assert await tokens.token() == tokens.token_now()
 
 
 @pytest.mark.parametrize("named", [AUDIENCE, [AUDIENCE], ["https://other.example", AUDIENCE]])
 async def test_a_file_whose_token_is_for_the_audience(tmp_path: Path, named: object) -> None:
     tokens = FileToken(jwt_file(tmp_path, aud=named, exp=START + 60), AUDIENCE, now=Clock())
-    assert await tokens.token() == tokens.at_hand()
+    assert await tokens.token() == tokens.token_now()
 
 
 @pytest.mark.parametrize(

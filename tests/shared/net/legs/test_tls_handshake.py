@@ -150,7 +150,7 @@ def test_a_client_without_certificate(
     client = client_of(client_context(authority, None, version=version))
     error = failure(client, server)
     assert str(error) == "tls handshake: peer did not return a certificate"
-    assert alert in told(client, server.last_words(error))
+    assert alert in told(client, server.alert_to_send(error))
 
 
 @each_version
@@ -161,7 +161,7 @@ def test_a_certificate_of_another_authority(
     client = client_of(client_context(authority, stranger, version=version))
     error = failure(client, server)
     assert "client certificate refused: unable to get issuer cert locally" in str(error)
-    assert "unknown ca" in told(client, server.last_words(error))
+    assert "unknown ca" in told(client, server.alert_to_send(error))
 
 
 @each_version
@@ -170,14 +170,14 @@ def test_an_expired_certificate(server: ServerHandshake, authority: Authority, v
     client = client_of(client_context(authority, old, version=version))
     error = failure(client, server)
     assert str(error) == "tls handshake: client certificate refused: cert has expired (depth 0)"
-    assert "certificate expired" in told(client, server.last_words(error))
+    assert "certificate expired" in told(client, server.alert_to_send(error))
 
 
 def test_a_certificate_for_servers_only(server: ServerHandshake, authority: Authority) -> None:
     client = client_of(client_context(authority, authority.issue(CLIENT, client=False)))
     error = failure(client, server)
     assert "client certificate refused: invalid purpose" in str(error)
-    assert "alert" in told(client, server.last_words(error))
+    assert "alert" in told(client, server.alert_to_send(error))
 
 
 @each_version
@@ -202,7 +202,7 @@ def test_who_is_denied_by_the_rule_fails_its_handshake(
         client = client_of(client_context(authority, certificate, version=version))
         with pytest.raises(DeniedError, match="peer denied: no rule allows it") as caught:
             shake(client, server)
-        assert "alert internal error" in told(client, server.last_words(caught.value))
+        assert "alert internal error" in told(client, server.alert_to_send(caught.value))
         with pytest.raises(TlsFailureError):
             server.certificate()
     assert capfd.readouterr().err == ""  # where a callback's traceback would go
@@ -229,7 +229,7 @@ def test_the_rule_is_not_asked_about_a_chain_that_openssl_refuses(
 def test_what_is_no_tls(server: ServerHandshake, first_bytes: bytes) -> None:
     with pytest.raises(ClientHelloError) as caught:
         server.receive_data(first_bytes)
-    last = server.last_words(caught.value)
+    last = server.alert_to_send(caught.value)
     assert last[:3] == alerts.fatal(0)[:3]
     assert len(last) == len(alerts.fatal(0))
 
@@ -237,14 +237,14 @@ def test_what_is_no_tls(server: ServerHandshake, first_bytes: bytes) -> None:
 def test_a_malformed_hello(server: ServerHandshake) -> None:
     with pytest.raises(TlsFailureError) as caught:
         server.receive_data(MALFORMED_HELLO)
-    assert server.last_words(caught.value)[0] == alerts.CONTENT_ALERT
+    assert server.alert_to_send(caught.value)[0] == alerts.CONTENT_ALERT
 
 
 def test_tls_1_1(server: ServerHandshake, authority: Authority, certificate: KeyPair) -> None:
     context = client_context(authority, certificate, version=SSL.TLS1_1_VERSION)
     context.set_cipher_list(b"ALL:@SECLEVEL=0")
     client = client_of(context)
-    assert "protocol version" in told(client, server.last_words(failure(client, server)))
+    assert "protocol version" in told(client, server.alert_to_send(failure(client, server)))
 
 
 def test_a_cipher_without_forward_secrecy(
@@ -255,7 +255,7 @@ def test_a_cipher_without_forward_secrecy(
     client = client_of(context)
     error = failure(client, server)
     assert "no shared cipher" in str(error)
-    assert "handshake failure" in told(client, server.last_words(error))
+    assert "handshake failure" in told(client, server.alert_to_send(error))
 
 
 def test_a_client_that_gives_up_says_why(server: ServerHandshake, certificate: KeyPair) -> None:
@@ -268,7 +268,7 @@ def test_a_client_that_has_heard_nothing_is_told_in_plain(server: ServerHandshak
     assert not server.receive_data(HALF_A_HELLO)
     assert server.data_to_send() == b""
     late = TlsFailureError("tls handshake: not complete within 10 s")
-    assert server.last_words(late) == alerts.fatal(ALERT_DECODE_ERROR)
+    assert server.alert_to_send(late) == alerts.fatal(ALERT_DECODE_ERROR)
 
 
 @each_version
@@ -280,7 +280,7 @@ def test_a_client_that_has_heard_something_is_not_told_in_plain(
         client.do_handshake()
     assert not server.receive_data(outgoing(client))
     assert server.data_to_send()
-    assert server.last_words(TlsFailureError("tls handshake: not complete within 10 s")) == b""
+    assert server.alert_to_send(TlsFailureError("tls handshake: not complete within 10 s")) == b""
 
 
 # What is agreed.

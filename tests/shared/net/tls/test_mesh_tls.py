@@ -33,8 +33,8 @@ from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles, in_
 from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.mesh_tls import (
     MeshIdentity,
+    alert_of,
     client_context,
-    last_words,
     server_context,
 )
 from shared.trust.peer_patterns import TrustDomain
@@ -338,13 +338,13 @@ async def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[byt
     with pytest.raises(ssl.SSLError) as refusal:
         ours.do_handshake()
     there.read()
-    there.write(last_words(refusal.value))
+    there.write(alert_of(refusal.value))
     with pytest.raises(ssl.SSLError) as heard:
         theirs.read()
-    return last_words(refusal.value), heard.value
+    return alert_of(refusal.value), heard.value
 
 
-async def test_the_last_words_are_the_alert(server: Path, mesh: Authority) -> None:
+async def test_a_failed_handshake_leaves_its_alert(server: Path, mesh: Authority) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(cadata=mesh.root_pem.decode())
@@ -353,8 +353,8 @@ async def test_the_last_words_are_the_alert(server: Path, mesh: Authority) -> No
     assert "certificate required" in str(heard).lower().replace("_", " ")
 
 
-def test_other_errors_have_no_last_words() -> None:
-    assert last_words(OSError("gone")) == b""
+def test_other_errors_have_no_alert() -> None:
+    assert alert_of(OSError("gone")) == b""
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ async def test_a_server_that_is_revoked_later_loses_its_connections(
         assert stream.connection.proof and len(stream.connection.proof) == 1
         (watch,) = world.pool.watches.values()
         put(crl, revocation_list(mesh, serial_in(server)))
-        await watch.look()
+        await watch.check_files()
         assert [(type(error), error.flag) for error in gone] == [(ExpelledError, "DENY")]
         assert "is revoked" in str(gone[0])
         assert watch.ended == 1 and not kept.connection.lost

@@ -68,17 +68,17 @@ async def test_a_change_is_seen(house: House) -> None:
         return 3
 
     house.watch.follow(end_revoked)
-    await house.watch.look()
+    await house.watch.check_files()
     assert not calls, "nothing has changed"
     house.revoke(house.leaf)
-    await house.watch.look()
+    await house.watch.check_files()
     assert calls == [1] and house.watch.ended == 3
     assert isinstance(house.watch.verdict(proof), RevokedError)
     with pytest.raises(RevokedError):
         house.watch.check(house.chain())
     assert house.watch.rejected == 1
     house.revoke()
-    await house.watch.look()
+    await house.watch.check_files()
     assert calls == [1, 1] and house.watch.verdict(proof) is None
 
 
@@ -104,10 +104,10 @@ async def test_a_bad_file_changes_nothing(
     house: House, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     house.revoke(house.leaf)
-    await house.watch.look()
+    await house.watch.check_files()
     put(house.file, content)
-    await house.watch.look()
-    await house.watch.look()
+    await house.watch.check_files()
+    await house.watch.check_files()
     with pytest.raises(RevokedError):
         house.watch.check(house.chain())
     assert house.watch.failed == 1, "told once"
@@ -118,16 +118,16 @@ async def test_a_bad_file_changes_nothing(
 
 async def test_a_list_of_an_impostor_changes_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
     put(house.file, revocation_list(Authority.create("demo.local"), serial(house.leaf)))
-    await house.watch.look()
+    await house.watch.check_files()
     house.watch.check(house.chain())
     assert "is not signed by the root of that name" in caplog.text
 
 
 async def test_a_file_that_has_gone_changes_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.revoke(house.leaf)
-    await house.watch.look()
+    await house.watch.check_files()
     house.file.unlink()
-    await house.watch.look()
+    await house.watch.check_files()
     with pytest.raises(RevokedError):
         house.watch.check(house.chain())
     assert f"{house.file}: No such file or directory" in caplog.text
@@ -146,10 +146,10 @@ async def test_what_could_not_be_read_is_read_again_without_a_change(
     with monkeypatch.context() as patched:
         patched.setattr(regular_files, "_open", too_many)
         for _ in range(3):
-            await house.watch.look()
+            await house.watch.check_files()
     assert house.watch.verdict(proof) is None
     assert house.watch.failed == caplog.text.count("Too many open files") == 1
-    await house.watch.look()
+    await house.watch.check_files()
     assert isinstance(house.watch.verdict(proof), RevokedError)
 
 
@@ -171,7 +171,7 @@ async def test_signatures_are_checked_beside_the_event_loop(
 
     monkeypatch.setattr(RevocationList, "_is_signed_by", noted)
     put(house.file, *map(revocation_list, (house.authority, mesh.root, mesh.intermediate)))
-    await house.watch.look()
+    await house.watch.check_files()
     assert house.watch.uncovered == []
     assert len(threads) == 3 and threading.get_ident() not in threads
 
@@ -180,21 +180,21 @@ async def test_new_roots_are_seen_too(house: House) -> None:
     """The list of a root that was not trusted when it came."""
     other = Authority.create("other.local")
     put(house.file, revocation_list(house.authority), revocation_list(other))
-    await house.watch.look()
+    await house.watch.check_files()
     assert house.watch.uncovered == []
     trust(house.roots.parent, house.authority.root_pem, other.root_pem, Authority.create("x").root_pem)
-    await house.watch.look()
+    await house.watch.check_files()
     assert [name for name in house.watch.uncovered] == ["'CN=throw-away CA of x'"]
 
 
 async def test_an_overdue_list_is_told_once_and_stays(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.revoke(house.leaf, due_s=60)
-    await house.watch.look()
+    await house.watch.check_files()
     assert house.now < house.watch.next_update < house.now + 61
     assert "was to be replaced" not in caplog.text
     house.now += 61
     for _ in range(3):
-        await house.watch.look()
+        await house.watch.check_files()
     assert caplog.text.count("was to be replaced") == 1
     with pytest.raises(RevokedError):
         house.watch.check(house.chain())
@@ -280,7 +280,7 @@ async def test_reading_does_not_hold_others_up(
     monkeypatch.setattr(revocation_watch, "_read", told)
     caplog.set_level(logging.INFO)
     house.revoke(house.leaf)
-    await house.watch.look()
+    await house.watch.check_files()
     import threading
 
     assert threads and threads[0] is not threading.main_thread()
