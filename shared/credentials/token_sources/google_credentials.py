@@ -19,9 +19,10 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shared.credentials.token_sources import google_file
 from shared.credentials.token_sources.access_tokens import SCOPE, KeptAccessToken
@@ -38,6 +39,8 @@ from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.credentials.tokens.minting import Minted, Minter
 from shared.errors import TokenError
 from shared.watched_file import Stamp, stamp
+
+T = TypeVar("T")
 
 
 class GoogleCredentials:
@@ -109,7 +112,7 @@ class GoogleCredentials:
         except ValueError as error:
             raise TokenError(f"cannot use {place}: {error}", "file") from error
         return Impersonated(
-            GoogleAccess(source, place, settings, tls=self._tls, now=self._now),
+            _Access(_Source(source, place, settings, self._tls, self._now)),
             target.account,
             target.id_token_url,
             delegates=target.delegates,
@@ -136,23 +139,36 @@ def _account(credentials: Credentials, target: Impersonation | None) -> str:
     return target.account if target else ""
 
 
-class _Key:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Credentials, and what it takes to use them."""
+
+    credentials: Credentials
+    place: str
+    """Where they are, for error texts."""
+
+    settings: TokenSettings
+    tls: ssl.SSLContext | None
+    now: Callable[[], float]
+    """The wall clock, in seconds since 1970."""
+
+    async def run(self, work: Callable[[Request], T], without_answer: str = "google-auth cannot use it") -> T:
+        """What `work` returns, in a thread of google-auth's. Raises TokenError."""
+        return await in_thread(
+            self.place,
+            work,
+            step_timeout_s=self.settings.step_timeout_s,
+            tls=self.tls,
+            without_answer=without_answer,
+        )
+
+
+class _Key(_Source):
     """A service account's key: its own ID tokens."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        place: str,
-        settings: TokenSettings,
-        tls: ssl.SSLContext | None,
-        now: Callable[[], float],
-    ) -> None:
-        self._info = credentials.info
-        self._place = place
-        self._settings = settings
-        self._tls = tls
-        self._now = now
-        self.identity = str(credentials.info["client_email"])
+    @property
+    def identity(self) -> str:
+        return str(self.credentials.info["client_email"])
 
     async def mint(self, audience: str) -> Minted:
         def work(request: Request) -> object:
@@ -160,98 +176,65 @@ class _Key:
 
             try:
                 own = service_account.IDTokenCredentials.from_service_account_info(
-                    self._info, target_audience=audience
+                    self.credentials.info, target_audience=audience
                 )
             except FAILURES:
                 raise TokenError(
-                    f"cannot use {self._place}: its private_key is no private key", "file"
+                    f"cannot use {self.place}: its private_key is no private key", "file"
                 ) from None
             own.refresh(request)
             return own.token
 
-        token = await in_thread(
-            self._place, work, step_timeout_s=self._settings.step_timeout_s, tls=self._tls
-        )
-        return jwt_for(token, audience, self._place, self._now())
+        return jwt_for(await self.run(work), audience, self.place, self.now())
 
 
-class _User:
+class _User(_Source):
     """A person's login, which gives ID tokens for its own client only."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        place: str,
-        settings: TokenSettings,
-        tls: ssl.SSLContext | None,
-        now: Callable[[], float],
-    ) -> None:
-        self._credentials = credentials
-        self._place = place
-        self._settings = settings
-        self._tls = tls
-        self._now = now
-        self.identity = f"the user of {place}"
+    @property
+    def identity(self) -> str:
+        return f"the user of {self.place}"
 
     async def mint(self, audience: str) -> Minted:
-        if audience != self._credentials.info["client_id"]:
+        if audience != self.credentials.info["client_id"]:
             raise TokenError(
-                f"no ID token for {audience} with {self._place}: a user's login gives one for its own client "
+                f"no ID token for {audience} with {self.place}: a user's login gives one for its own client "
                 f"only; {IMPERSONATE}"
             )
 
         def work(request: Request) -> object:
-            user = _google_auth(self._credentials, self._settings)
+            user = _google_auth(self.credentials, self.settings)
             user.refresh(request)
             return user.id_token
 
-        token = await in_thread(
-            self._place, work, step_timeout_s=self._settings.step_timeout_s, tls=self._tls
-        )
-        return jwt_for(token, audience, self._place, self._now())
+        return jwt_for(await self.run(work), audience, self.place, self.now())
 
 
-class GoogleAccess(KeptAccessToken):
+class _Access(KeptAccessToken):
     """The access token of credentials of any kind, kept until shortly before its end."""
 
-    def __init__(
-        self,
-        credentials: Credentials,
-        place: str,
-        settings: TokenSettings,
-        *,
-        tls: ssl.SSLContext | None,
-        now: Callable[[], float],
-    ) -> None:
-        super().__init__(place, self._refresh, now=now)
-        self._credentials = credentials
-        self._place = place
-        self._settings = settings
-        self._tls = tls
+    def __init__(self, source: _Source) -> None:
+        super().__init__(source.place, self._refresh, now=source.now)
+        self._source = source
 
     async def _refresh(self) -> Minted:
-        return await in_thread(
-            self._place,
-            self._refreshed,
-            step_timeout_s=self._settings.step_timeout_s,
-            tls=self._tls,
-            without_answer=google_file.subject_source(self._credentials)
-            if self._credentials.kind == "external_account"
-            else "google-auth cannot use it",
-        )
+        credentials = self._source.credentials
+        if credentials.kind == "external_account":
+            return await self._source.run(self._refreshed, google_file.subject_source(credentials))
+        return await self._source.run(self._refreshed)
 
     def _refreshed(self, request: Request) -> Minted:
+        source = self._source
         # A new one each time: the thread of an attempt that was given up may still be at work on its own.
         try:
-            own = _google_auth(self._credentials, self._settings)
+            own = _google_auth(source.credentials, source.settings)
         except FAILURES:
             raise TokenError(
-                f"cannot use {self._place}: {self._credentials.kind} with a missing or wrong field",
-                "file",
+                f"cannot use {source.place}: {source.credentials.kind} with a missing or wrong field", "file"
             ) from None
         own.refresh(request)
-        now_s = self._now()
-        # What google-auth has not looked at: whether it is a token, and how long it is said to live.
+        now_s = source.now()
+        # google-auth does not check whether it is a token, nor how long it is said to live.
         left_s = own.expiry.replace(tzinfo=UTC).timestamp() - datetime.now(UTC).timestamp()
         answer = {"access_token": own.token, "expires_in": left_s}
         return access_token(answer, f"what {request.http.answered} gave", now_s, now_s)
