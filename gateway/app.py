@@ -385,7 +385,7 @@ class Gateway:
         for gauge, read in (
             (families.CONNECTIONS_OPEN, self._open_connections),
             (families.CONNECTIONS_LIMIT, lambda: admission.most_connections),
-            (families.SOURCE_CONNECTIONS_MAX, lambda: admission.sources.most),
+            (families.SOURCE_CONNECTIONS_MAX, lambda: admission.sources.largest),
             (families.SOURCE_CONNECTIONS_LIMIT, lambda: admission.most_per_source),
             (families.BUFFERED_BYTES, lambda: memory.held_bytes),
             (families.BUFFERED_BYTES_LIMIT, lambda: memory.most_bytes),

@@ -38,8 +38,8 @@ from gateway.ports.admission import (
     BUFFERED,
     HBONE_PER_IDENTITY,
     HBONE_TUNNELS,
+    Counts,
     Refusals,
-    Tally,
 )
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.mesh_connections import MemberConnection, MeshConnections
@@ -112,7 +112,7 @@ class HboneListener:
         self._refusals = refusals or Refusals()
         self._share = share
         self._is_full = is_full
-        self._identities = Tally()
+        self._identities = Counts()
         self._clock = TunnelClock(settings.idle_timeout_s, settings.max_tunnel_lifetime_s)
         self._connections = MeshConnections(
             settings,
@@ -317,7 +317,7 @@ class HboneListener:
             raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
         settings, identity = self._settings, tunnel.record.identity
         most = self._share(settings.max_tunnels_per_identity or settings.max_tunnels)
-        if self._identities.of(identity) > most:
+        if self._identities[identity] > most:
             text = f"{most} tunnels of {identity} are open, which is max_tunnels_per_identity"
             raise LimitError(text, HBONE_PER_IDENTITY)
 
@@ -381,7 +381,7 @@ class HboneListener:
         assert isinstance(tunnel, _Tunnel)
         record = tunnel.record
         self.tunnels.discard(tunnel)
-        self._identities.take(record.identity)
+        self._identities.drop(record.identity)
         if record.opened:
             self._count(tunnel, record.sent_bytes or 0, record.received_bytes or 0)
             self._counts.closed(record.flag)

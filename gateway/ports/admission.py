@@ -1,11 +1,8 @@
-"""Who may come in: how many connections there may be, of one address and on one route as well.
+"""How many connections there may be: in all, from one address and on one route; and what each limit refused.
 
-Owned here: the counts, their bounds, and the refusals by limit as metrics. That a refused client is told, and
-its line in the log, are the caller's: before the hello RST, after it a TLS alert.
-
-An address, and a route, is in a table only while it has a connection, so neither table is ever longer than
-`max_connections`. An address is counted as it stands in the connection: behind a load balancer or a node's
-NAT many clients have the same one, which is why there is no bound on it unless the file has one.
+An address, or a route, is in a table only while it has a connection, so neither table is ever longer than
+`max_connections`. Behind a load balancer or a node's NAT many clients have the same address: therefore there
+is no bound on one unless the file has it.
 """
 
 from __future__ import annotations
@@ -67,32 +64,28 @@ LIMITS = (
 """Every name that a LimitError of the gateway can have: the values of the metric's label."""
 
 
-class Tally:
-    """Counts by name; a name that has none is forgotten."""
+class Counts(dict[str, int]):
+    """Numbers by name; a name that has none is not in it, and reads as 0."""
 
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+    def __missing__(self, name: str) -> int:
+        return 0
 
     def add(self, name: str) -> None:
         """One more."""
-        self.counts[name] = self.counts.get(name, 0) + 1
+        self[name] += 1
 
-    def take(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """One less."""
-        left = self.counts.get(name, 0) - 1
+        left = self[name] - 1
         if left > 0:
-            self.counts[name] = left
+            self[name] = left
         else:
-            self.counts.pop(name, None)
-
-    def of(self, name: str) -> int:
-        """How many there are."""
-        return self.counts.get(name, 0)
+            self.pop(name, None)
 
     @property
-    def most(self) -> int:
+    def largest(self) -> int:
         """Of the name that has most."""
-        return max(self.counts.values(), default=0)
+        return max(self.values(), default=0)
 
 
 class Refusals:
@@ -123,8 +116,8 @@ class Admission:
     ) -> None:
         """Of `limits` this process has its `share`; `is_full` says whether the memory for buffers is used
         up."""
-        self.sources = Tally()
-        self.routes = Tally()
+        self.sources = Counts()
+        self.routes = Counts()
         self.refusals = Refusals()
         self._limits = limits
         self._share = share
@@ -155,7 +148,7 @@ class Admission:
     def route_families(self, routes: Iterable[Route]) -> Iterator[Metric]:
         """The connections of each route, and how many it may have, as metrics."""
         shown = list(itertools.islice(routes, MAX_LABELS))
-        yield families.ROUTE_CONNECTIONS.metric((route.host, self.routes.of(route.host)) for route in shown)
+        yield families.ROUTE_CONNECTIONS.metric((route.host, self.routes[route.host]) for route in shown)
         yield families.ROUTE_CONNECTIONS_LIMIT.metric(
             (route.host, self.most_per_route(route)) for route in shown
         )
@@ -168,33 +161,33 @@ class Admission:
         if self._is_full():
             raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
         source, most = source_of(peer), self.most_per_source
-        if self.sources.of(source) >= most:
+        if self.sources[source] >= most:
             text = f"{most} connections from {source} are open, which is {PER_SOURCE}"
             raise LimitError(text, PER_SOURCE)
-        self.sources.add(source)
+        self.sources[source] += 1
 
     def leave(self, peer: str) -> None:
         """It is gone."""
-        self.sources.take(source_of(peer))
+        self.sources.drop(source_of(peer))
 
     def enter_route(self, route: Route) -> None:
         """A connection's name has led to `route`. Raises LimitError."""
         most = self.most_per_route(route)
-        if self.routes.of(route.host) >= most:
+        if self.routes[route.host] >= most:
             which = PER_ROUTE if route.max_connections is None else "the route's max_connections"
             text = f"{most} connections on route {route.host} are open, which is {which}"
             raise LimitError(text, PER_ROUTE)
-        self.routes.add(route.host)
+        self.routes[route.host] += 1
 
     def leave_route(self, host: str) -> None:
         """A connection on the route with the glob `host` is gone."""
-        self.routes.take(host)
+        self.routes.drop(host)
 
 
-class Doorstep(asyncio.BufferedProtocol):
-    """Hands an accepted transport on before anything is read from it, which is the first moment that tells
-    from where it came. A BufferedProtocol, for uvloop's transports hold on to the last protocol that is none:
-    each tunnel would keep its doorstep, 0.2 KiB."""
+class AcceptProtocol(asyncio.BufferedProtocol):
+    """Calls `accepted(transport)` before anything is read, which is the first moment that tells where a
+    connection comes from. A BufferedProtocol, because uvloop's transports keep a reference to the last
+    protocol that is none: 0.2 KiB for each tunnel."""
 
     __slots__ = ("_accepted",)
 
@@ -208,7 +201,7 @@ class Doorstep(asyncio.BufferedProtocol):
         return READ_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Nobody took the connection, and it is on its way out."""
+        """The connection is being closed."""
 
 
 def source_of(peer: str) -> str:

@@ -24,8 +24,8 @@ from typing import Protocol, cast
 from gateway.ports.admission import (
     BUFFERED,
     DESCRIPTORS,
-    Doorstep,
-    Tally,
+    AcceptProtocol,
+    Counts,
     source_of,
 )
 from gateway.ports.hello import ALERT_LINGER_S
@@ -151,7 +151,7 @@ class MeshConnections:
         self.settings = settings
         self.drain_timeout_s = drain_timeout_s
         """It may change at any time."""
-        self.sources = Tally()
+        self.sources = Counts()
         self._share = share
         self._is_full = is_full
         self._make = make
@@ -206,7 +206,7 @@ class MeshConnections:
 
     def protocol(self) -> asyncio.BaseProtocol:
         """For an accepted TCP connection."""
-        return Doorstep(self._accepted)
+        return AcceptProtocol(self._accepted)
 
     def drain(self) -> None:
         """Takes no new requests; each connection closes when its last one is over."""
@@ -257,7 +257,7 @@ class MeshConnections:
             raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
         settings, source = self.settings, source_of(peer)
         most = self._share(settings.max_connections_per_source or settings.max_connections)
-        if self.sources.of(source) >= most:
+        if self.sources[source] >= most:
             text = f"{most} connections from {source} are open, which is max_connections_per_source"
             raise LimitError(text, f"{self._purpose}.max_connections_per_source")
 
@@ -281,7 +281,7 @@ class MeshConnections:
             self._refused(peer, loop.time() - accepted, error)
         finally:
             if not has_come:  # else `_lost` says when it has gone
-                self.sources.take(source_of(peer))
+                self.sources.drop(source_of(peer))
 
     async def _shake_hands(self, sock: socket.socket, member: MemberConnection) -> bool:
         """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not. False if
@@ -365,7 +365,7 @@ class MeshConnections:
             if connection.expiry is not None:
                 connection.expiry.close()
                 connection.expiry = None  # the two name each other
-            self.sources.take(source_of(connection.peer_name))
+            self.sources.drop(source_of(connection.peer_name))
         self._changed()
 
 

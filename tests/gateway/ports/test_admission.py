@@ -8,8 +8,8 @@ from gateway.config.limit_settings import Limits
 from gateway.ports.admission import (
     LIMITS,
     Admission,
+    Counts,
     Refusals,
-    Tally,
     network_of,
     source_of,
 )
@@ -58,7 +58,7 @@ def test_connections_of_one_address() -> None:
     door = Door(Limits(max_connections_per_source=2))
     assert [door.enter(f"[fd00::1]:{port}") for port in range(3)] == ["", "", "max_connections_per_source"]
     assert door.enter("[fd00::2]:1") == "", "another has its own"
-    assert door.admission.sources.most == 2
+    assert door.admission.sources.largest == 2
     door.leave("[fd00::1]:0")
     assert door.enter("[fd00::1]:9") == ""
 
@@ -85,7 +85,7 @@ def test_the_tables_hold_only_who_is_there() -> None:
         door.admission.enter_route(ROUTE)
         door.leave(peer)
         door.admission.leave_route(ROUTE.host)
-    assert door.admission.sources.counts == door.admission.routes.counts == {}
+    assert door.admission.sources == door.admission.routes == {}
 
 
 @pytest.mark.parametrize(
@@ -146,15 +146,15 @@ def test_routes_as_metrics() -> None:
     assert [sample.value for sample in most.samples] == [5, 7]
 
 
-def test_a_tally_forgets_what_is_none() -> None:
-    tally = Tally()
-    tally.add("a")
-    tally.add("a")
-    tally.take("a")
-    assert (tally.counts, tally.of("a"), tally.of("b"), tally.most) == ({"a": 1}, 1, 0, 1)
-    tally.take("a")
-    tally.take("a")
-    assert (tally.counts, tally.most) == ({}, 0)
+def test_counts_forget_what_is_none() -> None:
+    counts = Counts()
+    counts.add("a")
+    counts.add("a")
+    counts.drop("a")
+    assert (counts, counts["a"], counts["b"], counts.largest) == ({"a": 1}, 1, 0, 1)
+    counts.drop("a")
+    counts.drop("a")
+    assert (counts, counts.largest) == ({}, 0)
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,7 @@ async def test_one_connection_of_an_address_too_many(tmp_path: Path) -> None:
         async with port.caller():
             await port.until(1)
         await port.until(0)
-        assert port.listener._connections.sources.counts == {}
+        assert port.listener._connections.sources == {}
         await garbage.close()
 
 
