@@ -332,7 +332,7 @@ class Gateway:
     def _holders(self) -> Iterator[Holder]:
         yield from self._tunnels.open
         if self._hbone is not None:
-            yield from self._hbone.tunnels
+            yield from self._hbone.tunnels.open
 
     def _other_bytes(self) -> int:
         """Held outside of tunnels: what HTTP/2 connections have to send, and incomplete hellos."""

@@ -272,7 +272,7 @@ async def test_a_reload_changes_whose_tokens_count(
 ) -> None:
     token = issuer.mint("https://new.example", email=EMAIL)
     assert await ask(peer, target, token).status() == 401
-    settings = port.listener._settings
+    settings = port.listener.tunnels.settings
     assert settings.jwt is not None
     new = replace(settings.jwt, audiences=("https://new.example",))
     port.listener.apply(replace(settings, jwt=new))
@@ -285,4 +285,4 @@ async def test_a_reload_changes_whose_tokens_count(
     port.listener.apply(replace(settings, rules=(TO_LOOPBACK,), jwt=None))
     assert await ask(peer, target).status() == 200
     assert port.value("hbone_jwt_checks_total", result="good") == 1
-    assert isinstance(port.listener.rules, Rules)
+    assert isinstance(port.listener.tunnels.rules, Rules)

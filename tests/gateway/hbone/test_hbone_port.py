@@ -264,7 +264,7 @@ async def test_a_name_that_stands_for_this_machine(tmp_path: Path, target: TcpSe
 
 async def test_rules_can_be_replaced(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
     stream, there = await opened(peer, target)
-    port.listener.rules = Rules([])
+    port.listener.tunnels.rules = Rules([])
     assert await ask(peer, f"127.0.0.1:{target.port}").status() == 401
     await stream.send(b"still open")
     assert await there.read(10) == b"still open"
@@ -450,7 +450,7 @@ async def test_an_old_tunnel_at_rest_ends_in_order(
 async def test_limits_can_be_changed(tmp_path: Path, target: TcpServer) -> None:
     async with hbone_port.serving(tmp_path) as port, port.caller() as peer:
         await opened(peer, target)
-        port.listener.apply(replace(port.listener._settings, max_tunnels=1, max_connections=1))
+        port.listener.apply(replace(port.listener.tunnels.settings, max_tunnels=1, max_connections=1))
         assert await ask(peer, f"127.0.0.1:{target.port}").status() == 503
         assert port.value("hbone_listener_tunnels_limit") == 1
         assert port.value("hbone_listener_connections_limit") == 1
