@@ -124,9 +124,6 @@ class Settings:
         "IP address of the mTLS end, target of /_hbone/15003",
         variable="HBONE_INBOUND_LISTEN",
     )
-    sshd: Address = setting(
-        TARGET, DEFAULT_SSHD, "address of the sshd, target of /_hbone/22", variable="HBONE_SSHD"
-    )
     app: Address = setting(
         TARGET, DEFAULT_APP, "address of the app; its port becomes the app's PORT", variable="HBONE_APP"
     )
@@ -136,6 +133,16 @@ class Settings:
         "what the app speaks: auto, http1 or h2c",
         "h2c is HTTP/2 without TLS and with prior knowledge, as gRPC servers speak it. auto finds out.",
         variable="HBONE_APP_PROTOCOL",
+    )
+    app_start_timeout_s: float = setting(
+        SOME_TIME,
+        240.0,
+        "time the app has until its port is open",
+        "Cloud Run gives a container four minutes.",
+        variable="HBONE_APP_START_TIMEOUT",
+    )
+    sshd: Address = setting(
+        TARGET, DEFAULT_SSHD, "address of the sshd, target of /_hbone/22", variable="HBONE_SSHD"
     )
     targets: Mapping[str, Address] = field(default_factory=dict)
     """Further targets by name, from PORT_NAME; `target` knows them all."""
@@ -147,15 +154,38 @@ class Settings:
         "Certificate, key and roots may have any of the customary names.",
         variable="HBONE_CERTS",
     )
-    allow: tuple[str, ...] = setting(
-        PATTERNS, (), "SPIFFE IDs that may come in", unset="the own trust domain", variable="HBONE_ALLOW"
-    )
     trust_domain: str = setting(
         Parsed(_trust_domain, "name"),
         "",
         "the workload's trust domain",
         unset="that of its certificate",
         variable="TRUST_DOMAIN",
+    )
+    trust_domain_aliases: tuple[str, ...] = setting(
+        List(_trust_domain, MAX_ALIASES, "names"),
+        (),
+        "further names of the trust domain",
+        "Their peers count as ours.",
+        unset="none",
+        variable="TRUST_DOMAIN_ALIASES",
+    )
+    allow: tuple[str, ...] = setting(
+        PATTERNS, (), "SPIFFE IDs that may come in", unset="the own trust domain", variable="HBONE_ALLOW"
+    )
+    deny: tuple[str, ...] = setting(
+        PATTERNS,
+        (),
+        "SPIFFE IDs that may not come in, whatever HBONE_ALLOW says",
+        unset="none",
+        variable="HBONE_DENY",
+    )
+    crl: Path | None = setting(
+        FilePath(),
+        None,
+        "file with certificate revocation lists of the peers, which is followed",
+        "PEM or DER.",
+        unset="none",
+        variable="HBONE_CRL",
     )
     xds: Address | None = setting(
         OrNone(ADDRESS), None, "control plane of the mesh; - means no mesh", unset=NONE, variable="XDS_ADDR"
@@ -180,15 +210,28 @@ class Settings:
         "loopback address of Envoy's admin port, - for none",
         variable="HBONE_ENVOY_ADMIN",
     )
-    app_start_timeout_s: float = setting(
-        SOME_TIME,
-        240.0,
-        "time the app has until its port is open",
-        "Cloud Run gives a container four minutes.",
-        variable="HBONE_APP_START_TIMEOUT",
-    )
     dial_timeout_s: float = setting(
         SOME_TIME, 10.0, "time a tunnel's target has to accept", variable="HBONE_DIAL_TIMEOUT"
+    )
+    handshake_timeout_s: float = setting(
+        SOME_TIME,
+        10.0,
+        "time a client has for the built-in end's TLS handshake",
+        variable="HBONE_HANDSHAKE_TIMEOUT",
+    )
+    idle_timeout_s: float = setting(
+        Duration(),
+        3600.0,
+        "time without a byte after which a tunnel is reset; 0: never",
+        "Cloud Run ends any request by then.",
+        variable="HBONE_IDLE_TIMEOUT",
+    )
+    half_closed_timeout_s: float = setting(
+        SOME_TIME,
+        HALF_CLOSED_TIMEOUT_S,
+        "time a tunnel that has ended one way may be silent the other way",
+        "Some proxies never pass an end on, and each such tunnel holds its slot.",
+        variable="HBONE_HALF_CLOSED_TIMEOUT",
     )
     connection_idle_timeout_s: float = setting(
         Duration(),
@@ -204,19 +247,6 @@ class Settings:
         "0 ends them at once. Cloud Run kills the container 10 s after SIGTERM, and the app needs some of "
         "that time.",
         variable="HBONE_DRAIN_TIMEOUT",
-    )
-    handshake_timeout_s: float = setting(
-        SOME_TIME,
-        10.0,
-        "time a client has for the built-in end's TLS handshake",
-        variable="HBONE_HANDSHAKE_TIMEOUT",
-    )
-    idle_timeout_s: float = setting(
-        Duration(),
-        3600.0,
-        "time without a byte after which a tunnel is reset; 0: never",
-        "Cloud Run ends any request by then.",
-        variable="HBONE_IDLE_TIMEOUT",
     )
     max_connections: int = setting(
         Count(1, MAX_COUNT),
@@ -251,52 +281,6 @@ class Settings:
     )
     """None: half of the memory that the container, or else the machine, has."""
 
-    reverse: ReverseSettings | None = None
-    """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
-
-    half_closed_timeout_s: float = setting(
-        SOME_TIME,
-        HALF_CLOSED_TIMEOUT_S,
-        "time a tunnel that has ended one way may be silent the other way",
-        "Some proxies never pass an end on, and each such tunnel holds its slot.",
-        variable="HBONE_HALF_CLOSED_TIMEOUT",
-    )
-    log_level: str = setting(
-        Choice(LOG_LEVELS),
-        "info",
-        "lowest level that is logged: debug, info, warning or error",
-        variable="HBONE_LOG_LEVEL",
-    )
-    log_format: LogFormat | None = setting(
-        Choice(LOG_FORMATS),
-        None,
-        "how log lines look: json or text",
-        unset="text on a terminal, else json",
-        variable="HBONE_LOG_FORMAT",
-    )
-    deny: tuple[str, ...] = setting(
-        PATTERNS,
-        (),
-        "SPIFFE IDs that may not come in, whatever HBONE_ALLOW says",
-        unset="none",
-        variable="HBONE_DENY",
-    )
-    trust_domain_aliases: tuple[str, ...] = setting(
-        List(_trust_domain, MAX_ALIASES, "names"),
-        (),
-        "further names of the trust domain",
-        "Their peers count as ours.",
-        unset="none",
-        variable="TRUST_DOMAIN_ALIASES",
-    )
-    crl: Path | None = setting(
-        FilePath(),
-        None,
-        "file with certificate revocation lists of the peers, which is followed",
-        "PEM or DER.",
-        unset="none",
-        variable="HBONE_CRL",
-    )
     hidden_from_app: tuple[str, ...] = setting(
         VARIABLE_NAMES,
         (),
@@ -312,8 +296,24 @@ class Settings:
         unset="none",
         variable="HBONE_PASS_TO_APP",
     )
+    log_level: str = setting(
+        Choice(LOG_LEVELS),
+        "info",
+        "lowest level that is logged: debug, info, warning or error",
+        variable="HBONE_LOG_LEVEL",
+    )
+    log_format: LogFormat | None = setting(
+        Choice(LOG_FORMATS),
+        None,
+        "how log lines look: json or text",
+        unset="text on a terminal, else json",
+        variable="HBONE_LOG_FORMAT",
+    )
     debuggable: bool = setting(Switch(), False, core_dumps.MEANING, variable=core_dumps.VARIABLE)
     """Whether krun may leave a core and be looked into; that is seen to before settings are read."""
+
+    reverse: ReverseSettings | None = None
+    """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
 
     authority: CertificateSettings | None = None
     """Who signs the certificate, whose files in `certificates` krun then keeps current; None: they come from

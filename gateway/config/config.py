@@ -121,7 +121,7 @@ class GatewayConfig:
         Section(TokenSettings, _tokens),
         TokenSettings(),
         "where ID tokens come from",
-        "Environment variables go over it.",
+        "Environment variables go over it; hbone reads the same variables.",
         restart=True,
     )
     warnings: tuple[str, ...] = field(default=(), compare=False)
