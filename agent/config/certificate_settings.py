@@ -69,7 +69,7 @@ def _mesh_address(text: str) -> Address:
 
 
 CA_ADDR: Setting[Address | None] = Setting(
-    TARGET, None, "address of Istio's CA", unset="XDS_ADDR, else MCON_ADDR", variable="CA_ADDR"
+    TARGET, None, "HOST:PORT of Istio's CA", unset="XDS_ADDR, else MCON_ADDR", variable="CA_ADDR"
 )
 MCON_ADDR: Setting[Address | None] = Setting(
     Parsed(_mesh_address, "HOST or HOST:PORT"),
@@ -169,7 +169,7 @@ class CertificateSettings:
     renew_at: float = setting(
         Number(MIN_SHARE, MAX_SHARE),
         0.5,
-        "part of its life after which it is renewed",
+        "part of its life after which it is renewed, 0.2 to 0.9",
         "Less a random tenth.",
         variable="HBONE_CERT_RENEW_AT",
     )
@@ -179,7 +179,7 @@ class CertificateSettings:
     owner: tuple[int, int] | None = setting(
         OWNER,
         None,
-        "user and group that the files are given to",
+        "USER or USER:GROUP that the files are given to",
         "For an app that reads them and is not krun's user.",
         unset="krun's own",
         variable="HBONE_CERT_OWNER",
@@ -190,7 +190,7 @@ class CertificateSettings:
     root_files: tuple[Path, ...] = setting(
         List(Path, MAX_FILES, "paths"),
         (),
-        "files with more roots",
+        "files with more roots, separated by commas",
         "They are used beside /var/run/secrets/istio/root-cert.pem.",
         unset="none",
         variable="HBONE_ROOTS",

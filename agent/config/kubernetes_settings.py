@@ -141,7 +141,7 @@ class KubernetesSettings:
     owner: tuple[int, int] | None = setting(
         OWNER,
         None,
-        "user and group that the files are given to",
+        "USER or USER:GROUP that the files are given to",
         "The app is krun's own user unless its image says otherwise.",
         unset="krun's own",
         variable="HBONE_K8S_TOKEN_OWNER",

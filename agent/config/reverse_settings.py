@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.config.variables import PEER_PATTERNS
 from shared import ports
 from shared.address import Address, check_host_name
 from shared.config.fields import Environment, setting
-from shared.config.kinds import Count, Duration, List, Parsed, target
+from shared.config.kinds import Count, Duration, List, target
 from shared.errors import UsageError
-from shared.trust.peer_patterns import split_patterns
 
 MAX_GATEWAYS = 16
 """Addresses, names, and gateways behind an address: each a connection, for each of the others."""
@@ -28,9 +28,6 @@ def _name(text: str) -> str:
     return text.lower()
 
 
-PEERS = Parsed(split_patterns, "SPIFFE ID patterns, with commas between them")
-
-
 @dataclass(frozen=True, slots=True)
 class ReverseSettings:
     """All that HBONE_REVERSE* set."""
@@ -38,7 +35,7 @@ class ReverseSettings:
     gateways: tuple[Address, ...] = setting(
         List(_gateway, MAX_GATEWAYS, "HOST:PORT or HOST"),
         (),
-        "gateways to dial, to be reached through them",
+        "HOST:PORT of gateways to dial, separated by commas, to be reached through them",
         f"The port is {ports.REVERSE} if none is given.",
         unset="none",
         variable="HBONE_REVERSE",
@@ -46,14 +43,14 @@ class ReverseSettings:
     names: tuple[str, ...] = setting(
         List(_name, MAX_GATEWAYS, "names"),
         (),
-        "names to register there",
+        "names to register there, separated by commas",
         "Each name has a connection of its own to each gateway.",
         variable="HBONE_REVERSE_NAME",
     )
     peers: tuple[str, ...] = setting(
-        PEERS,
+        PEER_PATTERNS,
         (),
-        "SPIFFE IDs that a gateway may have",
+        "SPIFFE ID patterns of the gateways, separated by commas",
         unset="the own trust domain",
         variable="HBONE_REVERSE_PEER",
     )

@@ -15,7 +15,7 @@ from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.reverse_settings import ReverseSettings
 from agent.config.sts_settings import StsSettings
-from agent.config.variables import IP_ADDRESS, loopback
+from agent.config.variables import IP_ADDRESS, PEER_PATTERNS, loopback
 from shared import core_dumps, ports
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
@@ -38,7 +38,7 @@ from shared.config.kinds import (
 from shared.errors import UnavailableError, UsageError
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.tls import certificate_folder
-from shared.trust.peer_patterns import MAX_ALIASES, TrustDomain, split_patterns
+from shared.trust.peer_patterns import MAX_ALIASES, TrustDomain
 from shared.trust.spiffe import SCHEME, SpiffeId
 
 Inbound = Literal["auto", "envoy", "builtin", "none"]
@@ -89,7 +89,6 @@ def _trust_domain(text: str) -> str:
 SOME_TIME = Duration(0.001)
 """A timeout that cannot be 0."""
 
-PATTERNS = Parsed(split_patterns, "SPIFFE ID patterns, with commas between them")
 VARIABLE_NAMES = List(str, MAX_PATTERNS, "names, * for any characters")
 
 TARGETS: Setting[None] = Setting(
@@ -164,18 +163,22 @@ class Settings:
     trust_domain_aliases: tuple[str, ...] = setting(
         List(_trust_domain, MAX_ALIASES, "names"),
         (),
-        "further names of the trust domain",
+        "further names of the trust domain, separated by commas",
         "Their peers count as ours.",
         unset="none",
         variable="TRUST_DOMAIN_ALIASES",
     )
     allow: tuple[str, ...] = setting(
-        PATTERNS, (), "SPIFFE IDs that may come in", unset="the own trust domain", variable="HBONE_ALLOW"
+        PEER_PATTERNS,
+        (),
+        "SPIFFE ID patterns that may come in, separated by commas",
+        unset="the own trust domain",
+        variable="HBONE_ALLOW",
     )
     deny: tuple[str, ...] = setting(
-        PATTERNS,
+        PEER_PATTERNS,
         (),
-        "SPIFFE IDs that may not come in, whatever HBONE_ALLOW says",
+        "SPIFFE ID patterns that may not come in, whatever HBONE_ALLOW says",
         unset="none",
         variable="HBONE_DENY",
     )

@@ -18,7 +18,7 @@ DEFAULT_LISTEN = Address("127.0.0.1", ports.STS)
 LISTEN: Setting[Address | None] = Setting(
     OrNone(Parsed(loopback("tokens are answered in the clear"), "loopback HOST:PORT")),
     None,
-    "address of the token exchange, - for none",
+    "loopback address of the token exchange, - for none",
     f"On GKE, where PROJECT_ID, CLUSTER_NAME and CLUSTER_LOCATION are set, it is {DEFAULT_LISTEN}.",
     unset=f"{DEFAULT_LISTEN} on GKE",
     variable="HBONE_STS_LISTEN",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from shared.address import Address
 from shared.config.kinds import Kind, Parsed
+from shared.trust.peer_patterns import split_patterns
 
 MAX_ID = 2**31
 """User and group ids are below it; for chown(2) the largest one means "leave it as it is"."""
@@ -61,4 +62,5 @@ def owner(text: str) -> tuple[int, int]:
 
 
 IP_ADDRESS: Kind[Address] = Parsed(ip_address, "IP:PORT")
+PEER_PATTERNS: Kind[tuple[str, ...]] = Parsed(split_patterns, "SPIFFE ID patterns, with commas between them")
 OWNER: Kind[tuple[int, int]] = Parsed(owner, "USER or USER:GROUP")
