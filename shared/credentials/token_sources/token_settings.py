@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from shared.config.fields import Environment, setting
+from shared.config.fields import Environment, setting, table_of
 from shared.config.kinds import Choice, Duration, FilePath, Parsed, file_path
 
 if TYPE_CHECKING:
@@ -279,6 +279,10 @@ class TokenSettings:
         if not self.project_number:
             return ""
         return f"service-{self.project_number}@gcp-sa-meshdataplane.iam.gserviceaccount.com"
+
+
+ENVIRONMENT: dict[str, str] = {one.variable: one.line for one in table_of(TokenSettings).values()}
+"""Every variable that `from_env` reads, each with its meaning and its default."""
 
 
 def from_env(environ: Mapping[str, str], default: TokenSettings | None = None) -> TokenSettings:
