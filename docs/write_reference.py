@@ -45,7 +45,8 @@ def hgate() -> str:
         "A change of the file is seen within seconds; SIGHUP has it read at once. Settings with `restart` in "
         "the last column take effect at the next start, those with `yes` at once, for new connections and "
         "tunnels. A file with a mistake changes nothing.",
-        "Where a setting has an environment variable, the variable goes over the file.",
+        "Where a setting has an environment variable, the variable goes over the file. Where a limit has a "
+        "flag, the access log has it for what the limit ended or refused.",
         UNITS,
     ]
     sections: list[tuple[str, Table, bool]] = [("", file_table(GatewayConfig), False)]

@@ -109,14 +109,14 @@ class HboneSettings:
         Count(1, MAX_CONNECTIONS),
         1000,
         "connections at once, handshakes included",
-        "More are reset: LIMIT. A ztunnel opens one for each workload on its node, or several from a hundred "
-        "tunnels on.",
+        "More are reset. A ztunnel opens one for each workload on its node, or several from a hundred "
+        "tunnels on. Flag: `LIMIT`.",
     )
     max_tunnels: int = setting(
         Count(1, MAX_TUNNELS),
         10_000,
         "tunnels at once, those that are being connected included",
-        "More get 503: LIMIT. Each holds a file descriptor.",
+        "More get 503. Each holds a file descriptor. Flag: `LIMIT`.",
     )
     max_connections_per_source: int = setting(
         Count(0, MAX_CONNECTIONS),

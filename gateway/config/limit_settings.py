@@ -77,14 +77,17 @@ class Limits:
         TIMEOUT,
         10.0,
         "time for a whole ClientHello, from the accepted connection on",
-        "It bounds what an idle or slow client can hold.",
+        "It bounds what an idle or slow client can hold. Flag: `HELLO_TIMEOUT`.",
     )
-    connect_timeout_s: float = setting(TIMEOUT, 10.0, "time for TCP and TLS to an upstream, each attempt")
+    connect_timeout_s: float = setting(
+        TIMEOUT, 10.0, "time for TCP and TLS to an upstream, each attempt", "Flag: `CONNECT`."
+    )
     response_timeout_s: float = setting(
         TIMEOUT,
         30.0,
         "time from asking for a stream to the 200",
-        "All retries and the pauses before them are included. It covers a cold start of Cloud Run.",
+        "All retries and the pauses before them are included. It covers a cold start of Cloud Run. Flag: "
+        "`UPSTREAM`.",
     )
     drain_delay_s: float | None = setting(
         Duration(0.0, MAX_TIMEOUT_S),
@@ -98,13 +101,13 @@ class Limits:
         20.0,
         "time for open tunnels to end once no connection is accepted any more",
         "0 ends them at once. With the delay before it 5 of the 30 seconds are left that Kubernetes has "
-        "between SIGTERM and SIGKILL.",
+        "between SIGTERM and SIGKILL. Flag of a tunnel that is left: `STOPPED`.",
     )
     max_connections: int = setting(
         CONNECTIONS,
         10_000,
         "clients at once, in all",
-        "More get RST: LIMIT. Each holds a file descriptor, and a share of an upstream connection.",
+        "More get RST. Each holds a file descriptor, and a share of an upstream connection. Flag: `LIMIT`.",
     )
     streams_per_connection: int = setting(
         Count(1, MAX_STREAMS),
@@ -122,7 +125,7 @@ class Limits:
         CONNECTIONS,
         _POOL.max_waiting,
         "tunnels that wait for a connection to one upstream, or for room on one",
-        "One more is refused.",
+        "One more is refused. Flag: `UPSTREAM`.",
     )
     upstream_idle_timeout_s: float = setting(
         Duration(MIN_TIMEOUT_S, MAX_LASTING_S),
@@ -157,27 +160,27 @@ class Limits:
         LOOKUPS,
         MAX_LOOKUPS_PER_CLIENT,
         "of them, for one address (IPv6: one /64), and on the HBONE port for one SPIFFE ID",
-        "Beyond 256 more that wait the client is refused: LIMIT.",
+        "More wait; beyond 256 that wait the client is refused. Flag: `LIMIT`.",
     )
     max_connections_per_source: int = setting(
         CONNECTIONS_OR_ALL,
         0,
         "clients at once, from one address; 0: as many as in all",
         "A load balancer is one address, and so are all pods of a node behind its NAT. Where clients have "
-        "addresses of their own, some hundreds keep one of them from taking all.",
+        "addresses of their own, some hundreds keep one of them from taking all. Flag: `LIMIT`.",
     )
     max_connections_per_route: int = setting(
         CONNECTIONS_OR_ALL,
         0,
         "clients at once, on one route that has no max_connections; 0: as many as in all",
-        "More get a TLS alert once their hello is read: LIMIT.",
+        "More get a TLS alert once their hello is read. Flag: `LIMIT`.",
     )
     max_new_audiences: int = setting(
         NEW_AUDIENCES,
         600,
         "tokens asked for in a minute, and as many at once, for new audiences; 0: no bound",
         "New is an audience that a client's name is part of and with whose token no tunnel was opened yet. "
-        "More are refused: LIMIT. The default is a tenth of what Google's token exchange grants a project.",
+        "More are refused: `LIMIT`. The default is a tenth of what Google's token exchange grants a project.",
     )
     max_new_audiences_per_source: int = setting(
         NEW_AUDIENCES, 100, "of them, for the clients of one address (IPv6: one /64); 0: as many as in all"
@@ -186,22 +189,23 @@ class Limits:
         LASTING,
         3600.0,
         "an open tunnel without a byte either way for so long is reset; 0: never",
-        "IDLE in the access log. Counts for open tunnels, too, after a reload.",
+        "A reload counts for open tunnels, too. Flag: `IDLE`.",
     )
     max_tunnel_lifetime_s: float = setting(
         LASTING,
         3300.0,
         "how long a tunnel with POST may live; 0: for ever",
         "Less up to 10 % by chance. In its last tenth a tunnel that is silent for 5 s ends in order: "
-        "LIFETIME; one that never is, is reset: LIFETIME_RESET. Cloud Run resets any request after an hour "
-        "at most. A service with a shorter request timeout, which is 5 minutes by default, needs a route "
-        "with less.",
+        "`LIFETIME`; one that never is, is reset: `LIFETIME_RESET`. Cloud Run resets any request after an "
+        "hour at most. A service with a shorter request timeout, which is 5 minutes by default, needs a "
+        "route with less.",
     )
     max_buffered_bytes: int | None = setting(
         Size(LEAST_BUFFERED_BYTES, MAX_BUFFERED_BYTES, off=True),
         None,
         "bytes held for all peers together; 0: no bound",
-        "Above it clients are refused: LIMIT. 10 % above it the tunnels that hold most are reset: OVERLOAD.",
+        "Above it clients are refused: `LIMIT`. 10 % above it the tunnels that hold most are reset: "
+        "`OVERLOAD`.",
         unset="half of the memory of the container, or else of the machine",
     )
     stream_window_bytes: int = setting(
@@ -242,7 +246,8 @@ class Limits:
         TIMEOUT,
         HALF_CLOSED_TIMEOUT_S,
         "how long one direction of a tunnel may be silent once the other has ended",
-        "Some proxies never pass an end on, and each such tunnel holds its slot.",
+        "It is reset then. Some proxies never pass an end on, and each such tunnel holds its slot. Flag: "
+        "`HALF_CLOSED`.",
     )
 
     def pool(self) -> PoolLimits:

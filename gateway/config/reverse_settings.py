@@ -108,8 +108,8 @@ class ReverseSettings:
         CONNECTIONS,
         1000,
         "connections at once, handshakes included",
-        "More are reset: LIMIT. A workload has one for each of its names, and with several workers one for "
-        "each of these.",
+        "More are reset. A workload has one for each of its names, and with several workers one for each of "
+        "these. Flag: `LIMIT`.",
         restart=True,
     )
     max_names: int = setting(
