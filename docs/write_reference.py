@@ -1,6 +1,6 @@
 """Writes docs/reference from the code: `python -m docs.write_reference`, or `make reference`.
 
-A test compares the files with `pages`.
+A test compares the files with PAGES.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def krun() -> str:
 def hgate() -> str:
     """The settings of hgate's file."""
     parts = [
-        "The file is YAML, by default `/etc/hgate/hgate.yaml`. hgate tells all mistakes of a file at once, "
+        "The file is YAML, by default `/etc/hgate/hgate.yaml`. hgate reports all mistakes of a file at once, "
         "each as FILE:LINE: FIELD: REASON. An unknown field is a mistake.",
         "A change of the file is seen within seconds; SIGHUP has it read at once. Settings with `restart` in "
         "the last column take effect at the next start, those with `yes` at once, for new connections and "

@@ -1,9 +1,8 @@
 """Kinds of values that a setting can have: how each is written, with its units and bounds.
 
-A value is a word in hgate's file, in an environment variable or behind a flag; each kind reads it the same
-way in all three places. `parse` raises ValueError with the reason: FormError if the text is no such value at
-all, BoundError if it is one out of bounds. The reason never repeats the text, which may be a secret; a reader
-adds it where it is none.
+A value is a word in hgate's file or in an environment variable; each kind reads it the same way in both.
+`parse` raises ValueError with the reason: FormError if the text is no such value at all, BoundError if it is
+one out of bounds. The reason never repeats the text, which may be a secret; a reader may add it.
 """
 
 from __future__ import annotations
