@@ -69,9 +69,9 @@ class HboneTunnels:
         is_full: Callable[[], bool],
         share: Callable[[int], int],
     ) -> None:
-        """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals` counts what each
-        limit refused, of which `is_full` is one: no memory for buffers. `share` is this process's part of a
-        limit."""
+        """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals`
+        counts what each limit refused, of which `is_full` is one: no memory for buffers. `share` is this
+        process's part of a limit."""
         self.open: set[HboneTunnel] = set()
         """Those that are being connected included."""
         self.identities = Counts()
