@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
+import logging
 import ssl
 import subprocess
 import threading
@@ -30,6 +31,9 @@ from shared.net.http1 import Response, Target
 from shared.net.tls.contexts import ALPN_HTTP1, client_context
 
 T = TypeVar("T")
+
+for _name in ("urllib3", "google.auth.transport.urllib3"):  # their lines quote URLs, headers and bodies
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 MOST_STEPS = 3
 """Exchanges towards one token: AWS' metadata service has two before Google's STS."""

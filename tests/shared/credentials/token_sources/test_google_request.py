@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 import subprocess
 import sys
@@ -54,6 +55,13 @@ async def test_what_google_auth_would_try_again_is_an_error_at_once(google: Goog
         await run(lambda request: request(f"{google.url}/token"), tls=google.tls)
     assert caught.value.reason == "refused"
     assert len(google.requests) == 1
+
+
+async def test_nothing_of_an_answer_is_logged(google: Google, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    google.faults["oauth"] = Answer(raw=b"HTTP/1.1 200 OK\r\nx: SECRET\r\nno colon SECRET\r\n\r\n{}")
+    await run(lambda request: request(f"{google.url}/token?SECRET").status, tls=google.tls)
+    assert "SECRET" not in caplog.text
 
 
 async def test_a_redirection_is_not_followed(google: Google) -> None:
