@@ -131,7 +131,7 @@ FILES = {
     "revoked.pem": "keeping the revocation lists in use: FILE: it is a named pipe, not a regular file$",
     CERTIFICATES_FILE: "keeping the certificate in use: FILE: it is a named pipe, not a regular file$",
     PRIVATE_KEY_FILE: "keeping the certificate in use: FILE: it is a named pipe, not a regular file$",
-    ROOTS_FILE: "keeping the certificate in use: FILE: it is a named pipe, not a regular file$",
+    ROOTS_FILE: "in use: root certificates: FILE: it is a named pipe, not a regular file$",
 }
 """Which file, and what is said of it."""
 
