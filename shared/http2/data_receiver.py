@@ -74,15 +74,15 @@ class DataReceiver:
         if self._headers.block_stream:
             return 0
         begin, size, last = at, len(data), len(data) - _HEADER_BYTES
-        largest, windows = self._max_frame_bytes, self._windows
+        largest, left = self._max_frame_bytes, self._windows.receive
         streams, events = self._streams.open, self._output.events
         while True:
             stream = streams.get(stream_id)
             if stream is None or stream.awaited is not _BODY:
                 break
             allowed = stream.receive_window
-            if allowed > windows.receive:
-                allowed = windows.receive
+            if allowed > left:
+                allowed = left
             end = at + _HEADER_BYTES + length
             if not 0 < length <= allowed or length > largest or end > size:
                 break
@@ -103,11 +103,12 @@ class DataReceiver:
                 joined += data[at + _HEADER_BYTES : end]
                 at, taken = end, taken + length
             stream.receive_window -= taken
-            windows.receive -= taken
+            left -= taken
             stream.held += taken
             events.append(DataReceived(stream, payload if joined is None else memoryview(joined)))
             if kind_and_flags or at > last:
                 break
+        self._windows.receive = left
         return at if at > begin else 0
 
     def receive_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:

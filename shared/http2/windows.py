@@ -57,18 +57,18 @@ class Windows:
 
     def consumed(self, stream: SessionStream, count: int) -> None:
         """The owner has passed on `count` bytes of the stream, so the peer may send as many more."""
-        state = stream.state
-        if state.over:
+        if stream.state.receives:
+            credit = stream.credit + count
+            if credit >= self._stream_mark:
+                self._output.send(frames.window_update(stream.id, credit))
+                stream.receive_window += credit
+                credit = 0
+            stream.credit = credit
+        elif stream.state.over:
             return  # `released` has given back what was held
         stream.held -= count
-        if state.receives:
-            stream.credit += count
-            if stream.credit >= self._stream_mark:
-                self._output.send(frames.window_update(stream.id, stream.credit))
-                stream.receive_window += stream.credit
-                stream.credit = 0
-        self.credit += count
-        if self.credit >= self._mark:
+        self.credit = credit = self.credit + count
+        if credit >= self._mark:
             self._give_credit()
 
     def dropped(self, count: int) -> None:

@@ -143,7 +143,8 @@ class Connection(asyncio.BufferedProtocol):
         idle_timeout_s: float | None = None,
         keepalive: Keepalive | None = None,
     ) -> None:
-        """`keepalive` is how the peer is watched; None: a server's while something waits for it, else not."""
+        """`keepalive` is how the peer is watched. Without it, or without its interval, a client of ours is
+        watched while something waits for it, and a server is not."""
         self.client = client
         self.session = Session(client=client, limits=limits)
         self.congested = False
@@ -171,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._idle_since = now = self._loop.time()
-        if keepalive is None and not client:
+        if not client and (keepalive is None or not keepalive.interval_s):
             keepalive = WHEN_STALLED
         self._liveness = None if keepalive is None else Liveness(keepalive, now)
 
