@@ -68,7 +68,7 @@ class DataReceiver:
 
     def receive_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
         """The path of most DATA frames: whole, without flags, on streams that may receive any number of
-        bytes; takes as many frames as there are. Small ones that follow on the same stream are one event.
+        bytes; it reads as many frames as there are. Small ones that follow on the same stream are one event.
 
         Counts both windows inline: a call of `Windows.received` would cost 10 % of a frame of a few bytes."""
         if self._headers.block_stream:

@@ -115,7 +115,7 @@ class SettingsReceived(Event):
 
 @dataclass(slots=True)
 class GoAwayReceived(Event):
-    """The peer takes no new streams; those above `last_stream_id` were not processed (RFC 9113 6.8)."""
+    """The peer accepts no new streams; those above `last_stream_id` were not processed (RFC 9113 6.8)."""
 
     last_stream_id: int
     code: int

@@ -16,8 +16,8 @@ class DataSink(Protocol):
     """Gets DATA, in order. Every view lives as long as the buffer given to `FrameScanner.scan`."""
 
     def receive_plain_data(self, data: memoryview, at: int, length: int, stream_id: int) -> int:
-        """A DATA frame without flags begins at `at`: takes it, and what follows like it, if it is all there
-        and nothing is odd about it. Returns where that ends, or 0."""
+        """A DATA frame without flags begins at `at`: receives it, and those like it that follow, if it is
+        whole and nothing is odd about it. Returns where the last of them ends, or 0."""
 
     def receive_data_head(self, length: int, flags: int, stream_id: int, padding: int) -> None:
         """Any other DATA frame has begun; `length` counts what stands before and behind its payload too."""

@@ -77,7 +77,7 @@ FRAME_NAMES = (
 
 HEADER_BYTES = 9
 MAX_PAYLOAD_BYTES = 16384
-"""The largest that every peer takes (RFC 9113 section 4.2)."""
+"""The largest that every peer accepts (RFC 9113 section 4.2)."""
 
 MAX_WINDOW = 2**31 - 1
 MAX_STREAM_ID = 2**31 - 1

@@ -34,7 +34,7 @@ FRAMES_OF_A_BLOCK = 64
 """HEADERS and its CONTINUATIONs: the flood guard bounds their bytes, this the empty ones."""
 
 FREE_FIELDS = 100
-"""Fields that a request may have for nothing; Envoy takes no more at all."""
+"""Fields that a request may have for nothing; Envoy accepts no more at all."""
 
 FIELDS_PER_STREAM = 20
 """Fields beyond those that cost us as much as a stream opened in vain: 2.5 µs each to decode and to judge."""

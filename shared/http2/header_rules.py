@@ -55,7 +55,7 @@ _AUTHORITY = re.compile(
     rb"|\[(?:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%%25[A-Za-z0-9._~%%-]+)?|[vV][0-9A-Fa-f]+\.[%b:]+)\])"
     rb"(?::[0-9]*)?" % (_NAME_CHARS, _NAME_CHARS, _NAME_CHARS)
 )
-# What a CONNECT names is looked at by whoever connects it, and can say what is wrong with it. Nothing in it
+# The target of a CONNECT is checked where it is dialled, with a better error. Nothing in it
 # may mean something else to another reader.
 _TARGET = re.compile(rb"[%b%%:\[\]]+" % _NAME_CHARS)
 

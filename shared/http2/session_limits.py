@@ -25,7 +25,7 @@ class SessionLimits:
     stalled stream stop all others (ztunnel#1538)."""
 
     max_frame_bytes: int = 16384
-    """Largest frame that we take; DATA is passed on as it arrives, so nothing is gained by more."""
+    """Largest frame that we accept; DATA is passed on as it arrives, so nothing is gained by more."""
 
     max_header_list_bytes: int = 64 << 10
     """Decoded header list that we announce, as RFC 9113 section 6.5.2 counts it. Cloud Run's own limit is

@@ -88,7 +88,7 @@ of the world. Streams that it opens later are refused."""
 
 FAULT_LINGER_S = 1.0
 """How long a connection that we have ended for its peer's fault stays open, for GOAWAY to arrive: closed at
-once over what the peer still sends, it would take GOAWAY with it (RST). It counts as a connection until
+once over what the peer still sends, it would destroy GOAWAY on its way (RST). It counts as a connection until
 then."""
 
 FAIR_S = 0.001
@@ -261,8 +261,8 @@ class Connection(asyncio.BufferedProtocol):
         """Has the peer open no new stream, and closes when the last one is over.
 
         A server says GOAWAY twice (RFC 9113 section 6.8). Streams that the peer opened before it saw the
-        first are served, however long their path is; only then it is told the last one, and only after that
-        the connection may close.
+        first are served, however long their path is. Only then the peer learns the last one, and only after
+        that the connection may close.
         """
         self._closing = True
         self.session.announce_goaway()
@@ -495,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
                 stream.trailers = headers
             case StreamEnded(SessionStream(owner=Stream() as stream) as state):
                 stream.on_ended()
-                if state.state is _CLOSED:  # by a reset it is told with that
+                if state.state is _CLOSED:  # else StreamReset says that it is over
                     self._stream_over(state)
             case RequestMalformed(_, fault):
                 log.info("refused a request of %s: malformed: %s", self.peer_name, fault)
@@ -548,8 +548,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_if_done(self) -> None:
         session = self.session
-        told = self._closing and session.goaway_state is GoAwayState.FINAL
-        if (told or (self.client and session.goaway_received)) and not session.streams:
+        announced = self._closing and session.goaway_state is GoAwayState.FINAL
+        if (announced or (self.client and session.goaway_received)) and not session.streams:
             session.explain_notice()
             self._flush()
             self._end()
@@ -651,7 +651,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _check_frame(self) -> None:
-        """One timer at a time, looked at when it is over: most unfinished frames are whole a moment later."""
+        """One timer at a time: most unfinished frames are whole a moment later."""
         self._frame_timer = None
         since = self.session.unfinished_since
         if since is None or self.lost:
@@ -686,7 +686,7 @@ class Connection(asyncio.BufferedProtocol):
         if verdict is Verdict.GIVE_UP:
             timeout_s = liveness.keepalive.timeout_s
             self.unanswered_s = liveness.keepalive.interval_s + timeout_s
-            reset(transport)  # else the kernel goes on offering it what it does not take
+            reset(transport)  # else the kernel goes on sending again what is not acknowledged
             self.abort(f"{self.peer_name} has not answered PING within {timeout_s:g} s")
             return
         if verdict is Verdict.ASK:
@@ -734,7 +734,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _end_soon(self) -> None:
-        """The same for a peer at fault, whatever it takes or sends: its place is for others."""
+        """The same for a peer at fault, whatever it reads or sends: its place is for others."""
         self._end()
         if self._close_watch is not None and self._transport is not None:
             self._close_watch.cancel()

@@ -30,7 +30,7 @@ class When(Enum):
     """A stream is open."""
 
     STALLED = "stalled"
-    """Something waits for room: the peer takes nothing of it. A reader that pauses is honest, and may do so
+    """Something waits for room, as the peer reads nothing. A reader that pauses is honest, and may do so
     for as long as a tunnel may be idle; one that is there answers."""
 
 

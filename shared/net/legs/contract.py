@@ -6,7 +6,7 @@ A relay joins two of them. The rules:
    then `relay.ended(leg)` once its peer has finished sending (FIN, END_STREAM, close_notify), or
    `relay.failed(leg, error)` once when it broke (RST, RST_STREAM, a lost connection). After `failed` it
    pushes nothing more. Before a relay is joined a leg keeps what arrives, up to its bound.
-2. `write` takes all it is given and keeps no reference to the view. A leg that holds more than its mark
+2. `write` accepts all it is given and keeps no reference to the view. A leg that holds more than its mark
    calls `relay.full(leg)`, and `relay.drained(leg)` when it has room again; the relay pauses and resumes
    the other leg. This is the only back pressure, so a leg's buffer is bounded by its mark and what a paused
    leg may still push: one read of a socket, one window of an HTTP/2 stream.

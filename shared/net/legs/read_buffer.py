@@ -2,7 +2,7 @@
 
 A read is taken, scanned and passed on within one call of the event loop, so no two reads are ever under way
 at once, and an idle connection needs no buffer of its own: that is most of a tunnel's memory.
-Whoever wants to keep bytes beyond the call copies them.
+Bytes that are needed beyond the call are copied.
 """
 
 from __future__ import annotations

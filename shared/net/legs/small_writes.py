@@ -1,6 +1,6 @@
 """Small writes to a peer that does not read: kept in one piece, for each that waits by itself costs 0.7 KiB.
 
-The event loop makes a request of each write that the kernel does not take at once. A peer that is sent a
+The event loop makes a request of each write that the kernel does not accept at once. A peer that is sent a
 window of 1 MiB in pieces of 100 bytes, and reads none of them, would cost 8 MiB, in pieces of one byte 700.
 """
 

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from shared.http2.session import Session, SessionStream
 
 SMALL_BYTES = 1024
-"""What is sent up to this size goes out with whatever else does at the end of the turn, without a look at how
-much that is."""
+"""What is sent up to this size goes out with everything else at the end of the turn, however much that is."""
 
 LINGER_S = 1.0
-"""How long after our end the peer may take to its own before it is told to stop. RFC 9113 section 8.1 has it
+"""How long after our end the peer may take to its own before we tell it to stop. RFC 9113 section 8.1 has it
 keep a response in any case, but curl loses it to a RST_STREAM while it is still sending; and a proxy that
 gets one drops what it has not passed on, whichever direction that was."""
 
@@ -70,11 +69,11 @@ class Carrier(Protocol):
 class Stream:
     """One HTTP/2 stream; made by its `Connection`.
 
-    `headers` are the peer's: the request's on a server, the response's on a client once they came; `bodiless`
-    says of them that they ended what the peer sends. `trailers` are the peer's, or None: for whoever speaks
-    HTTP; a tunnel has no use for them. A client that sets `on_response` is told of the response headers
-    before any byte of the body is pushed, one that sets `on_interim` of each interim response (1xx). Who sets
-    `on_gone` is told when the stream breaks while it is joined to no relay, and nobody waits in `response`.
+    `headers` are the peer's: the request's on a server, the response's on a client once they came; if they
+    ended what the peer sends, it is `bodiless`. `trailers` are the peer's, or None: a tunnel has no use for
+    them. On a client `on_response` is called with the response headers before any byte of the body is pushed,
+    and `on_interim` with those of each interim response (1xx). `on_gone` is called when the stream breaks
+    while it is joined to no relay and nobody waits in `response`.
     """
 
     __slots__ = (
@@ -138,7 +137,7 @@ class Stream:
 
     @property
     def peer_has_ended(self) -> bool:
-        """All that the peer has sent was pushed, or is kept for who joins."""
+        """All that the peer has sent was pushed, or is kept for the relay to come."""
         return self._ended
 
     @property
@@ -153,7 +152,7 @@ class Stream:
 
     @property
     def held_bytes(self) -> int:
-        """What has come and has not been credited, whoever keeps it, and what waits to be sent."""
+        """What has come and has not been credited, wherever it is kept, and what waits to be sent."""
         return self._state.held + len(self.waiting)
 
     @property
@@ -213,7 +212,7 @@ class Stream:
         self.write_eof()
 
     def give_up(self, error: StreamResetError) -> None:
-        """Tells whoever has the stream that it broke, as though its peer had reset it. The stream itself is
+        """Tells the stream's owner that it broke, as though its peer had reset it. The stream itself is
         the caller's, to be answered or aborted."""
         relay, self._relay = self._relay, None
         if relay is not None:
@@ -244,7 +243,7 @@ class Stream:
             relay.failed(self, self._error)
 
     def leave(self) -> None:
-        """Undoes `join`: what comes is kept again, within the window, for whoever joins next."""
+        """Undoes `join`: what comes is kept again, within the window, for the next relay."""
         self._relay = None
 
     def write(self, data: Buffer) -> None:
@@ -328,7 +327,7 @@ class Stream:
             if self._paused:
                 self._held += len(data)
             else:
-                # Not by way of the connection: it looks at what there is to send when the read is done.
+                # Not by way of the connection: it sends what there is when the read is done.
                 self._session.consumed(self._state, len(data))
         elif self._closed:
             self._connection.consumed(self._state, len(data))

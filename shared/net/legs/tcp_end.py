@@ -2,7 +2,7 @@
 
 The kernel's own ways lose bytes, or make a part look like the whole:
 
-1. It ends a process's connections with FIN, whatever was still to be sent. A leg in a tunnel is told to end
+1. It ends a process's connections with FIN, whatever was still to be sent. A leg in a tunnel is set to end
    them with RST instead (SO_LINGER), from `join` until the kernel has all, and FIN.
 2. It answers a close over unread bytes with RST, which destroys what is on its way (RFC 9112 section 9.6).
    `LastBytes` sends FIN, and reads and drops what still comes.
@@ -43,7 +43,7 @@ KERNEL_BYTES = 64 << 10
 (tcp_orphan_retries), so more than the last read is watched."""
 
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-"""SO_LINGER on, 0 s: close() sends RST (socket(7)), so that the peer does not take it for an orderly end."""
+"""SO_LINGER on, 0 s: close() sends RST (socket(7)), which the peer cannot mistake for an orderly end."""
 
 TCP_CLOSE = 7
 """First byte of TCP_INFO of a connection that is over (tcp(7), linux/tcp_states.h)."""

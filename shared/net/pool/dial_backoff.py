@@ -15,7 +15,7 @@ FIRST_S = 0.1
 """The longest first wait: a service that restarts is back in less time than anybody notices."""
 
 MOST_S = 10.0
-"""The longest wait: a mesh client's own connect timeout, so whoever comes sees one attempt at least."""
+"""The longest wait: a mesh client's own connect timeout, so each client sees one attempt at least."""
 
 FORGOTTEN_S = 60.0
 """Failures so long ago say nothing any more."""

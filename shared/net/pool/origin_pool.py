@@ -1,4 +1,4 @@
-"""The connections to one origin: which of them gets a stream, who dials, who waits, which are let go.
+"""The connections to one origin: which of them gets a stream, dials, those who wait, which are drained.
 
 The rules:
 
@@ -117,8 +117,8 @@ class OriginPool:
         return stream
 
     async def open(self, headers: Headers, timeout_s: float, *, end_stream: bool = False) -> Stream:
-        """A new stream with these request headers; dials, or waits for room, when it must. Who has waited may
-        find its response headers there already.
+        """A new stream with these request headers; dials, or waits for room, when it must. After a wait the
+        response headers may be there already.
 
         Raises:
             DialError: no connection could be made, or we are stopping.
@@ -139,8 +139,8 @@ class OriginPool:
 
     async def connected(self, timeout_s: float) -> None:
         """Returns once there is a connection to the origin whose peer has said its SETTINGS, so its name, its
-        certificate and its protocol are known to be good; dials if there is none. For whoever has something
-        to do only then.
+        certificate and its protocol are known to be good; dials if there is none. For callers that have
+        something to do only then.
 
         Raises:
             DialError: no connection could be made, or we are stopping.
@@ -259,7 +259,7 @@ class OriginPool:
             raise
         member.use_limits(self._limits)  # there may be new ones
         if member.room <= 0 or member.has_expired:
-            # To those who wait this is a failure like any other: they would only dial again, and again.
+            # For those who wait this is a failure like any other: else they would dial again, and again.
             if member.has_expired:
                 what = "the peer's certificate ends at this moment"
             elif connection.usable:
@@ -288,7 +288,7 @@ class OriginPool:
         self._dialling = None
         if not task.cancelled() and (error := task.exception()) is not None:  # its task has told the log
             self._failed(DialError(f"connect to {self.origin}: a fault of ours: {type(error).__name__}"))
-        # For who came in the dialler's last moment.
+        # For those who asked in the task's last moment.
         if self._lacks_connection() or (self._asked_again and self._lacks_spare()):
             self._dial_more()
         self._tell_if_unused()
@@ -329,7 +329,7 @@ class OriginPool:
         self._let_go(member, reason)
         self._end_if_unused(member)
         if is_needed and not self.members and not self.backoff.left(self._loop.time()):
-            self._dial_more()  # so that the next one who comes need not wait
+            self._dial_more()  # so that the next caller need not wait
 
     def _let_go(self, member: PooledConnection, reason: str) -> None:
         connection = member.connection
@@ -386,8 +386,8 @@ class OriginPool:
             self._dial_more()
 
     def drain(self) -> None:
-        """Takes no new stream: idle connections close now, others with their last stream; whoever waits for
-        one gets DialError."""
+        """Takes no new stream: idle connections close now, others with their last stream; those who wait
+        for one get DialError."""
         self._is_closed = True
         if self._dialling is not None:
             self._dialling.cancel()

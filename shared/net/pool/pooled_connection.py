@@ -1,7 +1,7 @@
 """One connection of a pool and its clock: how long it is kept, and how long it gets new streams.
 
-One timer is for all of that. No stream that opens or ends moves it: when it is due it looks at what has been
-going on since.
+One timer is for all of that. No stream that opens or ends moves it: when it is due it checks what has
+happened since.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ AGE_JITTER = 0.1
 """The part of its age that a connection may end earlier, so that not all that opened together end so."""
 
 IN_VAIN_S = 30.0
-"""How long an idle connection is kept to an origin where nobody has had what it wanted. Whoever can name an
-origin has a connection made to it; a token for its first tunnel may take as long."""
+"""How long an idle connection is kept to an origin that has served no tunnel yet. Any client that can name an
+origin makes us connect to it; a token for its first tunnel may need as long."""
 
 OPEN_ENDED_S = float("inf")
 
@@ -90,7 +90,7 @@ class PooledConnection:
         self._timer_due = OPEN_ENDED_S  # uvloop's handle says it in whole milliseconds only
 
     def make(self) -> Connection:
-        """Makes `connection`, for who has a transport for it."""
+        """Makes `connection`, for a transport that there is."""
         self._is_made = True
         self.connection = Connection(
             client=True,
@@ -182,7 +182,7 @@ class PooledConnection:
         return self._idle_since + idle_s
 
     def _expiry_due(self) -> float:
-        """Of the wall clock, which may be set, and goes on while the machine sleeps: so it is looked at
+        """Of the wall clock, which may be set, and goes on while the machine sleeps: so it is checked
         before."""
         if self.reason or self.connection.certificate_ends == OPEN_ENDED_S:
             return OPEN_ENDED_S

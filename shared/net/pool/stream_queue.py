@@ -28,7 +28,7 @@ class WaitQueue(Generic[Asked, Given]):
     """Those who have asked for something and wait for what is given; `len` is how many."""
 
     def __init__(self, counts: OriginCounts, drop: Callable[[Given], None] = lambda given: None) -> None:
-        """`drop` takes back what was given to somebody who has gone in the very same turn of the loop."""
+        """`drop` takes back what was given to a caller that was cancelled in the same turn of the loop."""
         self._counts = counts
         self._drop = drop
         self._waiting: dict[_Waiter[Asked, Given], None] = {}
@@ -88,5 +88,5 @@ class WaitQueue(Generic[Asked, Given]):
 
 
 def stream_queue(counts: OriginCounts) -> WaitQueue[tuple[Headers, bool], Stream]:
-    """For those who wait for a stream: with their request headers, and whether these end the request."""
+    """For callers that wait for a stream: their request headers, and whether these end the request."""
     return WaitQueue(counts, lambda stream: stream.abort())
