@@ -167,17 +167,19 @@ class Gateway:
 
         # The other ports.
         self._hbone = self._hbone_listener()
+        lists: dict[str, Handler] = {
+            "/tunnels": self._show_tunnels,
+            "/connections": self._show_connections,
+            "/certs": _show_certificates,
+            "/tokens": self._show_tokens,
+        }
         self._ports = OpsPorts(
             ready=self.readiness.healthz,
             live=_alive,
             scrape=self._scrape,
-            config=lambda _: admin.config(self._config),
-            tunnels=self._show_tunnels,
-            connections=self._show_connections,
-            certificates=_show_certificates,
-            tokens=self._show_tokens,
+            admin={"/config": lambda _: admin.config(self._config), **lists},
         )
-        self._link_server = LinkServer(link.requests, self._link_handlers()) if link else None
+        self._link_server = LinkServer(link.requests, {**self._link_handlers(), **lists}) if link else None
 
         # The end, and what is measured.
         self._drain = Drain(
@@ -420,17 +422,13 @@ class Gateway:
         yield families.ACCESS_LOG_DROPPED.value(self._access_log.dropped)
 
     def _link_handlers(self) -> dict[str, Handler]:
-        """What one of several workers answers to the ops process."""
+        """What one of several workers answers to the ops process, beside the lists of the admin port."""
         return {
             "/started": self.readiness.healthz,
             "/ready": self._show_ready,
             "/live": _alive,
             "/metrics": self._encode_metrics,
             "/reload": self._reload,
-            "/tunnels": self._show_tunnels,
-            "/connections": self._show_connections,
-            "/certs": _show_certificates,
-            "/tokens": self._show_tokens,
         }
 
     def _show_ready(self, request: Request) -> Response:

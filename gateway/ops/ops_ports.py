@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.config.config import GatewayConfig
@@ -43,12 +43,9 @@ class OpsPorts:
         ready: Handler,
         live: Handler,
         scrape: Handler,
-        config: Handler,
-        tunnels: Handler,
-        connections: Handler,
-        certificates: Handler,
-        tokens: Handler,
+        admin: Mapping[str, Handler],
     ) -> None:
+        """`admin` has the handlers of the admin port, by path."""
         self._ready = ready
         self._asked_at: float | None = None
         self._servers: dict[Address, HttpServer] = {}
@@ -61,15 +58,7 @@ class OpsPorts:
             {("GET", "/metrics"): scrape, ("GET", "/stats/prometheus"): scrape}, name="metrics"
         )
         self._admin = HttpServer(
-            {
-                ("GET", "/config"): config,
-                ("GET", "/tunnels"): tunnels,
-                ("GET", "/connections"): connections,
-                ("GET", "/certs"): certificates,
-                ("GET", "/tokens"): tokens,
-            },
-            name="admin",
-            local_only=True,
+            {("GET", path): handler for path, handler in admin.items()}, name="admin", local_only=True
         )
 
     async def start(self, config: GatewayConfig) -> None:

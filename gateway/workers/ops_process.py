@@ -73,11 +73,10 @@ class OpsProcess:
             ready=lambda _: self._shared("/ready", self._ready),
             live=lambda _: self._shared("/live", self._live),
             scrape=self._scrape,
-            config=lambda _: admin.config(self._config),
-            tunnels=lambda _: self._shared_lists("/tunnels"),
-            connections=lambda _: self._shared_lists("/connections"),
-            certificates=lambda _: self._shared_lists("/certs"),
-            tokens=lambda _: self._shared_lists("/tokens"),
+            admin={
+                "/config": lambda _: admin.config(self._config),
+                **{path: self._shared_lists for path in ("/tunnels", "/connections", "/certs", "/tokens")},
+            },
         )
 
     async def run(self) -> int:
@@ -134,8 +133,8 @@ class OpsProcess:
             self._making[key] = making
         return await asyncio.shield(making)  # if one client goes, the others still want it
 
-    def _shared_lists(self, path: str) -> Awaitable[Response]:
-        return self._shared(path, lambda: self._lists(path))
+    def _shared_lists(self, request: Request) -> Awaitable[Response]:
+        return self._shared(request.path, lambda: self._lists(request.path))
 
     async def _get_all(self, path: str, timeout_s: float = RESPONSE_S) -> dict[int, Response | UpstreamError]:
         """What each worker responds, by its number."""

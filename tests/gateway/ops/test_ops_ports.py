@@ -27,19 +27,12 @@ def says(text: str) -> Handler:
 
 def named(name: str) -> OpsPorts:
     return OpsPorts(
-        **{
-            what: says(f"{what} of {name}")
-            for what in (
-                "ready",
-                "live",
-                "scrape",
-                "config",
-                "tunnels",
-                "connections",
-                "certificates",
-                "tokens",
-            )
-        }
+        ready=says(f"ready of {name}"),
+        live=says(f"live of {name}"),
+        scrape=says(f"scrape of {name}"),
+        admin={
+            f"/{what}": says(f"{what} of {name}") for what in ("config", "tunnels", "connections", "tokens")
+        },
     )
 
 
