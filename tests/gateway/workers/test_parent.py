@@ -352,6 +352,8 @@ async def test_all_drain(file: Path, number: int) -> None:
         running.process.send(number)
         await running.said("^draining 2 workers$")
         async with asyncio.timeout(PATIENCE_S):
+            while await running.is_ready():
+                pass  # the parent logs before it signals
             while listening_on(Address("127.0.0.1", running.port)):
                 # The ops process says it for all, or for the first worker if that got the signal before it.
                 assert (await running.get("health", "/healthz/ready")).body.endswith(b"draining\n")
