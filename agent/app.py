@@ -168,7 +168,7 @@ class Agent:
             self._port = TunnelPort(
                 most_connections=shares.connections,
                 idle_timeout_s=self._settings.connection_idle_timeout_s or None,
-                request=self._requests.take,
+                request=self._requests.serve,
                 opened=self._connections.add,
                 lost=self._lost,
                 turned_away=self._turned_away,
@@ -185,7 +185,7 @@ class Agent:
                 drain_timeout_s=self._settings.drain_timeout_s,
                 trust=self._settings.trust(self._settings.reverse.peers),
                 crl=self._settings.crl,
-                request=self._requests.take,
+                request=self._requests.serve,
                 opened=self._connections.add,
                 lost=self._lost,
             )

@@ -158,7 +158,7 @@ class Gateway:
             limits,
             admit=self._admission.enter,
             turned_away=self._turned_away,
-            taken=self._tunnels.take,
+            taken=self._tunnels.accept,
             refused=self._refused,
         )
         self._listeners = Listeners(

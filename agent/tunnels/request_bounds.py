@@ -1,10 +1,8 @@
-"""Requests to the app: how many there may be, what they hold, and how their failures are told.
+"""Requests to the app: how many there may be, what they hold, and how their failures are logged.
 
-What happens to one of them is `app_proxy.py`'s.
-
-One that is too many, or comes while too much is held for all peers, is answered 503. One that holds most when
-all together hold far too much is ended, as tunnels are (`shared/net/relay/memory_budget.py`): with 503, if
-the app has not answered yet, else reset.
+One too many, or one that comes while too much is held for all peers, is answered with 503. If all together
+hold far too much, those that hold most are ended, as tunnels are: with 503 if the app has not answered yet,
+else with a reset.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ class BoundedRequests:
         """Of that, what is held for none of them in particular."""
         return self._proxy.shared_bytes
 
-    def take(self, stream: Stream) -> None:
+    def serve(self, stream: Stream) -> None:
         """Passes a request on, and the answer back."""
         refusal = self._refusal()
         if refusal is None and self.open_requests >= self._most:

@@ -1,7 +1,7 @@
 """What a stream on 15009 asks for: a tunnel to a target, or the app as an ordinary HTTP request.
 
-`/_hbone/15003`, `/_hbone/22` and `/_hbone/NAME` are tunnels; any other path is the app's
-(`request_bounds.py`). A target is dialled first and 200 said after, so that a 200 means a connected target.
+`/_hbone/15003`, `/_hbone/22` and `/_hbone/NAME` are tunnels; any other path is the app's. A target is dialled
+first and 200 said after, so that a 200 means a connected target.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Requests:
         """Tunnels that are not over, those that are being connected included."""
         return len(self.tunnels)
 
-    def take(self, stream: Stream) -> None:
+    def serve(self, stream: Stream) -> None:
         """Answers a stream that a peer opened."""
         method = header_value(stream.headers, b":method")
         name = target_name(header_value(stream.headers, b":path"))
         # A CONNECT that names a protocol is a request like others, such as a WebSocket (RFC 8441).
         if name is None and (method != b"CONNECT" or header_value(stream.headers, b":protocol")):
-            self.app.take(stream)
+            self.app.serve(stream)
             return
         target = self._settings.target(name) if name else None
         tunnel = ServedTunnel(

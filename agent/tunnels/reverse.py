@@ -1,8 +1,6 @@
 """Reverse tunnels, krun's end: dials gateways, registers names there, and serves what comes back.
 
-Owned here: which connections there have to be, when one is dialled, and what becomes of it. What comes in on
-them is served as on the tunnel port (`agent/tunnels/requests.py`); what is said at a registration has
-`shared/tunnel/registration.py`. Counterpart: `gateway/reverse/reverse_port.py`.
+What comes in on these connections is served as on the tunnel port.
 
 For each name and each address there is a place, and for each place a task:
 

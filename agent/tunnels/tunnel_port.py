@@ -1,12 +1,9 @@
-"""krun's tunnel port: who is accepted there, and who has to leave for it.
+"""krun's tunnel port: which connections are accepted, and which are ended for new ones.
 
-Owned here: the listener and its bound. Not owned: what comes on the connections (`requests.py`), and their
-drain, which is the same for those that krun has dialled (`app.py`).
-
-Where as many connections are open as may be, one that is in nobody's way leaves for a new one: the oldest
-that has not said what it speaks, else the one that has been without a stream for longest. Without that,
-whoever opens connections and leaves them alone keeps everybody out. A new one is refused where all are in
-use, where too much is held for all peers, or where too many are leaving.
+If as many connections are open as may be, an unused one is ended for a new one: the oldest that has not said
+what it speaks, else the one that has been without a stream for longest. Otherwise a client that opens
+connections and leaves them alone would keep all others out. A new one is refused if all are in use, if too
+much is held for all peers, or if too many are ending.
 """
 
 from __future__ import annotations

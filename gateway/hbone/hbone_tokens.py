@@ -1,15 +1,11 @@
 """Whose tokens count on the HBONE port: each request's is checked when the first rule asks for it.
 
-Owned here: where in a request the token is, the issuer's keys while the settings change, and the numbers
-about it. What a token must be is `shared/trust/jwt_check.py`'s, when keys are fetched `jwks.py`'s, which
-tokens a rule takes `claims.py`'s. Nothing here, errors and log lines included, has a token in it.
-
-The rules:
+No error or log line has a token in it.
 
 1. The token is the Bearer of `proxy-authorization`, which is meant for us (RFC 9110 section 11.7.2), else
    that of `authorization`, which our own routes send. Both end here: a tunnel carries no headers on.
-2. Nobody waits for keys whose rules do not ask for a token, or who shows none that could be good.
-3. Where keys cannot be had, nobody knows whether a token is good, and the request is refused: 503.
+2. A request waits for keys only if its rules ask for a token, and it shows one that could be good.
+3. If the keys cannot be fetched, a token cannot be checked, and the request is refused: 503.
 4. A reload keeps the keys of an unchanged source.
 """
 

@@ -1,9 +1,7 @@
 """The first phase of a connection: its ClientHello is peeked at, and kept for the far side.
 
-Owned here: the first look at who comes, reading until the hello is whole, the deadline for that, the leg that
-the connection becomes then, and turning a connection away with a TLS alert. What the name in the hello leads
-to is `tunnel.py`'s. No task runs for a connection before its hello is whole: thousands of silent ones cost a
-timer each.
+Here are also the leg that the connection becomes then, and the TLS alert that refuses one. No task runs for a
+connection before its hello is whole: thousands of silent ones cost a timer each.
 """
 
 from __future__ import annotations

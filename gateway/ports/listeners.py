@@ -1,8 +1,6 @@
 """The addresses that clients connect to: opened, changed by a reload, and given up without losing a client.
 
-Owned here: the listening sockets of `listen:`, side by side with those of other processes on the same port
-(SO_REUSEPORT). How one is given up is `shared/net/listen_close.py`'s, what becomes of an accepted connection
-the factory's matter.
+Other processes may listen on the same ports (SO_REUSEPORT).
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Connections of the mesh's members: from TCP accept through the mTLS handshake to HTTP/2, and to their end.
 
-Owned here: the handshake and its deadline, who a peer has proved to be, the bound on connections, and the
-certificates that are shown. What then happens on them is their port's: tunnels that peers ask for
-(`hbone_port.py`), or names that they register (`reverse_port.py`). Listening is `shared/listen.py`'s.
-
 A connection is one of the mesh's or none: TLS, a certificate that leads to the roots and names one SPIFFE ID,
 ALPN h2. What fails in TLS gets OpenSSL's alert, what fails after it GOAWAY; both are told to `refused`.
 """

@@ -1,12 +1,5 @@
 """A workload's connection to the reverse port: from its handshake through its registration to its end.
 
-Owned here: the verdict on a registration and telling it, when a name is lost again, and the lines about both
-in the access log. Who may have which name is `reverse_rules.py`'s, which workload gets a tunnel
-`registry.py`'s, the port `reverse_port.py`'s, TLS `mesh_connections.py`'s. What is said at a registration has
-`shared/tunnel/registration.py`; counterpart: `agent/tunnels/reverse.py`.
-
-The rules:
-
 1. The SNI is the name. One that no rule gives to anybody ends the handshake (unrecognized_name). After it the
    identity is known; if it may not have the name it is told so, then GOAWAY: TLS has no alert after the
    handshake that Python could send.

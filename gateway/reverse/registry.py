@@ -1,8 +1,4 @@
-"""Which workloads have registered which names, and who of them gets the next tunnel.
-
-Owned here: the table, its bounds, the choice, and waiting for somebody to choose. How a workload gets into it
-and out of it is `registrations.py`'s. No sockets.
-"""
+"""Which workloads have registered which names, and which of them the next tunnel goes to. No sockets."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""The story of a `forward:` route's connection until its tunnel stands: who may come, dialling, two sockets.
-
-Owned here: Istio's ALPN check, dialling, and the way out of the event loop. The relay is
-`shared/net/relay/splice.py`'s, the record of the tunnel `tunnel.py`'s.
+"""Opening the tunnel of a `forward:` route: Istio's ALPN check, dialling, and two sockets for the relay.
 
 The client's connection stays with its leg while the upstream is dialled: so what it sends meanwhile is kept
-within the leg's bound, and its reset ends the dialling (`tunnel.py`). Only then is its socket taken from the
-event loop.
+within the leg's bound, and its reset ends the dialling. Only then is its socket taken from the event loop.
 """
 
 from __future__ import annotations

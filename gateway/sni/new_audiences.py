@@ -2,11 +2,9 @@
 
 A token's audience may have a client's name filled in (`https://{service}.a.run.app`), and a client proves
 nothing: one that says random names could have as many tokens minted. An audience has proved itself once a
-tunnel request with its token was answered with 200 (`shared/credentials/tokens/token_cache.py`); for others
-there is a bound for each address that clients come from, and one for all together.
-
-Owned here: these two bounds, and the words of a refusal. Both are token buckets: so many at once, and so many
-in each minute from then on.
+tunnel request with its token was answered with 200; for others there is a bound for each address that clients
+come from, and one for all together. Both are token buckets: so many at once, and so many in each minute from
+then on.
 """
 
 from __future__ import annotations

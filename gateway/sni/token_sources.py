@@ -1,9 +1,4 @@
-"""The gateway's token sources: which one a token rule means.
-
-Owned here: that choice, and how many token files are kept. Minted tokens are
-`shared/credentials/tokens/token_cache.py`'s, and who mints them `app.py`'s to say; what a token is asked for
-is `upstream.py`'s.
-"""
+"""The gateway's token sources: which one a token rule means, and how many token files are kept."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Tunnels:
         """Goes by `limits` for tunnels that open from now on."""
         self.half_closed_timeout_s = limits.half_closed_timeout_s
 
-    def take(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
+    def accept(self, leg: ClientLeg, peer: str, hello: ClientHello, started: float) -> None:
         """Carries the connection of `leg`, admitted from `peer` at the loop's time `started`, to its end."""
         if len(self.names) >= MAX_CACHED_TARGETS:
             self.names.clear()

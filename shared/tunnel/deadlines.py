@@ -1,7 +1,7 @@
 """Many deadlines that nearly always are met, with one timer for all of them.
 
-Owned here: who is told that time is up, and when. For waits of one length, of which there may be thousands at
-once: a timer for each would have to be made and cancelled for each.
+For waits of one length, of which there may be thousands at once: a timer for each would have to be made and
+cancelled for each.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class Deadlines(Generic[T]):
         self._due[thing] = due
         if not self._is_set:
             self._is_set = True
-            self._loop.call_at(due, self._look)
+            self._loop.call_at(due, self._check)
 
     def drop(self, thing: T) -> None:
         """It has made it; nothing if it was not there."""
         self._due.pop(thing, None)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._is_set = False
         now = self._loop.time()
         late = []
         for thing, due in self._due.items():
             if due > now:
                 self._is_set = True
-                self._loop.call_at(max(due, now + GRAIN_S), self._look)
+                self._loop.call_at(max(due, now + GRAIN_S), self._check)
                 break
             late.append(thing)
         for thing in late:

@@ -41,7 +41,7 @@ class KrunPort:
         connection = Connection(
             client=False,
             limits=LIMITS,
-            on_request=self.requests.take,
+            on_request=self.requests.serve,
             on_lost=self._connections.discard,
         )
         self._connections.add(connection)

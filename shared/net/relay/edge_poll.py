@@ -33,7 +33,7 @@ class Ready(Protocol):
     def ready(self, fd: int, events: int) -> None:
         """Something has changed for the descriptor `fd`: bits of epoll(7)."""
 
-    def go_on(self) -> None:
+    def next_turn(self) -> None:
         """Its next turn has come, for which it asked with `again`."""
 
 
@@ -73,8 +73,8 @@ class EdgePoll:
             self._epoll.unregister(fd)
 
     def again(self, owner: Ready) -> None:
-        """Calls `owner.go_on()` when others had their turn."""
-        self._loop.call_soon(owner.go_on)
+        """Calls `owner.next_turn()` when others had their turn."""
+        self._loop.call_soon(owner.next_turn)
 
     def close(self) -> None:
         """Forgets everything."""

@@ -1,8 +1,7 @@
 """How many bytes a process holds for all its peers together, and what is done when they are too many.
 
-Owned here: the sum, the mark, and who has to go. What one tunnel may hold is bounded where it is held: by a
-leg's mark and its stream's window (`contract.py`, rule 2). Ten thousand times that is more than a machine
-has.
+What one tunnel may hold is bounded by its leg's mark and its stream's window. Ten thousand times that is more
+than a machine has.
 
 The rules:
 
@@ -103,7 +102,7 @@ class MemoryBudget:
         self._others = others
         self._sum = 0
         self._sizes: list[tuple[int, Holder]] = []
-        self._sweep: Sweep[Holder] = Sweep(holders, self._look, interval_s=self._interval, done=self._done)
+        self._sweep: Sweep[Holder] = Sweep(holders, self._check, interval_s=self._interval, done=self._done)
 
     @property
     def full(self) -> bool:
@@ -150,7 +149,7 @@ class MemoryBudget:
             return URGENT_S
         return TENSE_S if much_held or much_may_come else CALM_S
 
-    def _look(self, holder: Holder) -> None:
+    def _check(self, holder: Holder) -> None:
         size = holder.buffered_bytes
         if size:
             self._sum += size

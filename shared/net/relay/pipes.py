@@ -1,8 +1,5 @@
 """The stock of pipes that spliced connections borrow: splice(2) moves bytes only into or out of a pipe.
 
-Owned here: how many there are, how large, and what happens when none can be had: then `take` says so and the
-caller copies instead. Whose bytes are in them is `splice.py`'s.
-
 A pipe counts against the kernel's limit of pipe memory per user with its whole size, empty or not (pipe(7),
 pipe-user-pages-soft: 64 MiB), and costs two descriptors. So none is kept for a connection that is idle.
 """
@@ -68,7 +65,7 @@ class Pipes:
         """Pipes that hold bytes of a connection now."""
         return self._lent
 
-    def take(self) -> Pipe | None:
+    def lend(self) -> Pipe | None:
         """An empty pipe; None if all are lent, or the kernel gives no useful one."""
         if self._spare:
             self._lent += 1
@@ -86,7 +83,7 @@ class Pipes:
         return pipe
 
     def give_back(self, pipe: Pipe) -> None:
-        """Takes back what `take` gave; bytes that are still in it are dropped."""
+        """Takes back what `lend` gave; bytes that are still in it are dropped."""
         self._lent -= 1
         if pipe.bytes or len(self._spare) >= SPARE_PIPES:
             pipe.close()

@@ -160,7 +160,7 @@ class _Direction:
 
     def _splice(self) -> bool:
         """False if there is no pipe to be had."""
-        pipe = self._relay.pipes.take()
+        pipe = self._relay.pipes.lend()
         if pipe is None:
             return False
         self._pipe = pipe
@@ -338,7 +338,7 @@ class SpliceRelay:
             sink.writable = True
             self._run(sink)
 
-    def go_on(self) -> None:
+    def next_turn(self) -> None:
         self._queued = False
         self._run(self._up)
         self._run(self._down)

@@ -1,8 +1,7 @@
-"""Looking at everything now and then, instead of a timer for each thing.
+"""Checking everything now and then, instead of a timer for each thing.
 
-Owned here: when the next look is due, and that it never holds up the event loop: ten thousand tunnels are
-looked at in slices, between which everybody else has a turn. What is looked for is `tunnel_clock.py`'s and
-`memory_budget.py`'s.
+It never holds up the event loop: ten thousand tunnels are checked in slices, and between these everything
+else has a turn.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SLICE = 256
 
 
 class Sweep(Generic[T]):
-    """Calls `look(thing)` for each of `things()`, then `done()`; again `interval_s()` seconds after that.
+    """Calls `check(thing)` for each of `things()`, then `done()`; again `interval_s()` seconds after that.
 
     Things that come while a sweep is under way are seen by the next one; those that go are still looked at.
     """
@@ -26,13 +25,13 @@ class Sweep(Generic[T]):
     def __init__(
         self,
         things: Callable[[], Iterable[T]],
-        look: Callable[[T], None],
+        check: Callable[[T], None],
         *,
         interval_s: Callable[[], float],
         done: Callable[[], None] = lambda: None,
     ) -> None:
         self._things = things
-        self._look = look
+        self._check = check
         self._interval_s = interval_s
         self._done = done
         self._next: asyncio.Handle | None = None
@@ -60,14 +59,14 @@ class Sweep(Generic[T]):
 
     def _begin(self) -> None:
         self._left = list(self._things())
-        self._go_on()
+        self._next_slice()
 
-    def _go_on(self) -> None:
+    def _next_slice(self) -> None:
         now, self._left = self._left[:SLICE], self._left[SLICE:]
-        # Set first: what `look` does may stop the sweep.
-        self._next = asyncio.get_running_loop().call_soon(self._go_on if self._left else self._end)
+        # Set first: what `check` does may stop the sweep.
+        self._next = asyncio.get_running_loop().call_soon(self._next_slice if self._left else self._end)
         for thing in now:
-            self._look(thing)
+            self._check(thing)
 
     def _end(self) -> None:
         self._done()

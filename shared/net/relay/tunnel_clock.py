@@ -1,7 +1,6 @@
 """How long an open tunnel may be silent, and how long it may live at all.
 
-Owned here: both deadlines and their end. A tunnel has no timer: a sweep compares its byte counters with those
-of the last look. How the two legs are ended is the relay's (`relay.py`, rule 6).
+A tunnel has no timer of its own: a sweep compares its byte counters with those of the last check.
 
 The rules:
 
@@ -101,7 +100,7 @@ class TunnelClock:
         self._loop = asyncio.get_running_loop()
         self._watched: dict[Carrying, _Watched] = {}
         self._shortest_s = 0.0  # of all lifetimes so far
-        self._sweep = Sweep(self._watched.values, self._look, interval_s=self._interval, done=self._rest)
+        self._sweep = Sweep(self._watched.values, self._check, interval_s=self._interval, done=self._rest)
 
     @property
     def idle_s(self) -> float:
@@ -150,7 +149,7 @@ class TunnelClock:
         shortest = min(looked_for, default=MOST_INTERVAL_S * LOOKS)
         return min(max(shortest / LOOKS, LEAST_INTERVAL_S), MOST_INTERVAL_S)
 
-    def _look(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> None:
         relay = watched.relay
         if relay.over:
             return
@@ -163,9 +162,9 @@ class TunnelClock:
         if self._idle_s and quiet_s >= self._idle_s:
             relay.abort(IdleError(f"no byte either way for {self._idle_s:g} s, which is the idle timeout"))
         elif watched.lifetime_s:
-            self._look_at_age(watched, now, quiet_s)
+            self._check_age(watched, now, quiet_s)
 
-    def _look_at_age(self, watched: _Watched, now: float, quiet_s: float) -> None:
+    def _check_age(self, watched: _Watched, now: float, quiet_s: float) -> None:
         left_s = watched.resets_at - now
         grace_s = watched.lifetime_s * GRACE
         if left_s <= 0:

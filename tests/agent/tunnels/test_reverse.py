@@ -149,7 +149,7 @@ async def dialling(
         wall_clock=wall_clock,
         trust=trust,
         crl=crl,
-        request=requests.take,
+        request=requests.serve,
         opened=connections.add,
         lost=connections.discard,
     )

@@ -445,7 +445,7 @@ async def test_a_name_that_many_ask_for_is_kept_once(access_log: AccessLog) -> N
     with socket.create_server(("127.0.0.1", 0)) as service:
         route = Route("**", forward=Address("127.0.0.1", service.getsockname()[1]), alpn="any")
         tunnels = made(RouteTable([route]), access_log, TunnelMetrics())
-        hellos = Hellos(LIMITS, taken=tunnels.take, refused=lambda *_: None)
+        hellos = Hellos(LIMITS, taken=tunnels.accept, refused=lambda *_: None)
         listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
         port = bound_address(listener).port
         async with TcpPeer.connected(port) as first, TcpPeer.connected(port) as second:
@@ -464,7 +464,7 @@ async def test_a_fault_of_ours_costs_one_connection(
 ) -> None:
     metrics = TunnelMetrics()
     tunnels = made(FaultyTable(()), access_log, metrics)
-    hellos = Hellos(LIMITS, taken=tunnels.take, refused=lambda *_: None)
+    hellos = Hellos(LIMITS, taken=tunnels.accept, refused=lambda *_: None)
     listener = await listen(Address("127.0.0.1", 0), hellos.accepted, purpose="test")
     async with TcpPeer.connected(bound_address(listener).port) as client:
         await client.send(hello())

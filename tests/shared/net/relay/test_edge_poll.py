@@ -5,7 +5,7 @@ import os
 import resource
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -24,12 +24,13 @@ class Owner:
     def ready(self, fd: int, events: int) -> None:
         self.told.append((fd, events))
 
-    def go_on(self) -> None:
+    def next_turn(self) -> None:
         self.turns += 1
 
 
 @pytest.fixture
-def edges() -> Iterator[EdgePoll]:
+async def edges() -> AsyncIterator[EdgePoll]:
+    await asyncio.sleep(0.01)  # the event loop's own descriptors come with its first turns
     before = len(os.listdir("/proc/self/fd"))
     edges = EdgePoll()
     yield edges

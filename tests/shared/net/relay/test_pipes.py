@@ -31,7 +31,7 @@ def pipes() -> Iterator[Pipes]:
 
 
 def take(pipes: Pipes) -> Pipe:
-    pipe = pipes.take()
+    pipe = pipes.lend()
     assert pipe is not None
     return pipe
 
@@ -68,7 +68,7 @@ def test_a_pipe_with_bytes_in_it_is_not_lent_again(pipes: Pipes) -> None:
 
 def test_no_more_than_the_bound(pipes: Pipes) -> None:
     lent = [take(pipes) for _ in range(pipes.most)]
-    assert pipes.take() is None
+    assert pipes.lend() is None
     pipes.give_back(lent.pop())
     lent.append(take(pipes))
     before = open_files()
@@ -78,14 +78,14 @@ def test_no_more_than_the_bound(pipes: Pipes) -> None:
 
 
 def test_none_at_all() -> None:
-    assert Pipes(0).take() is None
+    assert Pipes(0).lend() is None
 
 
 def test_no_descriptor_left(pipes: Pipes) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        assert pipes.take() is None
+        assert pipes.lend() is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     pipes.give_back(take(pipes))
@@ -102,4 +102,4 @@ def test_a_machine_that_allows_less(monkeypatch: pytest.MonkeyPatch, pipes: Pipe
 def test_a_pipe_that_is_too_small_to_be_of_use(monkeypatch: pytest.MonkeyPatch, pipes: Pipes) -> None:
     """What the kernel gives a user who has used up pipe-user-pages-soft."""
     monkeypatch.setattr(pipes_module, "LEAST_BYTES", 2 * PIPE_BYTES)
-    assert pipes.take() is None
+    assert pipes.lend() is None
