@@ -31,7 +31,7 @@ from shared.net.http2.liveness import while_connected
 from shared.net.legs.stream import Stream
 from shared.net.relay.relay import Relay
 from shared.tunnel import tunnel_request
-from shared.tunnel.opening import Opening
+from shared.tunnel.opening import Opening, Upstream
 from shared.tunnel.retry import RetryRules
 
 CONNECT_TIMEOUT_S = 10.0
@@ -101,17 +101,16 @@ async def _carry(options: ProxyOptions) -> int:
         service.close()
 
 
-class _Service:
-    """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out: an
-    `opening.Upstream`. Standard input is not touched meanwhile. The token is as new as can be, so a 401 is
-    final."""
+class _Service(Upstream):
+    """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out.
+    Standard input is not touched meanwhile. The token is as new as can be, so a 401 is final."""
 
     def __init__(self, options: ProxyOptions, token: str | None) -> None:
         target = self._target = options.target
         self.asked_at = 0.0
         """When the request was sent last, by the loop's clock."""
         self._connection: _Connection | None = None
-        self.asked_of = AskedOf(token_sent=token is not None)
+        self._asked_of = AskedOf(token_sent=token is not None)
         self._keepalive_s = options.keepalive_s
         # A person has written the name, and is used to what resolv.conf makes of it.
         address = options.connect or target.address
@@ -120,6 +119,10 @@ class _Service:
 
     def __str__(self) -> str:
         return str(self._origin)
+
+    @property
+    def asked_of(self) -> AskedOf:
+        return self._asked_of
 
     @property
     def connection(self) -> _Connection:
@@ -138,9 +141,6 @@ class _Service:
         except UpstreamError as error:
             raise _explained(self._target, self.connection, error) from error
 
-    def request_now(self) -> None:
-        return None
-
     async def prepare(self, deadline: float) -> float:
         """Raises DialError."""
         self.close()
@@ -154,18 +154,6 @@ class _Service:
     async def request(self, deadline: float) -> Stream:
         self.asked_at = asyncio.get_running_loop().time()
         return self.connection.open(self._request)
-
-    def accepted(self) -> None:
-        pass
-
-    def reject_token(self) -> bool:
-        return False
-
-    async def renew_token(self) -> bool:
-        return False
-
-    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
-        pass
 
     def release(self, stream: Stream) -> None:
         stream.close()

@@ -11,6 +11,7 @@ from shared.http2.events import Headers
 from shared.net.http2.answers import AskedOf
 from shared.net.legs.stream import Stream
 from shared.ops.metrics import TunnelMetrics
+from shared.tunnel.opening import Upstream
 from shared.tunnel.retry import RetryRules
 from shared.tunnel.tunnel_record import TunnelRecord
 
@@ -19,10 +20,8 @@ WORKLOAD_RULES = RetryRules(max_retries=2, max_lost=2, pauses=False)
 way. What it answers is final."""
 
 
-class WorkloadUpstream:
-    """Whoever has registered a name, asked for one client's tunnel: an `opening.Upstream`."""
-
-    __slots__ = ("_chosen", "_headers", "_metrics", "_name", "_record", "_registry", "_wait_s", "_wait_until")
+class WorkloadUpstream(Upstream):
+    """Whoever has registered a name, asked for one client's tunnel."""
 
     def __init__(
         self,
@@ -70,17 +69,8 @@ class WorkloadUpstream:
         assert self._chosen is not None
         self._record.target = self._chosen.peer_name
 
-    def reject_token(self) -> bool:
-        return False
-
-    async def renew_token(self) -> bool:
-        return False
-
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:
         self._metrics.route(self._record.route).retried(reason)
-
-    def release(self, stream: Stream) -> None:
-        stream.close()
 
     def _choose(self) -> bool:
         while True:

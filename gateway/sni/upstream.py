@@ -29,6 +29,7 @@ from shared.net.names import names
 from shared.net.pool.pool import Pool
 from shared.ops.metrics import TunnelMetrics
 from shared.tunnel import request_context, tunnel_request
+from shared.tunnel.opening import Upstream
 from shared.tunnel.retry import RetryBudget, RetryRules
 from shared.tunnel.tunnel_record import TunnelRecord
 
@@ -112,9 +113,8 @@ class Upstreams:
         return request
 
 
-class ServiceUpstream:
-    """A service, asked for one client's tunnel, of which `record` has what is known: an
-    `opening.Upstream`."""
+class ServiceUpstream(Upstream):
+    """A service, asked for one client's tunnel, of which `record` has what is known."""
 
     _token: str | None = None
     _rejected: str | None = None
@@ -192,9 +192,6 @@ class ServiceUpstream:
             counts.retries_over_budget += 1
         else:
             counts.retried(reason)
-
-    def release(self, stream: Stream) -> None:
-        stream.close()
 
     async def _look_up(self, deadline: float) -> None:
         """Looks the origin's name up at the client's expense, if the client has chosen it and there is no

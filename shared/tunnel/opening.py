@@ -29,8 +29,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 from shared.errors import LimitError, StatusError, StreamResetError, UpstreamError
 from shared.http2.events import Headers
@@ -45,38 +45,46 @@ OK = 200
 UNAUTHORIZED = 401
 
 
-class Upstream(Protocol):
-    """Who is asked for one tunnel. Times are the loop's, in seconds."""
+class Upstream(ABC):
+    """Who is asked for one tunnel. Times are the loop's, in seconds. What is not abstract is for an upstream
+    that always has to wait, and has no other token."""
 
     @property
+    @abstractmethod
     def asked_of(self) -> AskedOf:
         """What the status of a refusal depends on."""
 
     def request_now(self) -> Stream | None:
         """Sends the request, if nothing has to be waited for; else None."""
+        return None
 
+    @abstractmethod
     async def prepare(self, deadline: float) -> float:
         """Gets what the next request needs. Returns how many seconds of that do not count towards the
         deadline. Raises HboneError if it cannot be had."""
 
+    @abstractmethod
     async def request(self, deadline: float) -> Stream:
         """Sends the request, after `prepare`. Raises HboneError if it could not be sent by the deadline."""
 
-    def accepted(self) -> None:
+    def accepted(self) -> None:  # noqa: B027  # most have nothing to do
         """The answer is 200."""
 
     def reject_token(self) -> bool:
         """The answer is 401. False if another token is not worth an attempt: none was sent, or this is not
         the first that was rejected."""
+        return False
 
     async def renew_token(self) -> bool:
         """Gets another token, after `reject_token`; False if it is the same one. Raises HboneError."""
+        return False
 
-    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:  # noqa: B027  # likewise
         """For the metrics: it is asked once more, or, if `over_budget`, would have been."""
 
     def release(self, stream: Stream) -> None:
         """Lets go of an attempt before the next one."""
+        stream.close()
 
 
 class Opening:

@@ -10,12 +10,11 @@ import pytest
 from shared.errors import StreamResetError
 from shared.http2.frames import CANCEL, REFUSED_STREAM
 from shared.net.http2.answers import AskedOf
-from shared.net.legs.stream import Stream
-from shared.tunnel.opening import Opening
+from shared.tunnel.opening import Opening, Upstream
 from shared.tunnel.retry import RetryBudget, RetryRules
 
 
-class Closed:
+class Closed(Upstream):
     """An upstream of whose connections none takes a stream."""
 
     asked_of = AskedOf(token_sent=False)
@@ -25,9 +24,6 @@ class Closed:
         self.prepared = 0
         self.retried: list[str] = []
 
-    def request_now(self) -> None:
-        return None
-
     async def prepare(self, deadline: float) -> float:
         self.prepared += 1
         return 0.0
@@ -35,18 +31,8 @@ class Closed:
     async def request(self, deadline: float) -> NoReturn:
         raise StreamResetError("takes no new stream", self.code)
 
-    def accepted(self) -> None: ...
-
-    def reject_token(self) -> bool:
-        return False
-
-    async def renew_token(self) -> bool:
-        return False
-
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:
         self.retried.append(reason)
-
-    def release(self, stream: Stream) -> None: ...
 
 
 @pytest.mark.parametrize(("code", "retried"), [(REFUSED_STREAM, ["refused"] * 2), (CANCEL, [])])
