@@ -241,8 +241,8 @@ class Session:
         """Frames as much of `data` as both windows allow and returns how many bytes that was. The rest is the
         caller's to keep. On a stream on which nothing can be sent all is dropped: nobody is left to read it.
 
-        Counts both windows and writes a short frame inline: this is done for every read of a tunnel, and each
-        call would cost 10 % of a write of a few bytes."""
+        Counts both windows and writes frames inline: this is done for every read of a tunnel, and each call
+        would cost 10 % of a write of a few bytes."""
         output, windows = self._output, self._windows
         size = allowed = len(data)
         if not stream.state.sends or output.broken:
@@ -260,11 +260,12 @@ class Session:
             wire += data if allowed == size else memoryview(data)[:allowed]
             self._guard.data_frames += 1
         else:
-            view = memoryview(data)
+            view = memoryview(data)[:allowed]
             pieces: list[bytes | bytearray | memoryview] = [output.wire]
             for at in range(0, allowed, DATA_BYTES):
-                chunk = view[at : min(at + DATA_BYTES, allowed)]
-                pieces.append(frames.header(len(chunk), frames.DATA, 0, stream_id))
+                chunk = view[at : at + DATA_BYTES]
+                length = len(chunk)
+                pieces.append(_header(length >> 8, length & 0xFF, frames.DATA, stream_id))
                 pieces.append(chunk)
             output.wire = bytearray().join(pieces)  # room for all of it at once, instead of piece by piece
             self._guard.data_frames += 1 + allowed // DATA_BYTES
