@@ -14,17 +14,19 @@ demo: needs-demo $(VENV)/.installed
 	$(BIN)/hbone demo
 
 # Two a core, for most tests wait more than they compute. make test WORKERS=0 runs all in one process;
-# make test VENV=.venv313 PYTHON=python3.13 runs them under another Python.
+# make test VENV=.venv313 PYTHON=python3.13 runs them under another Python. When a worker dies, the run ends and names
+# the test: its replacement could wait for ever.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
+PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 test: needs-test $(VENV)/.installed-dev
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest $(PARALLEL)
 
 # Branches too, and those of the processes that tests start. One that a test kills is not counted.
 .PHONY: coverage
 ROOMS := $(filter-out %.py %/py.typed %/__pycache__,$(wildcard gateway/* agent/* shared/* hbone/*)) gateway agent shared hbone
 coverage: needs-coverage $(VENV)/.installed-dev
 	rm -rf .coverage
-	-$(BIN)/coverage run -m pytest -n $(WORKERS) --dist loadgroup -q
+	-$(BIN)/coverage run -m pytest $(PARALLEL) -q
 	$(BIN)/coverage combine -q .coverage
 	@for room in $(sort $(ROOMS)); do \
 		echo "$$room $$($(BIN)/coverage report --format=total --include="$$room/*") %"; \
