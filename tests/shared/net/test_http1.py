@@ -159,10 +159,9 @@ async def test_a_socket_in_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with pytest.raises(DialError, match=f"cannot connect to {path}: No such file or directory"):
         await get("http://name/path", headers={}, timeout_s=PATIENCE_S, max_bytes=10, unix=path)
-    serving = await asyncio.start_unix_server(answer, path)
-    got = await get("http://name/path", headers={}, timeout_s=PATIENCE_S, max_bytes=10, unix=path)
+    async with await asyncio.start_unix_server(answer, path):
+        got = await get("http://name/path", headers={}, timeout_s=PATIENCE_S, max_bytes=10, unix=path)
     assert got.body == b"ok"
-    serving.close()
 
 
 # Failures.
