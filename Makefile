@@ -49,7 +49,7 @@ pages: needs-pages $(VENV)/.installed-dev
 
 # docs/reference, from the tables in the code.
 .PHONY: reference
-reference: $(VENV)/.installed-dev
+reference: needs-reference $(VENV)/.installed-dev
 	$(BIN)/python -m docs.write_reference
 
 clean:

@@ -101,6 +101,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
     "lint": (),
     "types": (),
     "pages": (),
+    "reference": (),
     "lock": (),
     "test": _TESTS,
     "coverage": _TESTS,
