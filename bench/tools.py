@@ -45,12 +45,14 @@ def build() -> Path:
     PROGRAM.parent.mkdir(exist_ok=True)
     files = [str(path) for path in sources if path.suffix == ".c"]
     flags = ["-O2", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra"]
+    made = PROGRAM.with_name(f"{PROGRAM.name}.{os.getpid()}")  # another process may run or build the old one
     done = subprocess.run(
-        [compiler, *flags, "-o", str(PROGRAM), *files, "-lssl", "-lcrypto"], capture_output=True, text=True
+        [compiler, *flags, "-o", str(made), *files, "-lssl", "-lcrypto"], capture_output=True, text=True
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[:1]
         raise BenchError(f"the load generator does not compile ({HEADERS.where_from}?): {' '.join(last)}")
+    made.replace(PROGRAM)
     return PROGRAM
 
 
