@@ -225,7 +225,7 @@ def test_flags_in_the_shell_snippets_are_known() -> None:
         for command in _COMMAND.findall(block)
         for flag in re.findall(r" (--[a-z-]+[a-z])", command.partition("#")[0].partition(" krun ")[0])
     }
-    assert {"--config", "--check", "--token-file"} <= {flag for _, flag in used}
+    assert {"--config", "--sni", "--token-file"} <= {flag for _, flag in used}
     assert sorted(pair for pair in used if pair[1] not in known) == []
 
 
