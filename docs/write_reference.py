@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 
 from agent.config.settings import groups
 from gateway.config.config import GatewayConfig
 from gateway.config.sections import Section, Structure, Table, file_table
+from shared.command_line import Parser
+from shared.command_pages import PROGRAMS, flags_of, subcommands
 from shared.config.markdown import code, default, meaning, page, table
 from shared.errors import EXIT_CODES
 from shared.ops.ops_reference import flags_reference, metrics_reference
@@ -85,9 +88,36 @@ def exit_codes() -> str:
     )
 
 
+def commands() -> str:
+    """The command lines of all three commands."""
+    parts = [
+        "What `--help` says, and `man hgate`, `man krun` and `man hbone`. A flag goes over an environment "
+        "variable, a variable over the file, and the file over the default. Every command has `--help` and "
+        "`--version`."
+    ]
+    for module in PROGRAMS:
+        parser = import_module(module).parser()
+        parts += [f"## {parser.prog}", *_command_line(parser)]
+        for name, _, command in subcommands(parser):
+            parts += [f"### {parser.prog} {name}", *_command_line(command)]
+    return page("Command lines", *parts)
+
+
+def _command_line(parser: Parser) -> list[str]:
+    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+    rows = [
+        (", ".join(code(f"{word} {value}".strip()) for word in words), meaning_text)
+        for words, value, meaning_text in flags_of(parser, of_all=False)
+    ]
+    lines = "\n".join(line.removeprefix("       ") for line in usage.splitlines())
+    parts = [f"```text\n{lines}\n```"]
+    return [*parts, table(("flag", "meaning"), rows)] if rows else parts
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "hgate.md": hgate,
     "krun.md": krun,
+    "commands.md": commands,
     "exit-codes.md": exit_codes,
     "metrics.md": metrics_reference,
     "flags.md": flags_reference,

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from shared.command_line import Parser
@@ -58,7 +58,7 @@ def completions(parser: Parser, shell: str) -> str:
     """The script that completes command lines of `parser` in `shell`, a key of SHELLS."""
     import shtab
 
-    for one in (parser, *(command for _, _, command in _commands(parser))):
+    for one in (parser, *(command for _, _, command in subcommands(parser))):
         for action in one._actions:
             # shtab looks for the attribute.
             if action.metavar == "FILE":
@@ -67,7 +67,7 @@ def completions(parser: Parser, shell: str) -> str:
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
             elif action.nargs == argparse.REMAINDER:
                 action.complete = _COMMANDS  # type: ignore[attr-defined]
-    for _, help, command in _commands(parser):
+    for _, help, command in subcommands(parser):
         command.description = help  # in a list, beside the command's name
     return shtab.complete(parser, shell)
 
@@ -82,7 +82,7 @@ def manual(parser: Parser) -> str:
     lines += [f"{parser.prog} \\- {_escaped(first[:1].lower() + first[1:])}", ".SH SYNOPSIS"]
     lines += [*_usage(parser), ".SH DESCRIPTION", *_paragraphs(description)]
     lines += [*_section("ARGUMENTS", _arguments(parser)), *_section("FLAGS", _flags(parser))]
-    for name, _, command in _commands(parser):
+    for name, _, command in subcommands(parser):
         lines += [f'.SH "COMMAND {name.upper()}"', *_usage(command), ".PP"]
         lines += [
             *_paragraphs(command.description or ""),
@@ -96,8 +96,8 @@ def manual(parser: Parser) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _commands(parser: Parser) -> Iterator[tuple[str, str, Parser]]:
-    """Each subcommand: its name, its help, its parser."""
+def subcommands(parser: Parser) -> Iterator[tuple[str, str, Parser]]:
+    """The name, the help and the parser of each subcommand."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for shown in action._choices_actions:
@@ -128,19 +128,25 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _arguments(parser: Parser) -> Iterator[str]:
     for action in parser._get_positional_actions():
         if not isinstance(action, argparse._SubParsersAction):
-            yield from _item(f"\\fI{_escaped(str(action.metavar))}\\fR", _help(action))
+            yield from _item(f"\\fI{_escaped(str(action.metavar))}\\fR", meaning_of(action))
 
 
 def _flags(parser: Parser, *, of_all: bool = True) -> Iterator[str]:
-    """`of_all`: those that every command has, too."""
+    for words, value, meaning in flags_of(parser, of_all=of_all):
+        names = ", ".join(f"\\fB{_escaped(word)}\\fR" for word in words)
+        yield from _item(f"{names} \\fI{_escaped(value)}\\fR" if value else names, meaning)
+
+
+def flags_of(parser: Parser, *, of_all: bool = True) -> Iterator[tuple[Sequence[str], str, str]]:
+    """The words, the value and the meaning of each flag; `of_all`: also of those that every command has."""
     for action in parser._get_optional_actions():
         if of_all or action.option_strings[-1] not in ("--help", "--version"):
             value = action.metavar or "|".join(action.choices or ())
-            names = ", ".join(f"\\fB{_escaped(name)}\\fR" for name in action.option_strings)
-            yield from _item(f"{names} \\fI{_escaped(str(value))}\\fR" if value else names, _help(action))
+            yield action.option_strings, str(value), meaning_of(action)
 
 
-def _help(action: argparse.Action) -> str:
+def meaning_of(action: argparse.Action) -> str:
+    """The help of a flag or an argument, with its default."""
     return (action.help or "") % {"default": action.default}
 
 
