@@ -124,11 +124,6 @@ class PooledConnection:
         left = self.limits.streams_per_connection - self.connection.open_streams
         return min(left, self.connection.room) if left > 0 else 0
 
-    @property
-    def capacity(self) -> int:
-        """How many streams it takes in all."""
-        return self.connection.open_streams + max(0, self.room)
-
     def count_streams(self) -> None:
         """To be called when a stream was opened or ended."""
         has_streams = self._idle_since is None
