@@ -24,7 +24,7 @@ _RESETS = {
     frames.PROTOCOL_ERROR: "the far side, or a proxy on the way, found a protocol error",
     frames.INTERNAL_ERROR: "the container, or a proxy before it, failed; has the container crashed?",
     frames.FLOW_CONTROL_ERROR: "the far side, or a proxy on the way, found a protocol error",
-    frames.REFUSED_STREAM: "the far side takes no new tunnel; the container is stopping?",
+    frames.REFUSED_STREAM: "the far side accepts no new tunnel; the container is stopping?",
     frames.CANCEL: "the far side cancelled it; the container is stopping?",
     frames.CONNECT_ERROR: "the target in the container broke off, or the container is stopping?",
     frames.ENHANCE_YOUR_CALM: "the far side complains of too much traffic",

@@ -6,13 +6,13 @@ ADMIN = 15000
 """Admin of hgate, of Envoy in the container; loopback only."""
 
 ZTUNNEL_OUTBOUND = 15001
-"""ztunnel takes outbound connections here; no tunnel of the HBONE port leads there."""
+"""ztunnel accepts outbound connections here; no tunnel of the HBONE port leads there."""
 
 INBOUND_MTLS = 15003
 """Envoy or the built-in end in the container: the mesh's mTLS, carried by the tunnel."""
 
 ZTUNNEL_INBOUND = 15006
-"""ztunnel takes inbound plain text here; no tunnel of the HBONE port leads there."""
+"""ztunnel accepts inbound plain text here; no tunnel of the HBONE port leads there."""
 
 HBONE = 15008
 """hgate, and ztunnel: HBONE proper, CONNECT over mTLS HTTP/2."""

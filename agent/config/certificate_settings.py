@@ -142,7 +142,7 @@ class CertificateSettings:
     metadata_host: str = setting(
         METADATA_HOST,
         token_settings.DEFAULT_METADATA_HOST,
-        "metadata server, whose access token Google's CA Service takes",
+        "metadata server, whose access token Google's CA Service accepts",
         variable="GCE_METADATA_HOST",
     )
     folder: Path | None = setting(

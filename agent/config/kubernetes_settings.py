@@ -43,7 +43,7 @@ class TokenFile:
     """A token to be kept in a file."""
 
     audience: str
-    """Empty: whoever the API server takes tokens for, which is itself."""
+    """Empty: whoever the API server accepts tokens for, which is itself."""
 
     path: Path
     """The file; with `is_folder` the folder that gets `token`, `ca.crt` and `namespace`."""
@@ -155,7 +155,7 @@ class KubernetesSettings:
 
     @property
     def istio_file(self) -> Path | None:
-        """The token that Istio's CA takes, if it is one of them."""
+        """The token that Istio's CA accepts, if it is one of them."""
         return next((file.token_path for file in self.files if file.audience == ISTIO_AUDIENCE), None)
 
 

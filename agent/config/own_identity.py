@@ -29,5 +29,5 @@ def own_identity(certificates: Path) -> SpiffeId:
 
 
 def own_trust_domain(certificates: Path) -> tuple[str, ...]:
-    """The pattern that takes everybody of our trust domain. Raises what `own_identity` does."""
+    """The pattern that matches everybody of our trust domain. Raises what `own_identity` does."""
     return (f"{SCHEME}{own_identity(certificates).trust_domain}/**",)

@@ -104,7 +104,7 @@ class Settings:
     listen: Address | None = setting(
         OrNone(ADDRESS),
         DEFAULT_LISTEN,
-        "address that takes the tunnels, - for none beside HBONE_REVERSE",
+        "address that accepts the tunnels, - for none beside HBONE_REVERSE",
         "All interfaces, because Cloud Run's front end does not come over loopback.",
         variable="HBONE_LISTEN",
     )

@@ -55,7 +55,7 @@ class GkeSts:
 
 
 def _given(subject: str) -> SubjectToken:
-    """Whatever audience it is for: Google's STS knows which ones it takes."""
+    """Whatever audience it is for: Google's STS knows which ones it accepts."""
 
     async def mint(audience: str) -> Minted:
         try:

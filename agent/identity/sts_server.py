@@ -178,8 +178,8 @@ def read_form(request: Request) -> dict[str, str]:
 
 
 def is_google_api(audience: str) -> bool:
-    """Whether Google's federated access token is what the audience takes: it has none, or is one of Google's
-    APIs, as a URL or a name."""
+    """Whether Google's federated access token is what the audience accepts: it has none, or is one of
+    Google's APIs, as a URL or a name."""
     try:
         host = urlsplit(audience if "//" in audience else f"//{audience}").hostname or ""
     except ValueError:  # such as a bracket that nobody closes

@@ -100,7 +100,7 @@ class EnvoyProcess:
         self.exited = self._child.exited
         """Its exit code, once it has ended, wanted or not."""
         self.inbound: Address | None = None
-        """Where it takes connections, once it is ready."""
+        """Where it accepts connections, once it is ready."""
         self.admin = folder / ADMIN_SOCKET
         """The socket of its admin interface, which is there once it is ready."""
         self._folder = folder
@@ -154,7 +154,7 @@ class EnvoyProcess:
             write_atomically(self._folder / name, json.dumps(content, indent=1).encode(), PRIVATE_MODE)
 
     async def ready(self, timeout_s: float) -> None:
-        """Waits until Envoy takes connections and has certificates to answer them with.
+        """Waits until Envoy accepts connections and has certificates to answer them with.
 
         Raises UnavailableError with what Envoy said about it: it has ended, it has no certificates, or it is
         not ready after `timeout_s` seconds.

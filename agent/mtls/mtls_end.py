@@ -46,7 +46,7 @@ class MtlsEnd:
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
         """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record.
-        `refusal()` says why the built-in end takes no connection now, if so."""
+        `refusal()` says why the built-in end accepts no connection now, if so."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
         self._settings = settings
@@ -60,7 +60,7 @@ class MtlsEnd:
         self._folder: Path | None = None
 
     async def start(self) -> None:
-        """Returns when it takes connections. May be cancelled; `close` then ends what has started.
+        """Returns when it accepts connections. May be cancelled; `close` then ends what has started.
 
         Raises:
             UnavailableError: a program, a port or a file cannot be had.

@@ -50,7 +50,7 @@ class AppProtocol:
         self.known: Spoken | None = "http1" if told == "http1" else None
         """None: nobody knows yet. An app that is said to speak h2c is asked, too, for its SETTINGS."""
         self.extended_connect = False
-        """It takes CONNECT with a protocol (RFC 8441)."""
+        """It accepts CONNECT with a protocol (RFC 8441)."""
         self.was_silent = False
         """It has not answered the preface, so `known` is a guess."""
 

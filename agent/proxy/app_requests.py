@@ -94,7 +94,7 @@ class AppRequests:
             elif self._told is None:  # many that speak HTTP/2 speak HTTP/1.1 as well
                 self._upgrade(exchange)
             else:
-                text = "the app takes no extended CONNECT (SETTINGS_ENABLE_CONNECT_PROTOCOL)"
+                text = "the app accepts no extended CONNECT (SETTINGS_ENABLE_CONNECT_PROTOCOL)"
                 exchange.fail(HTTPStatus.NOT_IMPLEMENTED, text)
         elif head.protocol:
             self._upgrade(exchange)

@@ -155,7 +155,7 @@ def request_head(headers: Headers, *, bodiless: bool) -> RequestHead:
                     fields.append(item)
             elif not head.protocol:  # sec-websocket-key, which we make where we upgrade
                 fields.append(item)
-        elif name == b"te":  # the session takes no other value than trailers
+        elif name == b"te":  # the session accepts no other value than trailers
             head.takes_trailers = True
     if cookies:
         fields.append((b"cookie", b"; ".join(cookies)))

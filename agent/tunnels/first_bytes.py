@@ -16,7 +16,7 @@ from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.legs.tcp import peer_of
 
 H2C_ONLY = (
-    "it takes HTTP/2 without TLS (h2c) only: deploy the service with --use-http2, or name its port h2c "
+    "it accepts HTTP/2 without TLS (h2c) only: deploy the service with --use-http2, or name its port h2c "
     "(ports: [{name: h2c, containerPort: ...}])"
 )
 

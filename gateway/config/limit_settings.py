@@ -53,7 +53,7 @@ MAX_RETRIES = 20
 """After 20 pauses a minute has gone by on average: more is no patience, but a loop."""
 
 MOST_LOOKUPS = 10_000
-"""More than a name server takes, and two sockets each."""
+"""More than a name server answers, and two sockets each."""
 
 MAX_UPSTREAM_CONNECTIONS = 10_000
 """The same for the connections to one upstream, each of which is a file descriptor."""
@@ -135,7 +135,7 @@ class Limits:
     max_connection_age_s: float = setting(
         LASTING,
         _POOL.max_age_s,
-        "how long an HTTP/2 connection takes new tunnels; 0: for ever",
+        "how long an HTTP/2 connection accepts new tunnels; 0: for ever",
         "Less up to a tenth by chance. It ends with its last tunnel.",
     )
     ping_interval_s: float = setting(

@@ -130,7 +130,7 @@ class Admission:
 
     @property
     def most_connections(self) -> int:
-        """How many this process takes."""
+        """How many this process accepts."""
         return self._share(self._limits.max_connections)
 
     @property

@@ -141,9 +141,9 @@ class MeshConnections:
     ) -> None:
         """`share` is this process's part of a bound; `is_full` says that memory for buffers is used up.
         `prepare` tells the TLS context more. `expired` has an open connection whose peer's certificate has
-        ended take no new streams, `expel` ends one after `drain_timeout_s` seconds of that, or at once if the
-        peer is revoked. `purpose` is the word for the port in the log and the file; `wall_clock` has seconds
-        since the epoch."""
+        ended accept no new streams, `expel` ends one after `drain_timeout_s` seconds of that, or at once if
+        the peer is revoked. `purpose` is the word for the port in the log and the file; `wall_clock` has
+        seconds since the epoch."""
         self.settings = settings
         self.drain_timeout_s = drain_timeout_s
         """It may change at any time."""

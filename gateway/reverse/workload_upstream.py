@@ -34,7 +34,7 @@ class WorkloadUpstream(Upstream):
         wait_s: float,
     ) -> None:
         """For `wait_s` seconds it waits for somebody to register the name, or to have room; this is beside
-        the time for the answer. `record` gets the address of the workload that takes the tunnel."""
+        the time for the answer. `record` gets the address of the workload that accepts the tunnel."""
         self._registry = registry
         self._name = name
         self._headers = headers

@@ -263,14 +263,14 @@ class _Target:
 
     @property
     def matches_addresses(self) -> bool:
-        """Whether it takes an address that a peer asks for: a CIDR, or a lone `*`."""
+        """Whether it matches an address that a peer asks for: a CIDR, or a lone `*`."""
         return self._glob is None
 
     def matches_port(self, port: int) -> bool:
         return self._port is None or self._port == port
 
     def leads_around(self, denied: Iterable[_Target]) -> bool:
-        """Whether it takes addresses on a port of one of the names that are denied."""
+        """Whether it matches addresses on a port of one of the names that are denied."""
         ports = (self._port is None or name.matches_port(self._port) for name in denied)
         return self.matches_addresses and any(ports)
 

@@ -231,7 +231,7 @@ class RouteTable:
             lines.append(f"parsed     {_described(destination)}")
             for index, (route, glob) in enumerate(zip(self.routes, self._globs, strict=True)):
                 taken = glob.fullmatch(destination.host.lower()) is not None
-                lines.append(f"{_place(index, route.line)}: {route.host}: {'takes it' if taken else 'no'}")
+                lines.append(f"{_place(index, route.line)}: {route.host}: {'matches' if taken else 'no'}")
                 if taken:
                     break
             lines += _directions(self._find(destination))
@@ -252,7 +252,7 @@ class RouteTable:
                 except NoRouteError as error:
                     place = _place(index, self.routes[index].line)
                     raise NoRouteError(f"{place} cannot take {_name(destination)}: {error}") from error
-        raise NoRouteError(f"no route for {_name(destination)}: none of {len(self.routes)} takes its host")
+        raise NoRouteError(f"no route for {_name(destination)}: none of {len(self.routes)} matches its host")
 
 
 def _values(destination: Destination) -> dict[str, str]:

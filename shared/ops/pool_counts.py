@@ -16,8 +16,8 @@ REVOKED = "revoked"
 EXPIRED = "expired"
 
 REASONS = (IDLE, AGE, ADDRESS, SILENT, GOAWAY, LOST, STOPPED, REVOKED, EXPIRED)
-"""Why a connection took no new streams any more: no streams for too long, too old, its address no longer the
-name's, no answer to a PING, the peer said GOAWAY, it broke, we stop, its certificate was revoked, or has
+"""Why a connection accepted no new streams any more: no streams for too long, too old, its address no longer
+the name's, no answer to a PING, the peer said GOAWAY, it broke, we stop, its certificate was revoked, or has
 ended."""
 
 
@@ -37,7 +37,7 @@ class OriginCounts:
         self.opened_total = 0
         self.closed_by_reason = dict.fromkeys(REASONS, 0)
         self.draining = 0
-        """Connections that are open and take no new streams."""
+        """Connections that are open and accept no new streams."""
         self.dials_failed_total = 0
         self.waiting = 0
         """Who waits for a stream now."""

@@ -25,7 +25,7 @@ MAX_RECORDS = 64
 clients that split do it into a few; one byte per record is an attack on whoever reassembles."""
 
 MAX_HELLO_BYTES = 16384
-"""Longest hello, by the length field of its handshake header. BoringSSL, so Envoy, takes no longer one
+"""Longest hello, by the length field of its handshake header. BoringSSL, so Envoy, accepts no longer one
 (kMaxMessageLen); RFC 8446 would allow 2^24-1 bytes. A post-quantum hello has about 1700."""
 
 MAX_PEEK_BYTES = MAX_HELLO_BYTES + 4 + 5 * MAX_RECORDS

@@ -32,7 +32,7 @@ _SPLITS = 3
 # No leading zero: Istio writes none, and a second spelling of a port serves nobody.
 _PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _MAX_PORT = 65535
-# Istio takes a DNS-1123 label as the name of a subset.
+# Istio accepts a DNS-1123 label as the name of a subset.
 _SUBSET = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 # DNS labels, with "_" as resolvers take it, and none of them empty.
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)

@@ -175,7 +175,7 @@ class Issuer:
 
     @property
     def public_keys(self) -> dict[str, PublicKey]:
-        """Key id to key, as `TokenChecker` takes it."""
+        """Key id to key, as `TokenChecker` expects it."""
         return {self.kid: self._key.public_key()}
 
     def jwks(self) -> dict[str, Any]:

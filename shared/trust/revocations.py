@@ -29,7 +29,7 @@ MAX_ISSUERS = 1024
 forgotten, so its next list does not count against connections that are open by then."""
 
 MAX_CHAIN = 16
-"""Certificates of one chain; OpenSSL itself takes 100."""
+"""Certificates of one chain; OpenSSL itself accepts 100."""
 
 Proof = tuple[tuple[bytes, int], ...]
 """What is remembered of a chain: for each certificate below the root its issuer's key, as a short hash that

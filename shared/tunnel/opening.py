@@ -227,7 +227,7 @@ class Opening:
         self.status = None
         try:
             stream = await self._upstream.request(self._deadline)
-        except StreamResetError as error:  # the connection takes no new stream by now
+        except StreamResetError as error:  # the connection accepts no new stream by now
             retry = self._judge().after_reset(error.code, connection_lost=False, answered_before=False)
             if retry is None or not self._may(retry):
                 raise

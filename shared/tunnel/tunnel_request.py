@@ -1,4 +1,4 @@
-"""The request that opens a tunnel, in both dialects, and the paths under which krun takes one.
+"""The request that opens a tunnel, in both dialects, and the paths under which krun accepts one.
 
 POST is what Cloud Run lets through; CONNECT is HBONE's own (ztunnel, Envoy's `connect_config`). Both get
 200 once the target is connected, and then carry the tunnel's bytes as the bodies of the two directions.

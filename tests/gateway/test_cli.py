@@ -261,7 +261,7 @@ def test_explain(file: str, capsys: pytest.CaptureFixture[str], name: str, code:
 
 def test_the_file_may_stand_before_the_command(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--config", file, "explain", "--sni", NAME]) == EXIT_OK
-    assert "takes it" in capsys.readouterr().out
+    assert ": matches" in capsys.readouterr().out
 
 
 # As a process.

@@ -64,7 +64,7 @@ class Hgate:
     file: Path
     """Its configuration."""
     gateway: Address
-    """Where it takes connections by their SNI."""
+    """Where it accepts connections by their SNI."""
     hbone: Address | None
     """Its HBONE port, if it has one."""
     admin: Address
@@ -114,7 +114,7 @@ def hgate(
 def envoy_client(
     folder: Path, own: Path, server: Address, target: str, *, server_id: SpiffeId
 ) -> Iterator[Address]:
-    """An Envoy that carries plain TCP to `target`, by HBONE to `server`; where it takes connections."""
+    """An Envoy that carries plain TCP to `target`, by HBONE to `server`; where it accepts connections."""
     proxy = {
         "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "outbound",

@@ -54,7 +54,7 @@ def krun(folder: Path, app: Address) -> Iterator[tuple[Process, Address]]:
 
 @contextmanager
 def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
-    """An Envoy that carries plain TCP in POST streams to krun; where it takes connections."""
+    """An Envoy that carries plain TCP in POST streams to krun; where it accepts connections."""
     proxy = {
         "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "outbound",

@@ -82,7 +82,7 @@ class Outcome:
 async def flood(attack: Flood, port: int, end: End | None = None) -> Outcome:
     """Repeats the offence until the server ends it, `attack.count` is reached, or FLOOD_S seconds are over.
 
-    Raises OSError if the server takes no connection.
+    Raises OSError if the server accepts no connection.
     """
     async with _connected(port, end or End(), reads=attack.reads) as (watch, writer):
         with contextlib.suppress(TimeoutError):
@@ -99,7 +99,7 @@ async def flood(attack: Flood, port: int, end: End | None = None) -> Outcome:
 async def stall(attack: Stall, port: int, hold_s: float, end: End | None = None) -> Outcome:
     """Sends the pieces with their gaps and waits for the end, `hold_s` seconds in all.
 
-    Raises OSError if the server takes no connection.
+    Raises OSError if the server accepts no connection.
     """
     async with _connected(port, end or End(), reads=attack.reads) as (watch, writer):
         with contextlib.suppress(TimeoutError):

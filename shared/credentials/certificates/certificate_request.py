@@ -17,7 +17,7 @@ KeyKind = Literal["ec", "rsa"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
 RSA_BITS = 2048
-"""What Istio's agent takes for workloads; keys live for a day."""
+"""What Istio's agent accepts for workloads; keys live for a day."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class KeySet:
         cannot be used."""
         self.source = source
         self.keys: dict[str, PublicKey] = {}
-        """By key id (`kid`), as `TokenChecker` takes them."""
+        """By key id (`kid`), as `TokenChecker` expects them."""
         self.fetched_total = 0
         self.failed_total = 0
         self._tls = tls

@@ -36,7 +36,7 @@ _SERVICE_HINTS = {
 
 _MESH_HINTS = {
     404: "the peer knows no such target",
-    429: "the peer takes no more tunnels",
+    429: "the peer accepts no more tunnels",
     502: "the peer could not reach the target",
     503: "the peer could not reach the target",
     504: "the target did not answer the peer in time",

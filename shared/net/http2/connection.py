@@ -242,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
             StreamResetError: there is no `room`, as on a connection that has been lost meanwhile.
         """
         if self.room <= 0:
-            text = f"connection to {self.peer_name} takes no new stream"
+            text = f"connection to {self.peer_name} accepts no new stream"
             raise StreamResetError(text, frames.REFUSED_STREAM)
         state = self.session.open_stream(headers, end_stream=end_stream)
         stream = Stream(self, state)

@@ -99,7 +99,7 @@ class Pool:
         return None if pool is None else pool.open_now(headers)
 
     def is_connected(self, origin: Origin) -> bool:
-        """Whether there is a connection to `origin` that takes new streams, be it full now."""
+        """Whether there is a connection to `origin` that accepts new streams, be it full now."""
         pool = self.origins.get(origin)
         return pool is not None and bool(pool.members)
 

@@ -25,7 +25,7 @@ class PoolLimits:
     section 6.5.2 asks peers to allow at least."""
 
     connections_per_origin: int = 64
-    """With 100 streams each, 6,400 tunnels to one service: six times what one instance of it takes."""
+    """With 100 streams each, 6,400 tunnels to one service: six times what one instance of it accepts."""
 
     max_waiting: int = 6400
     """Openers that wait at an origin for a connection or for room: as many as all its connections could
@@ -35,7 +35,7 @@ class PoolLimits:
     """How long a connection without streams is kept: ztunnel's pool keeps as long. 0: closed at once."""
 
     max_age_s: float = 3600.0
-    """How long a connection takes new streams, less up to a tenth by chance; then it ends with its last
+    """How long a connection accepts new streams, less up to a tenth by chance; then it ends with its last
     stream. Load moves to new instances and addresses so. Cloud Run ends any request after an hour. 0: for
     ever."""
 

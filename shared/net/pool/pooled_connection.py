@@ -30,7 +30,7 @@ class PooledConnection:
     """A connection and what the pool knows of it.
 
     `changed(self)` is called when it may have room, or may have become useless; `lost(self)` when it is gone;
-    `retire(self, reason)` when it is to take no new streams.
+    `retire(self, reason)` when it is to accept no new streams.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class PooledConnection:
         since the epoch."""
         self.limits = limits
         self.reason = ""
-        """Why it takes no new streams, one of `pool_counts.REASONS`; empty while it does."""
+        """Why it accepts no new streams, one of `pool_counts.REASONS`; empty while it does."""
         self.is_proven = False
         """The peer has said its SETTINGS, and the pool knows it."""
         self.is_worth_it = is_worth_it
@@ -108,7 +108,7 @@ class PooledConnection:
 
     @property
     def loss_reason(self) -> str:
-        """Why a connection that is of no more use takes no new streams, one of `pool_counts.REASONS`."""
+        """Why a connection that is of no more use accepts no new streams, one of `pool_counts.REASONS`."""
         if not self.connection.lost:
             return pool_counts.GOAWAY
         return pool_counts.SILENT if self.connection.unanswered_s else pool_counts.LOST
@@ -120,7 +120,7 @@ class PooledConnection:
 
     @property
     def room(self) -> int:
-        """How many more streams it takes now."""
+        """How many more streams it accepts now."""
         left = self.limits.streams_per_connection - self.connection.open_streams
         return min(left, self.connection.room) if left > 0 else 0
 

@@ -105,7 +105,7 @@ class Relay:
     def start(self) -> None:
         """Joins both legs; what they received so far goes on first.
 
-        The downstream is the first: a TLS leg takes no data before it is joined, while an upstream has been
+        The downstream is the first: a TLS leg accepts no data before it is joined, while an upstream has been
         dialled or answered by now and takes it at any time.
         """
         self.downstream.join(self)

@@ -44,7 +44,7 @@ ALPN_H2 = "h2"
 ALPN_HTTP1 = "http/1.1"
 
 OLDEST = ssl.TLSVersion.TLSv1_2
-"""Protocol version that every end takes at least; RFC 8996 forbids older ones."""
+"""Protocol version that every end accepts at least; RFC 8996 forbids older ones."""
 
 OUTER_FLAGS = ssl.VerifyFlags.VERIFY_X509_TRUSTED_FIRST | ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
 """How a server with a host name is verified."""

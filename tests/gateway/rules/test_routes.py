@@ -258,10 +258,10 @@ def test_the_first_match_decides_even_if_it_refuses() -> None:
 
 def test_no_route() -> None:
     assert refusal(RouteTable([]), BARE) == (
-        "no route for hello.demo.svc.cluster.local: none of 0 takes its host"
+        "no route for hello.demo.svc.cluster.local: none of 0 matches its host"
     )
     assert refusal(RouteTable([forward("a"), forward("b")]), HELLO) == (
-        "no route for outbound_.8080_.v1_.hello.demo.svc.cluster.local: none of 2 takes its host"
+        "no route for outbound_.8080_.v1_.hello.demo.svc.cluster.local: none of 2 matches its host"
     )
 
 
@@ -317,7 +317,7 @@ def test_a_name_does_not_cross_namespaces(host: str, template: str) -> None:
             if compile_glob(glob).fullmatch(host):
                 assert f" in {audience or url[8:-2]} needs a name of the form SERVICE.NAMESPACE.svc" in said
             else:
-                assert "none of 1 takes its host" in said
+                assert "none of 1 matches its host" in said
     wide = RouteTable([tunnel("**.cluster.local", "https://hello.run.app/p/{host}")])
     assert wide.match(Destination(host, 80, "", "outbound")).path == f"/p/{host}"
 
@@ -492,7 +492,7 @@ EXPLAINED = RouteTable(
                 "parsed     host hello.demo.svc.cluster.local, port 8080, subset none, service hello,"
                 " namespace demo",
                 "routes[0] (line 6): istiod.istio-system.svc: no",
-                "routes[1] (line 8): *.demo.svc.cluster.local: takes it",
+                "routes[1] (line 8): *.demo.svc.cluster.local: matches",
                 "goes to    POST https://hello.a.run.app/_hbone/8080",
                 "dials      hello.a.run.app:443",
                 "trusts     the system certificates",
@@ -506,7 +506,7 @@ EXPLAINED = RouteTable(
                 "parsed     host plain, port none, subset none, service none, namespace none",
                 "routes[0] (line 6): istiod.istio-system.svc: no",
                 "routes[1] (line 8): *.demo.svc.cluster.local: no",
-                "routes[2]: plain: takes it",
+                "routes[2]: plain: matches",
                 "goes to    POST http://127.0.0.1:15009/_hbone/15003",
                 "dials      127.0.0.1:15009",
                 "token      none",
@@ -518,7 +518,7 @@ EXPLAINED = RouteTable(
                 "name       istiod.istio-system.svc",
                 "parsed     host istiod.istio-system.svc, port none, subset none, service istiod,"
                 " namespace istio-system",
-                "routes[0] (line 6): istiod.istio-system.svc: takes it",
+                "routes[0] (line 6): istiod.istio-system.svc: matches",
                 "goes to    b:1, as it is, without a tunnel",
             ],
         ),
@@ -530,7 +530,7 @@ EXPLAINED = RouteTable(
                 "routes[0] (line 6): istiod.istio-system.svc: no",
                 "routes[1] (line 8): *.demo.svc.cluster.local: no",
                 "routes[2]: plain: no",
-                "refused    no route for other: none of 3 takes its host",
+                "refused    no route for other: none of 3 matches its host",
             ],
         ),
         (
@@ -540,7 +540,7 @@ EXPLAINED = RouteTable(
                 "parsed     host hello.demo.svc.cluster.local, port none, subset none, service hello,"
                 " namespace demo",
                 "routes[0] (line 6): istiod.istio-system.svc: no",
-                "routes[1] (line 8): *.demo.svc.cluster.local: takes it",
+                "routes[1] (line 8): *.demo.svc.cluster.local: matches",
                 "refused    routes[1] (line 8) cannot take hello.demo.svc.cluster.local:"
                 " the name has no port, which /_hbone/{port} needs",
             ],

@@ -1,5 +1,5 @@
-"""The driver, with an upstream whose connection takes no new stream. What else it does is tested through its
-users: hgate (tests/gateway), `hbone URL` (tests/hbone) and the reverse port."""
+"""The driver, with an upstream whose connection accepts no new stream. What else it does is tested through
+its users: hgate (tests/gateway), `hbone URL` (tests/hbone) and the reverse port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Closed(Upstream):
         return 0.0
 
     async def request(self, deadline: float) -> NoReturn:
-        raise StreamResetError("takes no new stream", self.code)
+        raise StreamResetError("accepts no new stream", self.code)
 
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:
         self.retried.append(reason)

@@ -152,7 +152,9 @@ async def test_room() -> None:
     line.connection.open(POST)
     line.connection.open(POST)
     assert line.connection.room == 0
-    with pytest.raises(StreamResetError, match=f"^connection to {PEER_NAME} takes no new stream$") as caught:
+    with pytest.raises(
+        StreamResetError, match=f"^connection to {PEER_NAME} accepts no new stream$"
+    ) as caught:
         line.connection.open(POST)
     assert caught.value.code == frames.REFUSED_STREAM
     line.get(reset(1, frames.CANCEL))

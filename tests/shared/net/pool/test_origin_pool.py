@@ -414,7 +414,7 @@ async def test_who_came_first_is_served_first() -> None:
 
 
 class Refusing:
-    """A port that takes connections and ends them at once, and counts them."""
+    """A port that accepts connections and ends them at once, and counts them."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -532,7 +532,7 @@ async def test_a_peer_that_allows_no_stream_is_not_dialled_for_ever() -> None:
         assert world.opened == 2
 
 
-# Connections that are to take no new streams.
+# Connections that are to accept no new streams.
 
 
 @hasty
