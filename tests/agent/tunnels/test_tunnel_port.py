@@ -181,7 +181,8 @@ async def test_a_line_for_http1_at_once_and_not_for_each(
             await peer.rest()
             addresses.append(peer.address)
     told.port.close()
-    assert caplog.messages[0].startswith(f"HTTP/1.1 from {addresses[0]} on the tunnel port: it takes HTTP/2 ")
+    first = f"HTTP/1.1 from {addresses[0]} on the tunnel port: it accepts HTTP/2 "
+    assert caplog.messages[0].startswith(first)
     assert "--use-http2" in caplog.messages[0] and "name: h2c" in caplog.messages[0]
     assert caplog.messages[1].startswith(f"HTTP/1.1 from {addresses[2]} ")
     assert caplog.messages[1].endswith(" (2 of these since the last line)")
