@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from shared import globs
+
 MAX_STARS = 8
 """Stars in one pattern; matching costs the product of their number and the claim's length."""
 
@@ -90,18 +92,11 @@ class ClaimPatterns:
 
 
 def compile_claim(text: str) -> re.Pattern[str]:
-    """The pattern of a glob on a claim. Raises ValueError with the reason.
-
-    Each star with the text behind it is an atomic group, settled at the first place where that text stands:
-    later places could not help the rest, so trying them would only cost time.
-    """
-    first, *rest = text.split("*")
-    if len(rest) > MAX_STARS:
-        raise ValueError(f"has {len(rest)} stars, more than {MAX_STARS}")
-    if not rest:
-        return re.compile(re.escape(first))
-    middle = "".join(f"(?>.*?{re.escape(literal)})" for literal in rest[:-1])
-    return re.compile(f"{re.escape(first)}{middle}.*{re.escape(rest[-1])}", re.DOTALL)
+    """The pattern of a glob on a claim. Raises ValueError with the reason."""
+    stars = text.count("*")
+    if stars > MAX_STARS:
+        raise ValueError(f"has {stars} stars, more than {MAX_STARS}")
+    return re.compile(globs.pattern(text, ".*"), re.DOTALL)
 
 
 def _matches(patterns: tuple[re.Pattern[str], ...], values: list[str]) -> bool:

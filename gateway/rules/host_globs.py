@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from shared import globs
+
 MAX_STARS = 8
 """Stars in one host glob, `**` counted once; names have few more labels than that."""
 
@@ -28,9 +30,8 @@ _FRESH = "\0"  # a character, and a label, that no glob has and every star match
 def compile_glob(glob: str) -> re.Pattern[str]:
     """The pattern of a host glob, for lower-case hosts. Raises ValueError with the reason.
 
-    Each star with the text behind it, and each `**` with the labels up to the next one, is an atomic group,
-    settled at the first place that matches: later places could not help the rest of the glob, so trying them
-    would only cost time.
+    Each `**` with the labels up to the next one is an atomic group, as in `globs.pattern` each star is with
+    the text behind it.
     """
     first, *rest = (r"\.".join(map(_of_label, part)) for part in _parts(_checked(glob)))
     if not rest:
@@ -76,11 +77,7 @@ def _parts(glob: str) -> list[list[str]]:
 
 def _of_label(label: str) -> str:
     """The pattern of one label of a glob."""
-    first, *rest = label.split("*")
-    if not rest:
-        return re.escape(first)
-    middle = "".join(f"(?>[^.]+?{re.escape(literal)})" for literal in rest[:-1])
-    return f"{re.escape(first)}{middle}[^.]+{re.escape(rest[-1])}"
+    return globs.pattern(label, "[^.]+")
 
 
 # What a glob can match. It is walked label by label, in all the ways in which its ** can be read; a place is
