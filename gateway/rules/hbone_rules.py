@@ -41,7 +41,7 @@ from gateway.rules.claims import (
     Token,
 )
 from gateway.rules.host_globs import compile_glob
-from gateway.rules.templates import shown
+from gateway.rules.templates import is_port, shown
 from shared import ports
 from shared.address import MAX_PORT, Address
 from shared.errors import BadRequestError, DeniedError, TokenNeededError
@@ -290,7 +290,7 @@ class _Target:
 
 
 def _read_port(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MAX_PORT:
+    if not is_port(text):
         raise ValueError(f"the port must be 1..{MAX_PORT} or *")
     return int(text)
 
