@@ -21,10 +21,7 @@ MAX_CLAIMS = 32
 
 
 def _audiences(value: Value, _: Context) -> tuple[str, ...]:
-    audiences = tuple(value.each(MAX_AUDIENCES, Value.text))
-    if not value.items(MAX_AUDIENCES):
-        raise value.error("needs at least one audience: who we are to the issuer")
-    return audiences
+    return tuple(value.each(MAX_AUDIENCES, Value.text, needed="audience: who we are to the issuer"))
 
 
 def _keys(value: Value, context: Context) -> str:

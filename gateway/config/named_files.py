@@ -1,4 +1,4 @@
-"""Files that hgate's file names: where they are, and whether they hold what they should when it is read."""
+"""Files that hgate's file names: where they are, and whether they are as they should be when it is read."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from shared.errors import UnavailableError
 from shared.net.tls.contexts import check_file
 
 
-def ca_file(value: Value, folder: Path) -> Path:
-    """The path of a file with the certificates to trust, which starts from `folder`. Raises ConfigError if it
-    cannot be read or holds none."""
-    path = folder / value.text()
+def check_ca_file(value: Value, path: Path) -> None:
+    """Raises ConfigError if the file that `value` names cannot be read, or has no certificates to trust."""
     try:
         check_file(path)
     except UnavailableError as error:
         raise value.error(str(error)) from error
-    return path
 
 
 def later_file(value: Value, folder: Path) -> Path:

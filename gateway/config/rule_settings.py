@@ -23,9 +23,7 @@ MAX_PATTERNS = 100
 
 def patterns(value: Value, read: Callable[[Value], str]) -> tuple[str, ...]:
     """A list of patterns, each read by `read`: at least one. Raises ConfigError."""
-    if not value.items(MAX_PATTERNS):
-        raise value.error("needs at least one pattern")
-    return tuple(value.each(MAX_PATTERNS, read))
+    return tuple(value.each(MAX_PATTERNS, read, needed="pattern"))
 
 
 def peers(value: Value, context: Context, *, anybody: bool) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.config.named_files import ca_file, later_file
+from gateway.config.named_files import check_ca_file, later_file
 from gateway.config.yaml_nodes import Fields, Value
 from shared.address import Address
 from shared.config.fields import Setting, file_name, table_of
@@ -135,16 +135,15 @@ def addresses(value: Value, _: Context) -> tuple[Address, ...]:
             raise item.error(f"{address} stands in the list twice")
         found.append(address)
 
-    value.each(MAX_LISTENERS, read)
-    if not value.items(MAX_LISTENERS):
-        raise value.error("needs at least one address")
+    value.each(MAX_LISTENERS, read, needed="address")
     return tuple(found)
 
 
 def _ca_file(value: Value, context: Context) -> Path:
     path = context.folder / value.text()
     if path not in context.good_cas:
-        context.good_cas.add(ca_file(value, context.folder))
+        check_ca_file(value, path)
+        context.good_cas.add(path)
     return path
 
 

@@ -98,6 +98,10 @@ class Value:
         """Whether the value is a mapping, for fields that may be a word as well."""
         return isinstance(self.node, yaml.MappingNode)
 
+    def path_of(self, name: str) -> str:
+        """The path of a field of this mapping."""
+        return f"{self.path}.{_shown(name)}".removeprefix(".")
+
     def error(self, reason: str) -> ConfigError:
         """The error that says what is wrong with this value."""
         return ConfigError(self.file, self.line, self.path, reason)
@@ -146,7 +150,7 @@ class Value:
                 self.refuse(error)
                 continue
             name = str(key.value)
-            at = Value(key, self.file, f"{self.path}.{_shown(name)}".removeprefix("."))
+            at = Value(key, self.file, self.path_of(name))
             if known is not None and name not in known:
                 close = _closest(name, known)
                 found.failed.add(close)
@@ -171,11 +175,14 @@ class Value:
             for index, node in enumerate(self.node.value)
         ]
 
-    def each(self, most: int, read: Callable[[Value], T]) -> list[T]:
+    def each(self, most: int, read: Callable[[Value], T], needed: str = "") -> list[T]:
         """What `read` makes of each value of a list, those with a mistake left out, which is noted. Raises
-        ConfigError as `items`."""
+        ConfigError as `items`, and for an empty list if `needed` says what it should have one of."""
+        items = self.items(most)
+        if needed and not items:
+            raise self.error(f"needs at least one {needed}")
         found: list[T] = []
-        for item in self.items(most):
+        for item in items:
             item.tried(lambda item: found.append(read(item)), None)
         return found
 
@@ -191,8 +198,7 @@ class Value:
             elif isinstance(value.node, yaml.MappingNode):
                 for key, node in value.node.value:
                     name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
-                    path = f"{value.path}.{_shown(name)}".removeprefix(".")
-                    todo.append(Value(node, self.file, path, self.report))
+                    todo.append(Value(node, self.file, value.path_of(name), self.report))
 
     def text(self) -> str:
         """A text, not empty, all of it printable. Raises ConfigError for other types: what YAML takes for a
@@ -260,10 +266,9 @@ class Fields:
     def need(self, name: str, hint: str = "") -> Value:
         """The field's value. Raises ConfigError, with the hint, if the field is absent."""
         if name not in self.values:
-            path = f"{self.owner.path}.{name}".removeprefix(".")
             reason = f"missing, {hint}" if hint else "missing"
             kind = _FollowsError if name in self.failed else ConfigError
-            raise kind(self.owner.file, self.owner.line, path, reason)
+            raise kind(self.owner.file, self.owner.line, self.owner.path_of(name), reason)
         return self.values[name]
 
     def read(self, name: str, read: Callable[[Value], T], otherwise: D) -> T | D:
@@ -336,7 +341,7 @@ def document(content: str | bytes, file: str, report: Report | None = None) -> V
 
 
 class _RefusalError(yaml.MarkedYAMLError):
-    """Valid YAML that we do not take."""
+    """Valid YAML that we do not accept."""
 
 
 class _Composer(yaml.SafeLoader):
