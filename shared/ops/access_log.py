@@ -21,14 +21,14 @@ from collections.abc import Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Protocol, TypedDict, Unpack
 
-from shared.errors import Flag, LifetimeError
+from shared.errors import Flag
 from shared.ops.log import (
     MAX_SCAN_CHARS,
     MAX_VALUE_CHARS,
     Format,
-    Redactor,
     choose_format,
     cut,
+    redact,
     text_value,
     timestamp,
 )
@@ -52,7 +52,7 @@ has four digits behind the point of a second for the same reason."""
 CLOSE_WAIT_S = 0.5
 """Longest wait of `close`, in which a living reader empties many pipes."""
 
-NO_FAILURES = frozenset({Flag.DOWNSTREAM_RESET, LifetimeError.flag})
+NO_FAILURES = frozenset({Flag.DOWNSTREAM_RESET, Flag.LIFETIME})
 """Flags of tunnels that have an error and are nobody's failure."""
 
 LOGGER = "hbone.access"
@@ -156,7 +156,6 @@ class AccessLog:
         is_json = choose_format(format, os.isatty(fd)) == "json"
         self._style = _json(component, worker) if is_json else _text(worker)
         self._output = _Output(fd)
-        self._redactor = Redactor()
         # A write of up to PIPE_BUF bytes is taken as a whole (POSIX write()); longer ones may mix.
         self._batch_bytes = MAX_BYTES if worker is None else select.PIPE_BUF
         self._lines: list[str] = []
@@ -214,7 +213,7 @@ class AccessLog:
             return
         error = fields.get("error")
         if error is not None:
-            fields["error"] = self._redactor.redact(error[:MAX_SCAN_CHARS])
+            fields["error"] = redact(error[:MAX_SCAN_CHARS])
         line = self._style.line(kind, fields)
         self._lines.append(line)
         self._waiting_bytes += len(line)

@@ -14,7 +14,6 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import Literal, TextIO
@@ -53,7 +52,7 @@ _PLAIN_VALUE = re.compile(r"[!#-<>-~]+")  # printable ASCII without space, quote
 
 _CUT = "..."
 _REDACTED = "[redacted]"
-_SECRETS = re.compile(
+_SECRETS = re.compile(  # matches in linear time, for peers choose parts of the text
     # A JWT (RFC 7519), whole or cut short: base64url of '{"', then its other parts.
     r"eyJ[\w-]*(?:\.[\w-]+)+\.?"
     r"|eyJ[\w-]{16,}"
@@ -65,20 +64,9 @@ _SECRETS = re.compile(
 )
 
 
-class Redactor:
-    """Replaces what looks like a bearer token, a JWT or a private key by `[redacted]`.
-
-    `more` are further patterns; each must match in linear time, for peers choose parts of the text.
-    """
-
-    def __init__(self, more: Iterable[re.Pattern[str]] = ()) -> None:
-        self._patterns = (_SECRETS, *more)
-
-    def redact(self, text: str) -> str:
-        """Returns `text` without its secrets."""
-        for pattern in self._patterns:
-            text = pattern.sub(_REDACTED, text)
-        return text
+def redact(text: str) -> str:
+    """`text` with `[redacted]` in place of what looks like a bearer token, a JWT or a private key."""
+    return _SECRETS.sub(_REDACTED, text)
 
 
 def setup(
@@ -105,14 +93,6 @@ def setup(
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     _OURS.setLevel(number)
-
-
-def set_level(level: str) -> None:
-    """Changes the level of our own loggers while running.
-
-    Raises UsageError for an unknown level.
-    """
-    _OURS.setLevel(_level_number(level))
 
 
 def set_worker(number: int) -> None:
@@ -180,23 +160,22 @@ class JsonFormatter(logging.Formatter):
     worker: int | None = None
     """The process's number among several."""
 
-    def __init__(self, component: str, redactor: Redactor | None = None) -> None:
+    def __init__(self, component: str) -> None:
         super().__init__()
         self._component = component
-        self._redactor = redactor or Redactor()
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
             "severity": record.levelname,
-            "message": cut(_message(record, self._redactor)),
+            "message": cut(_message(record)),
             "timestamp": timestamp(record.created),
             "logger": record.name,
             "component": self._component,
         }
         if self.worker is not None:
             entry["worker"] = self.worker
-        entry.update(_fields(record, self._redactor))
-        trace = _stack_trace(record, self._redactor)
+        entry.update(_fields(record))
+        trace = _stack_trace(record)
         if trace is not None:
             entry["stack_trace"] = trace
         return json.dumps(entry, separators=(",", ":"), allow_nan=False)
@@ -208,31 +187,27 @@ class TextFormatter(logging.Formatter):
     worker: int | None = None
     """The process's number among several."""
 
-    def __init__(self, redactor: Redactor | None = None) -> None:
-        super().__init__()
-        self._redactor = redactor or Redactor()
-
     def format(self, record: logging.LogRecord) -> str:
-        message = one_line(_message(record, self._redactor))
+        message = one_line(_message(record))
         line = f"{timestamp(record.created)} {record.levelname} {record.name}: {message}"
         if self.worker is not None:
             line += f" worker={self.worker}"
-        for key, value in _fields(record, self._redactor).items():
+        for key, value in _fields(record).items():
             line += f" {text_value(key)}={text_value(value) if isinstance(value, str) else value}"
-        trace = _stack_trace(record, self._redactor)
+        trace = _stack_trace(record)
         return line if trace is None else f"{line} stack_trace={encode_basestring_ascii(trace)}"
 
 
-def _message(record: logging.LogRecord, redactor: Redactor) -> str:
+def _message(record: logging.LogRecord) -> str:
     try:
         text = record.getMessage()
     except (TypeError, ValueError, KeyError):
         # A wrong format string is our mistake; the arguments may be anything, so they are left out.
         text = f"{record.msg} (arguments do not fit, {record.pathname}:{record.lineno})"
-    return redactor.redact(text[:MAX_SCAN_CHARS])
+    return redact(text[:MAX_SCAN_CHARS])
 
 
-def _fields(record: logging.LogRecord, redactor: Redactor) -> dict[str, str | int | float | None]:
+def _fields(record: logging.LogRecord) -> dict[str, str | int | float | None]:
     """The record's `extra` fields; a field never replaces one of our own keys."""
     fields: dict[str, str | int | float | None] = {}
     for key, value in vars(record).items():
@@ -241,17 +216,17 @@ def _fields(record: logging.LogRecord, redactor: Redactor) -> dict[str, str | in
         if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             fields[cut(key)] = value
         else:
-            fields[cut(key)] = cut(redactor.redact(str(value)[:MAX_SCAN_CHARS]))
+            fields[cut(key)] = cut(redact(str(value)[:MAX_SCAN_CHARS]))
     return fields
 
 
-def _stack_trace(record: logging.LogRecord, redactor: Redactor) -> str | None:
+def _stack_trace(record: logging.LogRecord) -> str | None:
     """The stack trace of what nobody foresaw; that of a foreseeable error only at debug."""
     error = record.exc_info[1] if record.exc_info else None
     if error is None or (isinstance(error, HboneError) and not _OURS.isEnabledFor(logging.DEBUG)):
         return None
     text = "".join(traceback.format_exception(error, limit=-MAX_FRAMES))
-    text = redactor.redact(text[-MAX_SCAN_CHARS:]).rstrip("\n")
+    text = redact(text[-MAX_SCAN_CHARS:]).rstrip("\n")
     return text if len(text) <= MAX_TRACE_CHARS else _CUT + text[len(_CUT) - MAX_TRACE_CHARS :]
 
 

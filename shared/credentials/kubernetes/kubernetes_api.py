@@ -10,7 +10,7 @@ from typing import Any
 from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.errors import StatusError, UpstreamError
 from shared.net.http1 import Response, request
-from shared.ops.log import Redactor, one_line
+from shared.ops.log import one_line, redact
 
 TIMEOUT_S = 10.0
 """For one request, name lookup and TLS included: an API server takes milliseconds, a busy one seconds."""
@@ -23,8 +23,6 @@ MAX_MESSAGE_CHARS = 300
 
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 """RBAC's verbs (Kubernetes, "Authorization Overview", request verbs)."""
-
-_REDACTOR = Redactor()
 
 
 class KubernetesApi:
@@ -125,5 +123,5 @@ def _told(response: Response) -> str:
 
 
 def _line(text: str, most: int) -> str:
-    line = one_line(_REDACTOR.redact(text[: 8 * most]))
+    line = one_line(redact(text[: 8 * most]))
     return line if len(line) <= most else f"{line[:most]}..."

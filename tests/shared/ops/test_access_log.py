@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from shared.errors import Flag
 from shared.ops.access_log import CLOSE_WAIT_S, MAX_BYTES, MAX_LINES, AccessLog, Fields
-from shared.ops.log import MAX_VALUE_CHARS, Format, Redactor, cut
+from shared.ops.log import MAX_VALUE_CHARS, Format, cut, redact
 from tests.support.tcp_peer import PATIENCE_S
 
 TOKEN = "eyJhbGciOiJub25lIn0.eyJhdWQiOiJ4In0.c2lnbmF0dXJl"
@@ -226,7 +226,7 @@ def test_every_line_is_one_line(sni: str, error: str) -> None:
         (line,) = pipe.lines()
         entry = json.loads(line)
         assert entry["sni"] == cut(sni)
-        assert entry["error"] == cut(Redactor().redact(error))
+        assert entry["error"] == cut(redact(error))
     with output_of("text") as (log, pipe):
         asyncio.run(write(log))
         log.flush()

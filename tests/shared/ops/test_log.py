@@ -23,12 +23,11 @@ from shared.ops.log import (
     MAX_TRACE_CHARS,
     MAX_VALUE_CHARS,
     JsonFormatter,
-    Redactor,
     TextFormatter,
     choose_format,
     cut,
     one_line,
-    set_level,
+    redact,
     set_worker,
     setup,
     text_value,
@@ -151,7 +150,7 @@ def test_every_record_is_one_line(message: str, field: str) -> None:
 @given(hostile)
 def test_json_gives_the_text_back(message: str) -> None:
     entry = json.loads(JsonFormatter("gateway").format(record(message)))
-    assert entry["message"] == cut(Redactor().redact(message))
+    assert entry["message"] == cut(redact(message))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ def test_text_value(value: str, text: str) -> None:
     ],
 )
 def test_redacted(text: str, redacted: str) -> None:
-    assert Redactor().redact(text) == redacted
+    assert redact(text) == redacted
 
 
 def test_no_secret_in_any_part_of_a_record() -> None:
@@ -228,7 +227,7 @@ def test_a_token_does_not_escape_through_the_cut() -> None:
     "text", ["eyJ" * 300_000, "eyJ." * 300_000, "-----BEGIN " * 90_000, "bearer " * 150_000]
 )
 def test_hostile_text_takes_linear_time(text: str) -> None:
-    Redactor().redact(text)  # minutes, if it were quadratic
+    redact(text)  # minutes, if it were quadratic
 
 
 # Stack traces.
@@ -255,7 +254,7 @@ def test_no_trace_of_the_foreseeable_but_at_debug() -> None:
     stream = io.StringIO()
     setup("text", "info", stream, "gateway")
     failing(DialError("10.0.0.1:443: connection refused"))
-    set_level("debug")
+    setup("text", "debug", stream, "gateway")
     failing(DialError("10.0.0.1:443: connection refused"))
     without, with_trace = lines_of(stream)
     assert "stack_trace" not in without
