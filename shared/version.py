@@ -12,10 +12,15 @@ import ssl
 DISTRIBUTION = "hbone"
 
 
+def installed() -> str | None:
+    """The distribution's version; None for a checkout that is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def describe(command: str) -> str:
     """One line about `command`, for people and for reports of faults."""
-    try:
-        version = importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        version = "of a checkout that is not installed"
+    version = installed() or "of a checkout that is not installed"
     return f"{command} {version} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"

@@ -12,7 +12,7 @@ from prometheus_client import Metric
 
 from shared.errors import TOKEN_REASONS
 from shared.ops import families
-from shared.ops.metrics import MAX_LABELS, OTHER
+from shared.ops.metrics import MAX_LABELS, OTHER, bounded
 from shared.ops.token_counts import TokenCounts, TokenStatus
 
 Key = tuple[str, str]
@@ -29,13 +29,8 @@ class TokenMetrics:
     def of(self, identity: str, audience: str, is_new: bool = False) -> TokenCounts:
         """The counts of these tokens; hold on to them. MAX_LABELS are counted apart, half of them only for
         those that are not new: names that clients have made up leave them free."""
-        key = (identity, audience)
-        if key not in self._counts and len(self._counts) >= (MAX_LABELS // 2 if is_new else MAX_LABELS):
-            key = (OTHER, OTHER)
-        counts = self._counts.get(key)
-        if counts is None:
-            counts = self._counts[key] = TokenCounts()
-        return counts
+        most = MAX_LABELS // 2 if is_new else MAX_LABELS
+        return bounded(self._counts, (identity, audience), (OTHER, OTHER), TokenCounts, most)
 
     def families(
         self, tokens: Iterable[TokenStatus], kept: tuple[int, int], new: tuple[int, int]
