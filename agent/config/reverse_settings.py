@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from agent.config.variables import PEER_PATTERNS
 from shared import ports
-from shared.address import Address, check_host_name
+from shared.address import Address
 from shared.config.fields import Environment, setting
-from shared.config.kinds import Count, Duration, List, target
+from shared.config.kinds import Count, Duration, List, host_name, target
 from shared.errors import UsageError
 
 MAX_GATEWAYS = 16
@@ -21,11 +21,6 @@ MIN_KEEPALIVE_S = 0.05
 
 def _gateway(text: str) -> Address:
     return target(text, ports.REVERSE)
-
-
-def _name(text: str) -> str:
-    check_host_name(text)
-    return text.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class ReverseSettings:
         variable="HBONE_REVERSE",
     )
     names: tuple[str, ...] = setting(
-        List(_name, MAX_GATEWAYS, "names"),
+        List(host_name, MAX_GATEWAYS, "names"),
         (),
         "names to register there, separated by commas",
         "Each name has a connection of its own to each gateway.",

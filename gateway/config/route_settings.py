@@ -14,9 +14,9 @@ from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
 from gateway.rules.routes import DEFAULT_AUTHORITY, Route, TokenRule
 from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
-from shared.address import Address, check_host_name
+from shared.address import Address
 from shared.config.fields import Setting
-from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed
+from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed, host_name
 from shared.credentials.token_sources.token_settings import is_own_machine, service_account
 from shared.errors import ConfigError
 from shared.net.tls.mesh_tls import MeshIdentity
@@ -45,13 +45,8 @@ def _peers(value: Value, context: Context) -> tuple[str, ...]:
     return peers(value, context, anybody=False)
 
 
-def _server_name(text: str) -> str:
-    check_host_name(text)
-    return text.lower()
-
-
 def _sni(value: Value, _: Context) -> str:
-    return "" if value.word() == "none" else value.parsed(_server_name)
+    return "" if value.word() == "none" else value.parsed(host_name)
 
 
 TOKEN: Table = {

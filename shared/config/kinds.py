@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from shared.address import Address
+from shared.address import Address, check_host_name
 
 T_co = TypeVar("T_co", covariant=True)
 Word = TypeVar("Word", bound=str)
@@ -303,6 +303,12 @@ def file_path(text: str) -> Path:
     if text.startswith("{") or re.match(_JWT, text) or not text.isprintable():
         raise ValueError("has to be a file's path; this looks like what should be in the file")
     return Path(text)
+
+
+def host_name(text: str) -> str:
+    """A host name, in lower case. Raises ValueError."""
+    check_host_name(text)
+    return text.lower()
 
 
 def target(text: str, default_port: int | None = None) -> Address:
