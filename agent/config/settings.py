@@ -38,6 +38,7 @@ from shared.config.kinds import (
 from shared.errors import UnavailableError, UsageError
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.tls import certificate_folder
+from shared.ops.log import LEVELS, Format
 from shared.trust.peer_patterns import MAX_ALIASES, TrustDomain
 from shared.trust.spiffe import SCHEME, SpiffeId
 
@@ -46,8 +47,6 @@ Inbound = Literal["auto", "envoy", "builtin", "none"]
 
 AppProtocol = Literal["auto", "http1", "h2c"]
 """What the app speaks on its port: see `Settings.app_protocol`."""
-
-LogFormat = Literal["json", "text"]
 
 PORT_PREFIX = "PORT_"
 """PORT_NAME=HOST:PORT makes `/_hbone/NAME` a tunnel to HOST:PORT, as in the original."""
@@ -60,8 +59,7 @@ SSHD_TARGET = "22"
 
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 APP_PROTOCOLS: tuple[AppProtocol, ...] = get_args(AppProtocol)
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+LOG_FORMATS: tuple[Format, ...] = get_args(Format)
 
 MAX_COUNT = 9_999_999
 """Of connections or tunnels: more than a machine has descriptors for."""
@@ -300,12 +298,12 @@ class Settings:
         variable="HBONE_PASS_TO_APP",
     )
     log_level: str = setting(
-        Choice(LOG_LEVELS),
+        Choice(tuple(LEVELS)),
         "info",
         "lowest level that is logged: debug, info, warning or error",
         variable="HBONE_LOG_LEVEL",
     )
-    log_format: LogFormat | None = setting(
+    log_format: Format | None = setting(
         Choice(LOG_FORMATS),
         None,
         "how log lines look: json or text",
@@ -386,7 +384,9 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     authority = certificate_settings.read(
         read, trust_domain, given.get("xds"), kubernetes.istio_file if kubernetes else None
     )
-    given.setdefault("certificates", _certificates_found(authority))
+    if authority is None and "certificates" not in given:
+        # With an authority krun writes the files, into the default folder, not over those of the platform.
+        given["certificates"] = certificate_folder.customary_folder()
     settings = Settings(
         targets=_targets(read),
         reverse=reverse_settings.read(read, own_domain),
@@ -398,11 +398,6 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     if settings.listen is None and settings.reverse is None:
         raise UsageError(f"invalid HBONE_LISTEN={NONE} (without HBONE_REVERSE nobody could reach krun)")
     return settings
-
-
-def _certificates_found(authority: CertificateSettings | None) -> Path:
-    """Where files of the platform are, unless we write our own: those of others are not written over."""
-    return DEFAULT_CERTIFICATES if authority is not None else certificate_folder.customary_folder()
 
 
 def _targets(read: Environment) -> dict[str, Address]:
