@@ -1,9 +1,9 @@
 """hgate's file while hgate runs: found to have changed, read again, put into effect or refused.
 
-It is read again on request (SIGHUP), and when it or a file that it names has changed. `stat` tells so every
-`WATCH_S` seconds; it sees a ConfigMap's swapped symlink as well as an editor's new file. A file that is still
-being written is left alone until two calls of `stat` agree. Reading 1,000 routes takes 0.3 s and is done in a
-thread, as is `stat`, because a file system may hang.
+It is read again on request (SIGHUP), and when it or a CA file that a route names has changed. `stat` is
+called every `WATCH_S` seconds; it sees a ConfigMap's swapped symlink as well as an editor's new file. A file
+that is still being written is left alone until two calls of `stat` agree. Reading 1,000 routes takes 0.3 s
+and is done in a thread, as is `stat`, because a file system may hang.
 """
 
 from __future__ import annotations
@@ -40,45 +40,44 @@ bring a changed ConfigMap."""
 SETTLE_S = 0.1
 """Seconds between the checks of a file that has changed."""
 
-MAX_LOOKS = 20
-"""Looks after which a file that never rests is read all the same."""
+MAX_CHECKS = 20
+"""Checks after which a file that keeps changing is read all the same."""
 
 MAX_LOGGED = 100
 """Mistakes, or warnings, of one file that are logged."""
 
 TURN_S = 0.0005
-"""How long the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a round
-trip took 12 ms while 1,000 routes were read."""
+"""Seconds that the thread that reads may keep the event loop waiting at a time. With Python's usual 5 ms a
+round trip took 12 ms while 1,000 routes were read."""
 
-Look = dict[Path, Stamp | None]
-"""The stamp of each file; None where there is none."""
+Stamps = dict[Path, Stamp | None]
+"""Of each file its stamp, with symlinks followed; None where there is no file."""
 
 
 class ConfigFile:
-    """The file and those that it names. Its methods block; one is called at a time."""
+    """The file and the CA files that it names. Its methods block; one is called at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.seen: Look = {}
-        """How the files were when they were read."""
+        self.seen: Stamps = {}
+        """The files' stamps when they were read."""
 
     def read(self) -> GatewayConfig:
         """What the file says now. Raises ConfigError for a mistake."""
-        # The look comes first: what changes while we read is a change.
-        self.seen = look({self.path, *self.seen})
+        # The stamps come first: what changes while we read is a change.
+        self.seen = _stamps({self.path, *self.seen})
         config = load(self.path)
         files = {self.path, *(route.ca for route in config.routes if route.ca is not None)}
-        known = {path: state for path, state in self.seen.items() if path in files}
-        self.seen = look(files - known.keys()) | known
+        known = {path: before for path, before in self.seen.items() if path in files}
+        self.seen = _stamps(files - known.keys()) | known
         return config
 
-    def look(self) -> Look:
-        """How they are now."""
-        return look(self.seen)
+    def check(self) -> Stamps:
+        """Their stamps now."""
+        return _stamps(self.seen)
 
 
-def look(paths: Iterable[Path]) -> Look:
-    """What tells two states of the files apart, symlinks followed."""
+def _stamps(paths: Iterable[Path]) -> Stamps:
     return {path: stamp(path) for path in paths}
 
 
@@ -95,7 +94,7 @@ class Reloads:
     def __init__(
         self, file: ConfigFile, apply: Callable[[GatewayConfig], Awaitable[None]], *, quiet: bool = False
     ) -> None:
-        """`quiet` leaves it to somebody else to say in the log how it went."""
+        """With `quiet` the log says how it went at debug only: another process says it."""
         self.succeeded = 0
         self.failed = 0
         self.last_succeeded = True
@@ -110,7 +109,7 @@ class Reloads:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, *, changes: bool = True) -> None:
-        """From now on follows requests, and the files' changes unless somebody else does."""
+        """From now on reads the file on request, and with `changes` whenever it has changed."""
         self._task = spawn(self._watch(changes), name=f"watch {self._file.path}")
 
     def request(self) -> None:
@@ -157,13 +156,13 @@ class Reloads:
                 await self.now()
 
     async def _have_changed(self) -> bool:
-        """Whether a file has changed; if so, once they rest."""
-        before, now = self._file.seen, await asyncio.to_thread(self._file.look)
+        """Whether a file has changed. If so, returns once they have stopped changing."""
+        before, now = self._file.seen, await asyncio.to_thread(self._file.check)
         if now == before:
             return False
-        for _ in range(MAX_LOOKS):
+        for _ in range(MAX_CHECKS):
             await asyncio.sleep(SETTLE_S)
-            before, now = now, await asyncio.to_thread(self._file.look)
+            before, now = now, await asyncio.to_thread(self._file.check)
             if now == before:
                 break
         return True

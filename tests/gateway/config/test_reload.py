@@ -79,7 +79,7 @@ class Applied:
         """Returns when so many files have been refused."""
         async with asyncio.timeout(PATIENCE_S):
             while self.reloads.failed < count:
-                await asyncio.to_thread(self.reloads._file.look)
+                await asyncio.to_thread(self.reloads._file.check)
 
     def nothing(self) -> bool:
         """Holds if no further file was put into effect."""
@@ -144,7 +144,7 @@ async def test_a_renewed_ca_file_is_seen(tmp_path: Path) -> None:
         assert await applied.hosts() == ["one"]
         put(path, ONE)
         assert await applied.hosts() == ["one"]
-        assert set(applied.reloads._file.seen) == {path}, "a file that nobody names is not looked at"
+        assert set(applied.reloads._file.seen) == {path}, "a file that nobody names is not checked"
 
 
 async def test_a_file_that_is_gone_comes_back(path: Path) -> None:
@@ -159,15 +159,15 @@ async def test_a_file_is_not_read_while_it_is_being_written(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a file can be a good one, with half of the routes."""
-    looks: Iterator[int] = iter(range(6))
-    look = ConfigFile.look
+    checks: Iterator[int] = iter(range(6))
+    check = ConfigFile.check
 
-    def while_written(file: ConfigFile) -> reload.Look:
-        if (number := next(looks, None)) is not None:
+    def while_written(file: ConfigFile) -> reload.Stamps:
+        if (number := next(checks, None)) is not None:
             put(path, TWO + "#" * number)
-        return look(file)
+        return check(file)
 
-    monkeypatch.setattr(ConfigFile, "look", while_written)
+    monkeypatch.setattr(ConfigFile, "check", while_written)
     async with watching(path) as applied:
         await applied.hosts()
         assert content_of(path) == TWO + "#" * 5
@@ -177,13 +177,13 @@ async def test_a_file_is_not_read_while_it_is_being_written(
 async def test_a_file_that_never_rests_is_read_all_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = ConfigFile.look
+    check = ConfigFile.check
 
-    def restless(file: ConfigFile) -> reload.Look:
+    def restless(file: ConfigFile) -> reload.Stamps:
         put(path, path.read_text() + "#")
-        return look(file)
+        return check(file)
 
-    monkeypatch.setattr(ConfigFile, "look", restless)
+    monkeypatch.setattr(ConfigFile, "check", restless)
     async with watching(path) as applied:
         assert await applied.hosts() == ["one"]
 
