@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gateway.config import jwt_settings
 from gateway.config.jwt_settings import CLAIMS, JwtSettings
-from gateway.config.limit_settings import LASTING
+from gateway.config.limit_settings import HANDSHAKE, LASTING
 from gateway.config.name_notes import note_target
 from gateway.config.rule_settings import CERTIFICATES, DENY, FROM, MAX_RULES, patterns, rules
 from gateway.config.sections import LISTEN, Context, Section, Structure, Table, read_section
@@ -19,18 +19,15 @@ from gateway.rules.hbone_rules import Rule, bypasses, check_target
 from shared import ports
 from shared.address import Address
 from shared.config.fields import Setting, setting
-from shared.config.kinds import Choice, Count, Duration, FilePath, FolderPath, Parsed
+from shared.config.kinds import Choice, Count, FilePath, FolderPath, Parsed
 from shared.trust.peer_patterns import UNTOLD, TrustDomain
 
 DEFAULT_LISTEN = (Address("0.0.0.0", ports.HBONE),)
 """Where ztunnel and waypoints dial HBONE."""
 
 MAX_CONNECTIONS = 100_000
-"""A slip of the finger, as is more of the next one."""
-
 MAX_TUNNELS = 1_000_000
-
-HANDSHAKE = Duration(0.001, 60.0)
+"""A larger number, here and for connections, is a typing mistake."""
 
 
 def _targets(value: Value, context: Context) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ MIN_TIMEOUT_S = 0.001
 """A time limit of zero would refuse everything; only a drain may be instant."""
 
 MAX_LASTING_S = 7 * 86400.0
-"""The longest idle timeout, lifetime and age: what is meant to be longer is meant to be off, which is 0."""
+"""The longest idle timeout, lifetime and age. For a longer one there is 0, which is none."""
 
 LEAST_LASTING_S = 1.0
-"""Deadlines of open tunnels are met to the second; what is done to every upstream more often is a flood."""
+"""The shortest of them, and of the intervals. Deadlines of open tunnels are met to the second only, and an
+upstream that is asked more often is flooded."""
 
 MAX_CONNECTIONS = 1_000_000
 """More than the ports and file descriptors of one machine serve: a slip of the finger."""
@@ -35,7 +36,7 @@ MAX_PIPES = 10_000
 """Some 10 GiB that the kernel may have to keep for slow readers."""
 
 MAX_STREAMS = 10_000
-"""The same for the streams of one connection: one lost packet would hold up all of them."""
+"""Streams on one connection. With more, one lost packet would hold up too many tunnels."""
 
 LEAST_WINDOW_BYTES = 65535
 """RFC 9113 section 6.9.2: a peer may send as much before it has seen our SETTINGS."""
@@ -50,15 +51,16 @@ MAX_BUFFERED_BYTES = 1 << 50
 """More than any machine has."""
 
 MAX_RETRIES = 20
-"""After 20 pauses a minute has gone by on average: more is no patience, but a loop."""
+"""20 pauses take a minute on average. No client waits longer."""
 
 MOST_LOOKUPS = 10_000
-"""More than a name server answers, and two sockets each."""
+"""Each has two sockets, and no name server answers more at once."""
 
 MAX_UPSTREAM_CONNECTIONS = 10_000
-"""The same for the connections to one upstream, each of which is a file descriptor."""
+"""Connections to one upstream. Each is a file descriptor."""
 
 TIMEOUT = Duration(MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+HANDSHAKE = Duration(MIN_TIMEOUT_S, 60.0)
 LASTING = Duration(LEAST_LASTING_S, MAX_LASTING_S, off=True)
 CONNECTIONS = Count(1, MAX_CONNECTIONS)
 CONNECTIONS_OR_ALL = Count(0, MAX_CONNECTIONS)

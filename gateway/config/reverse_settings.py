@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.config.limit_settings import HANDSHAKE
 from gateway.config.name_notes import note_name
 from gateway.config.rule_settings import CERTIFICATES, DENY, FROM, patterns, rules
 from gateway.config.sections import LISTEN, Context, Structure, Table, read_section
@@ -23,15 +24,15 @@ DEFAULT_LISTEN = (Address("0.0.0.0", ports.REVERSE),)
 """The port that the original has for it."""
 
 CONNECTIONS = Count(1, 100_000)
-"""More is a slip of the finger, for names as well."""
+"""Connections, or names. A larger number is a typing mistake."""
 
-MAX_TIMEOUT_S = 60.0
+MAX_WAIT_S = 60.0
 
 MAX_KEEPALIVE_S = 3600.0
 """Longer than any NAT remembers an idle connection."""
 
 MIN_KEEPALIVE_S = 0.05
-"""Below it a busy loop's turn would count as silence."""
+"""With less, a turn of a busy event loop would count as silence."""
 
 
 def _names(value: Value, context: Context) -> tuple[str, ...]:
@@ -83,7 +84,7 @@ class ReverseSettings:
         LISTEN, DEFAULT_LISTEN, "where workloads connect", unset=f"`{DEFAULT_LISTEN[0]}`", restart=True
     )
     handshake_timeout_s: float = setting(
-        Duration(0.001, MAX_TIMEOUT_S),
+        HANDSHAKE,
         10.0,
         "time from accept to the end of the TLS handshake",
         "The workload has as long again for its answer that it is there.",
@@ -98,7 +99,7 @@ class ReverseSettings:
         restart=True,
     )
     wait_s: float = setting(
-        Duration(0.0, MAX_TIMEOUT_S),
+        Duration(0.0, MAX_WAIT_S),
         2.0,
         "how long a client waits for a workload whose name nobody has registered, or for a free stream",
         "It covers a workload's way from one hgate to its successor. 0 refuses at once.",
@@ -139,7 +140,7 @@ class ReverseSettings:
 
     @property
     def tls12(self) -> bool:
-        """Whether TLS 1.2 is let in: no, for who connects here is krun, which speaks 1.3."""
+        """Whether TLS 1.2 is accepted: no, for krun connects here, and it speaks 1.3."""
         return False
 
 

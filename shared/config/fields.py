@@ -2,10 +2,10 @@
 
 Settings are the fields of frozen dataclasses, made by `setting`; `table_of` has those of a class. Where a
 field is made of several settings, each of these is a `Setting` by itself. Readers, `krun --help`, reloads and
-docs/reference are made from the tables.
+the reference are made from the tables.
 
-One order of precedence holds everywhere: a flag goes over an environment variable, that over the file, that
-over the default.
+One order of precedence holds everywhere: a flag, then an environment variable, then the file, then the
+default.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Setting(NamedTuple, Generic[T]):
     """Its meaning, in part of a line: `krun --help` shows it."""
 
     more: str = ""
-    """What an operator should know beside that, in whole sentences, for docs/reference."""
+    """What else an operator should know, in whole sentences, for the reference."""
 
     unset: str = ""
-    """What is so if nobody sets it; empty: the default, as its kind shows it."""
+    """Words for documents in place of the default; empty: the default, as its kind shows it."""
 
     variable: str = ""
     """Its environment variable, empty if it has none."""
@@ -48,8 +48,8 @@ class Setting(NamedTuple, Generic[T]):
     """Whether it can be set in hgate's file, where its class is a section of it."""
 
     needed: str | None = None
-    """Of a field that has to be there what to do if the file lacks it, empty: write it; None: it may be left
-    out."""
+    """None: the field may be left out of the file. Otherwise it has to be there, and the error about its
+    absence ends with this text."""
 
     restart: bool = False
     """Whether a change in the file takes effect at the next start only."""
@@ -60,7 +60,7 @@ class Setting(NamedTuple, Generic[T]):
 
     @property
     def default_text(self) -> str:
-        """What is so if nobody sets it; empty if there is nothing to say."""
+        """The default in words or as it is written; empty if there is nothing to say."""
         if self.unset or self.default in (None, "", ()):
             return self.unset
         return self.kind.show(self.default)

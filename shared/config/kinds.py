@@ -41,7 +41,8 @@ class Kind(Generic[T_co]):
     """A kind of value."""
 
     quoted = False
-    """Whether YAML has to see a text: what it takes for a number or a boolean needs quotes."""
+    """Whether the value in a YAML file has to be a text, so that what YAML reads as a number or a boolean
+    needs quotes."""
 
     def parse(self, text: str) -> T_co:
         """The value that `text` says. Raises ValueError."""

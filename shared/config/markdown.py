@@ -1,4 +1,4 @@
-"""Markdown for docs/reference: pages, tables, and what a setting means."""
+"""Markdown for the reference: pages, tables, and what a setting means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """A word as it is typed; empty for none."""
+    """`text` as a word that is typed; nothing for an empty text."""
     return f"`{text}`" if text else ""
 
 
@@ -35,7 +35,7 @@ def meaning(setting: Setting[Any]) -> str:
 
 
 def default(setting: Setting[Any]) -> str:
-    """What is so if nobody sets it: the value as it is typed, or words."""
+    """The default: the value as it is typed, or words."""
     text = setting.default_text
     return text if setting.unset else code(text)
 

@@ -81,7 +81,7 @@ Handler = Callable[[Request], Response | Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client, and all of them, may take."""
+    """Bounds for one client, and for all of them."""
 
     header_bytes: int = 16 * 1024
     """Request line and headers: what proxies commonly allow, far above what a scraper sends."""
@@ -99,27 +99,27 @@ DEFAULT_LIMITS = Limits()
 
 FULL = "full"
 REFUSALS = {FULL: "all places are taken by requests that are being answered", **local_requests.FAULTS}
-"""Why requests are refused without a look for their handler, by a word for each, a metric's label."""
+"""Why requests are refused before their handler is called. The keys are the values of a metric's label."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the bounds of one server have come to."""
+    """How often the bounds of one server have been reached."""
 
     evicted: int = 0
     """Connections that had to make room for others."""
 
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REFUSALS, 0))
-    """Connections and requests turned away, by why."""
+    """Connections and requests turned away, by the reason."""
 
 
 class HttpServer:
     """Serves `routes`, from method and path to handler; a handler of GET answers HEAD as well.
 
     A handler is a plain function, which must not block, or a coroutine function. If it raises, the client
-    gets a 500 of one line and the log gets the reason. One handler is begun in a turn of the loop, however
-    many requests have come, so that a flood of them holds up nothing else for longer than one answer; nor
-    those who wait to be accepted, one in each turn (libuv).
+    gets a 500 of one line and the log gets the reason. In a turn of the loop one handler is begun, however
+    many requests have come, so a flood of them holds up everything else for one answer only. The same holds
+    for new connections: libuv accepts one in each turn.
     """
 
     def __init__(
@@ -215,13 +215,14 @@ class HttpServer:
         return True
 
     def refused(self, reason: str) -> None:
-        """Counts a connection or request that was turned away; `reason` is one of REFUSALS."""
+        """Counts a connection or request that was turned away; `reason` is a key of REFUSALS."""
         self.counts.refused[reason] += 1
         count = self.counts.refused[reason]
         self._tell(reason, "refused, %d times since the start: %s", count, REFUSALS[reason])
 
     def in_turn(self, step: Callable[[], bool]) -> None:
-        """Calls `step` soon; in each turn of the loop only one that returns True: it had something to do."""
+        """Calls `step` soon. A step returns whether it had something to do; a turn of the loop ends with the
+        first that had."""
         self._turns.append(step)
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._take_turn)
@@ -414,7 +415,7 @@ class _Connection(asyncio.Protocol):
         self._server.in_turn(lambda: self._begin(request))
 
     def _begin(self, request: Request) -> bool:
-        """False: it is too late."""
+        """Starts the handler. False: the deadline is over, or the client has gone."""
         if self.state is not _State.HANDLING or self._transport.is_closing():
             return False
         self._task = spawn(
@@ -524,7 +525,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _has_begun(self) -> bool:
-        """Whether any byte of the present request has come."""
+        """Whether a byte of the current request has come."""
         return self._head is not None or bool(self._h11.trailing_data[0])
 
 

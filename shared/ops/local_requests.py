@@ -29,7 +29,7 @@ Fields = Iterable[tuple[bytes, bytes]]
 
 
 def fault(method: bytes, target: bytes, fields: Fields, own_address: str = "") -> str:
-    """Why a request is not taken, a key of FAULTS; "" if it is. `fields` have names in lower case, as h11
+    """Why a request is refused, a key of FAULTS; "" if it is not. `fields` have names in lower case, as h11
     gives them; `own_address` is the IP address that the client has connected to.
 
     - Host, and the host of a target in absolute form, have to be loopback or `own_address`. A request without
