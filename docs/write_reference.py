@@ -13,11 +13,13 @@ from pathlib import Path
 from agent.config.settings import groups
 from gateway.config.config import GatewayConfig
 from gateway.config.sections import Section, Structure, Table, file_table
+from shared import ports
 from shared.command_line import Parser
 from shared.command_pages import PROGRAMS, flags_of, subcommands
 from shared.config.markdown import code, default, meaning, page, table
-from shared.errors import EXIT_CODES
-from shared.ops.ops_reference import flags_reference, metrics_reference
+from shared.errors import EXIT_CODES, Flag
+from shared.ops.families import FAMILIES, Family
+from shared.ops.metrics import MAX_LABELS, OTHER, SETUP_BUCKETS_S
 
 UNITS = (
     "A duration is a number with `ms`, `s`, `m` or `h` behind it, or a plain number of seconds. A size is a "
@@ -53,7 +55,7 @@ def hgate() -> str:
         UNITS,
     ]
     sections: list[tuple[str, Table, bool]] = [("", file_table(GatewayConfig), False)]
-    for name, fields, restart in sections:
+    for name, fields, restart in sections:  # to which each adds the sections in it
         rows = []
         for field, one in fields.items():
             kind, waits = one.kind, restart or one.restart
@@ -76,7 +78,7 @@ def _anchor(heading: str) -> str:
 
 def exit_codes() -> str:
     """What the commands end with."""
-    rows = [(str(number), meaning) for number, meaning in EXIT_CODES.items()]
+    rows = [(str(number), text) for number, text in EXIT_CODES.items()]
     return page(
         "Exit codes",
         "hgate, krun and hbone end with these codes:",
@@ -106,12 +108,61 @@ def commands() -> str:
 def _command_line(parser: Parser) -> list[str]:
     usage = parser.format_usage().removeprefix("usage: ").rstrip()
     rows = [
-        (", ".join(code(f"{word} {value}".strip()) for word in words), meaning_text)
-        for words, value, meaning_text in flags_of(parser, of_all=False)
+        (", ".join(code(f"{word} {value}".strip()) for word in words), text)
+        for words, value, text in flags_of(parser, of_all=False)
     ]
     lines = "\n".join(line.removeprefix("       ") for line in usage.splitlines())
     parts = [f"```text\n{lines}\n```"]
     return [*parts, table(("flag", "meaning"), rows)] if rows else parts
+
+
+def metrics() -> str:
+    """The metrics, from their declarations."""
+    port = ports.METRICS
+    buckets = ", ".join(f"{bound:g}" for bound in SETUP_BUCKETS_S)
+    return page(
+        "Metrics",
+        f"""\
+hgate serves its metrics on the port `metrics` ({port}), at `/metrics` and `/stats/prometheus`, in Prometheus'
+text format, or in OpenMetrics if the request asks for it. With `--workers` the numbers are the sums over all
+workers, except where the table says otherwise.
+
+- Routes come from hgate's file. The route of the HBONE port's tunnels is `hbone`.
+- Origins and audiences may contain what a client has chosen, where a template fills it in.
+- {MAX_LABELS:,} routes, origins and audiences each are counted apart, all others as `{OTHER}`.
+- `flags` and `response_flags` are [response flags](flags.md).
+- Bytes sent are bytes towards the service. Istio's names mean the opposite: there sent bytes are those of the
+  response.
+- `hbone_tunnel_setup_seconds` has the buckets {buckets} (seconds).
+- The process has the usual metrics of Prometheus' clients, too: `process_resident_memory_bytes`,
+  `process_open_fds`, `process_cpu_seconds_total` and so on.""",
+        table(("metric", "type", "labels", "meaning"), map(_metric_row, FAMILIES)),
+    )
+
+
+def flags() -> str:
+    """The response flags."""
+    return page(
+        "Response flags",
+        """\
+A response flag says in one word how a connection or a tunnel ended. It stands in the access log as `flags`
+and in [metrics](metrics.md) as the label `flags` or `response_flags`. hgate and krun have the same flags.
+
+The last column names the TLS alert (RFC 8446 section 6), the HTTP status or the way in which the connection
+ends.""",
+        table(
+            ("flag", "meaning", "the client gets"),
+            ((code(flag), flag.meaning, flag.client_sees) for flag in Flag),
+        ),
+    )
+
+
+def _metric_row(family: Family) -> tuple[str, ...]:
+    labels = (
+        f"`{label}`: {values if isinstance(values, str) else ', '.join(f'`{value}`' for value in values)}"
+        for label, values in family.labels.items()
+    )
+    return code(family.shown_name), family.kind, "; ".join(labels), family.help
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -119,8 +170,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "krun.md": krun,
     "commands.md": commands,
     "exit-codes.md": exit_codes,
-    "metrics.md": metrics_reference,
-    "flags.md": flags_reference,
+    "metrics.md": metrics,
+    "flags.md": flags,
 }
 """Each page by its file's name."""
 
