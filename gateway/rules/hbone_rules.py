@@ -286,7 +286,8 @@ class _Target:
             return False
         if self._glob is None:
             return True
-        return address_of(target.host) is None and bool(self._glob.fullmatch(target.host.removesuffix(".")))
+        # The glob comes first: to see that a name is no address costs more.
+        return bool(self._glob.fullmatch(target.host.removesuffix("."))) and address_of(target.host) is None
 
 
 def _read_port(text: str) -> int:
