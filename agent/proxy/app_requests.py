@@ -14,7 +14,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from agent.proxy.app_protocol import AppProtocol, Spoken
-from agent.proxy.exchange import Exchange
+from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.fields import request_head
 from agent.proxy.http1_connection import takes_upgrade
 from agent.proxy.http1_pool import Http1Pool
@@ -27,7 +27,6 @@ from shared.net.legs.tcp import TcpLeg
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.relay.tunnel_clock import TunnelClock
-from shared.tasks import spawn
 
 
 class AppRequests:
@@ -73,7 +72,7 @@ class AppRequests:
         head = request_head(stream.headers, bodiless=stream.bodiless)
         exchange = Exchange(stream, head, self._over, self._carry_again, self._failed)
         self._open[exchange] = None
-        self.carry(exchange)
+        self._carry(exchange)
 
     def close(self) -> None:
         """Ends what is left."""
@@ -83,11 +82,11 @@ class AppRequests:
 
     # Which way.
 
-    def carry(self, exchange: Exchange, *, fresh: bool = False) -> None:
+    def _carry(self, exchange: Exchange, *, fresh: bool = False) -> None:
         """Hands an exchange to whoever speaks what the app does; `fresh`: not on a kept connection."""
         protocol, head = self._protocol, exchange.head
         if protocol.known is None:
-            _FindingOut(self, protocol, exchange)
+            Waiting(exchange, self._carry_once_known(exchange), "what the app speaks")
         elif protocol.known == "h2c" or (protocol.was_silent and head.is_grpc):
             if not head.protocol or protocol.extended_connect:
                 self._http2.carry(exchange)
@@ -101,10 +100,13 @@ class AppRequests:
         else:
             self._http1.carry(exchange, fresh=fresh)
 
-    def unreachable(self, exchange: Exchange, error: HboneError) -> None:
-        """Tells the client that the app cannot be asked anything."""
-        exchange.carrier = None
-        exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error).replace("connect to", "app at", 1))
+    async def _carry_once_known(self, exchange: Exchange) -> None:
+        try:
+            await self._protocol.find_out()
+        except DialError as error:
+            exchange.unreachable(error, self._app, self._app)
+        else:
+            self._carry(exchange)
 
     def _upgrade(self, exchange: Exchange) -> None:
         why_not = takes_upgrade(exchange.head.protocol)
@@ -114,7 +116,7 @@ class AppRequests:
             self._http1.carry(exchange, fresh=True)
 
     def _carry_again(self, exchange: Exchange) -> None:
-        self.carry(exchange, fresh=True)
+        self._carry(exchange, fresh=True)
 
     # Tunnels.
 
@@ -152,32 +154,6 @@ class AppRequests:
             if exchange.stream.waiting and not exchange.stream.over
         }
         return [*self._open, *self._unread, *self._http1.leaving]
-
-
-class _FindingOut:
-    """Carries an exchange until it is known what the app speaks."""
-
-    def __init__(self, requests: AppRequests, protocol: AppProtocol, exchange: Exchange) -> None:
-        self._requests = requests
-        self._protocol = protocol
-        self._exchange = exchange
-        exchange.carrier = self
-        self._task = spawn(self._find_out(), name="what the app speaks")
-
-    @property
-    def buffered_bytes(self) -> int:
-        return 0
-
-    def drop(self) -> None:
-        self._task.cancel()
-
-    async def _find_out(self) -> None:
-        try:
-            await self._protocol.find_out()
-        except DialError as error:
-            self._requests.unreachable(self._exchange, error)
-        else:
-            self._requests.carry(self._exchange)
 
 
 class _Tunnel:

@@ -11,16 +11,18 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from agent.proxy.fields import Field, RequestHead
+from shared.address import Address
 from shared.errors import HboneError
 from shared.http2 import frames
 from shared.net.http2.answers import answer
 from shared.net.legs.contract import Buffer
 from shared.net.legs.stream import Stream
+from shared.tasks import spawn
 
 REPEATED_BYTES = 64 << 10
 """Of a request's body that are kept in case it has to be sent again: most of gRPC's messages are smaller."""
@@ -147,6 +149,12 @@ class Exchange:
             answer(self.stream, status, text)
         self._end()
 
+    def unreachable(self, error: HboneError, app: Address, origin: object) -> None:
+        """There is no way to the app; `error` names it as `origin`, the client is told it as `app`."""
+        self.carrier = None
+        text = str(error).replace(f"connect to {origin}", f"app at {app}", 1)
+        self.fail(HTTPStatus.SERVICE_UNAVAILABLE, text)
+
     def end(self) -> None:
         """There is nobody to tell: the client has left, or a tunnel has ended."""
         if not self.is_over:
@@ -177,3 +185,20 @@ class Exchange:
         if carrier is not None:
             carrier.drop()
         self._over(self)
+
+
+class Waiting:
+    """Carries an exchange while `work` gets what carries it further, such as a connection."""
+
+    def __init__(self, exchange: Exchange, work: Coroutine[Any, Any, None], name: str) -> None:
+        exchange.carrier = self
+        self._task = spawn(work, name=name)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Nothing: what the client sends meanwhile stays with its stream."""
+        return 0
+
+    def drop(self) -> None:
+        """Cancels `work`."""
+        self._task.cancel()

@@ -11,13 +11,12 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-from agent.proxy.exchange import Exchange
+from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.http1_connection import Http1Connection
 from shared.address import Address
 from shared.errors import DialError
 from shared.net.dial import dial
 from shared.net.legs.tcp import TcpLeg
-from shared.tasks import spawn
 
 KEEP_S = 1.0
 """How long an idle connection is kept: gunicorn's threads close one after 2 s, Node and uvicorn after 5. A
@@ -69,7 +68,7 @@ class Http1Pool:
             connection, _ = self._idle.popitem()
             connection.carry(exchange)
         else:
-            _Dialling(self, exchange)
+            Waiting(exchange, self._carry_fresh(exchange), "dial the app")
 
     def close(self) -> None:
         """Closes all connections; what is under way is cut off."""
@@ -79,15 +78,24 @@ class Http1Pool:
         if self._timer is not None:
             self._timer.cancel()
 
-    async def dial(self) -> Http1Connection:
-        """A new connection. Raises DialError."""
-        leg = await dial(self._app, self._dial_timeout_s)
+    async def _carry_fresh(self, exchange: Exchange) -> None:
+        """Carries an exchange on a new connection."""
+        try:
+            leg = await dial(self._app, self._dial_timeout_s)
+        except DialError as error:
+            exchange.unreachable(error, self._app, self._app)
+            return
         connection = Http1Connection(
             leg, free=self._free, gone=self._gone, upgraded=self._upgraded, http2=self._http2
         )
-        if connection.is_usable:  # else the app has spoken first, or has left
+        if connection.is_usable:
             self._connections.add(connection)
-        return connection
+            connection.carry(exchange)
+        else:
+            exchange.carrier = None
+            exchange.fail(
+                HTTPStatus.BAD_GATEWAY, "the app spoke before it was asked, so it does not speak HTTP/1.1"
+            )
 
     def _free(self, connection: Http1Connection) -> None:
         if self._is_closed or len(self._idle) >= MAX_IDLE:
@@ -113,36 +121,3 @@ class Http1Pool:
                 return
             connection.close()
         self._timer = None
-
-
-class _Dialling:
-    """Carries an exchange while its connection is dialled."""
-
-    def __init__(self, pool: Http1Pool, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._pool = pool
-        exchange.carrier = self
-        self._task = spawn(self._dial(), name="dial the app")
-
-    @property
-    def buffered_bytes(self) -> int:
-        return 0
-
-    def drop(self) -> None:
-        self._task.cancel()
-
-    async def _dial(self) -> None:
-        exchange = self._exchange
-        try:
-            connection = await self._pool.dial()
-        except DialError as error:
-            exchange.carrier = None
-            exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error).replace("connect to", "app at", 1))
-            return
-        if connection.is_usable:
-            connection.carry(exchange)
-        else:
-            exchange.carrier = None
-            exchange.fail(
-                HTTPStatus.BAD_GATEWAY, "the app spoke before it was asked, so it does not speak HTTP/1.1"
-            )

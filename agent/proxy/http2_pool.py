@@ -6,9 +6,8 @@ How many connections there are, and what the app may send ahead on them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from http import HTTPStatus
 
-from agent.proxy.exchange import Exchange
+from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.http2_exchange import Http2Exchange, request_headers
 from shared.address import Address
 from shared.errors import UpstreamError
@@ -17,7 +16,6 @@ from shared.net.dial import Origin
 from shared.net.legs.stream import Stream
 from shared.net.pool.pool import Pool
 from shared.net.pool.pool_limits import PoolLimits
-from shared.tasks import spawn
 
 STREAM_WINDOW_BYTES = 256 << 10
 """What an app may send ahead of a client that does not read; on loopback more is of no use."""
@@ -66,51 +64,23 @@ class Http2Pool:
         headers, ends = request_headers(exchange.head), exchange.stream.bodiless
         stream = self._pool.of(self._origin).open_now(headers, end_stream=ends)
         if stream is not None:
-            self.opened(exchange, stream)
+            self._opened(exchange, stream)
         else:
-            _Opening(self, exchange)
+            Waiting(exchange, self._open(exchange), "stream to the app")
 
     def close(self) -> None:
         """Idle connections close now, others with their last exchange."""
         self._pool.drain()
 
-    async def open(self, exchange: Exchange) -> Stream:
-        """A stream with its request. Raises UpstreamError."""
-        return await self._pool.of(self._origin).open(
-            request_headers(exchange.head), self._dial_timeout_s, end_stream=exchange.stream.bodiless
-        )
-
-    def failed(self, exchange: Exchange, error: UpstreamError) -> None:
-        """Tells the client that no stream can be had."""
-        text = str(error).replace(f"connect to {self._origin}", f"app at {self._app}", 1)
-        exchange.carrier = None
-        exchange.fail(HTTPStatus.SERVICE_UNAVAILABLE, text)
-
-    def opened(self, exchange: Exchange, stream: Stream) -> None:
-        """Carries an exchange on its stream."""
-        Http2Exchange(exchange, stream, upgraded=self._upgraded, http1=self._http1)
-
-
-class _Opening:
-    """Carries an exchange while it waits for a stream."""
-
-    def __init__(self, pool: Http2Pool, exchange: Exchange) -> None:
-        self._pool = pool
-        self._exchange = exchange
-        exchange.carrier = self
-        self._task = spawn(self._open(), name="stream to the app")
-
-    @property
-    def buffered_bytes(self) -> int:
-        return 0
-
-    def drop(self) -> None:
-        self._task.cancel()
-
-    async def _open(self) -> None:
+    async def _open(self, exchange: Exchange) -> None:
+        """Carries an exchange on a stream that has to be waited for."""
+        headers, ends = request_headers(exchange.head), exchange.stream.bodiless
         try:
-            stream = await self._pool.open(self._exchange)
+            stream = await self._pool.of(self._origin).open(headers, self._dial_timeout_s, end_stream=ends)
         except UpstreamError as error:
-            self._pool.failed(self._exchange, error)
+            exchange.unreachable(error, self._app, self._origin)
         else:
-            self._pool.opened(self._exchange, stream)
+            self._opened(exchange, stream)
+
+    def _opened(self, exchange: Exchange, stream: Stream) -> None:
+        Http2Exchange(exchange, stream, upgraded=self._upgraded, http1=self._http1)
