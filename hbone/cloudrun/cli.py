@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import shlex
 import signal
 import tempfile
@@ -16,6 +15,7 @@ from hbone.cloudrun.limits import FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
 from shared import loop
 from shared.address import Address, check_host_name
+from shared.atomic_files import PRIVATE_MODE, write_atomically
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.token_sources.jwks import KeySet
 from shared.errors import EXIT_OK, UnavailableError, UsageError
@@ -85,9 +85,7 @@ def _certificate(folder: Path, host: str) -> tuple[Path, Path, Path]:
     certificate, key, ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # it may exist already, with another mode
-            file.write(pair.key_pem)
+        write_atomically(key, pair.key_pem, PRIVATE_MODE)
         certificate.write_bytes(pair.certificate_pem)
         ca.write_bytes(authority.root_pem)
     except OSError as error:
