@@ -132,10 +132,11 @@ def for_tunnel(
         return NoToken()
     _check_secrecy(target, connect or target.address, "--audience" if token_file is None else "--token-file")
     if audience is not None:
-        checked_audience(audience)
+        check_audience(audience)
     if token_file is not None:
-        path = checked_file(token_file)
-        return TunnelFileToken(path, target) if audience is None else FileToken(path, audience)
+        if audience is None:
+            return TunnelFileToken(checked_file(token_file), target)
+        return file_token(token_file, audience)
     return MintedToken(minter(environ), audience or target.audience, f"{_HINT}, or --no-token")
 
 
@@ -170,11 +171,10 @@ def checked_file(path: Path) -> Path:
         raise UsageError(f"--token-file {error}") from None
 
 
-def checked_audience(audience: str) -> str:
-    """Returns `audience`. Raises UsageError if no token can have it."""
+def check_audience(audience: str) -> None:
+    """Raises UsageError if no token can have `audience`."""
     if not audience or not audience.isprintable():
         raise UsageError("--audience must not be empty or have unprintable characters")
-    return audience
 
 
 def minter(environ: Mapping[str, str]) -> Minter:

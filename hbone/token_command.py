@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if audience is None and options.token_file is None:
         raise UsageError("--audience is missing: the service that the token is for, such as https://HOST")
     if audience is not None:
-        token_choice.checked_audience(audience)
+        token_choice.check_audience(audience)
     if options.token_file is not None and options.source is not None:
         raise UsageError("--source is not allowed with --token-file")
     if options.token_file is not None:
