@@ -18,6 +18,9 @@ T = TypeVar("T", int, float)
 MAX_SECONDS = 86_400
 """Longest wait that can be set: a day."""
 
+KEEPALIVE_S = 15.0
+"""Silence after which the far side is asked for a sign of life; as much again without one ends the tunnel."""
+
 MAX_TIMEOUT_S = 3600.0
 """Cloud Run's longest request timeout."""
 
@@ -77,10 +80,10 @@ def _connect(parser: Parser) -> None:
     add(
         "--keepalive",
         type=seconds,
-        default=15.0,
+        default=KEEPALIVE_S,
         metavar="SECONDS",
         help="send a PING after so many seconds of silence, and end the tunnel if it is not answered within "
-        "as many more; 0: never (default: 15)",
+        f"as many more; 0: never (default: {KEEPALIVE_S:g})",
     )
 
 
@@ -243,7 +246,6 @@ issues the tokens which it accepts. Prints the addresses and files that hgate or
     ),
     "version": ("print the version", "Prints the version.", lambda _: None),
 }
-
 """Each command's line in `hbone --help`, its description, and what adds its arguments to a parser."""
 
 EXIT_CODES: Mapping[str, str] = {

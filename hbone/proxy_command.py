@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from hbone.stdio import STDIN, StdioLeg
+from hbone.stdio import StdioLeg
 from hbone.target import TunnelTarget
 from shared.address import Address
 from shared.credentials.tokens.tokens import TokenSource
@@ -40,9 +40,6 @@ CONNECT_TIMEOUT_S = 10.0
 RESPONSE_TIMEOUT_S = 60.0
 """For the response, however often it takes to ask for it: a service that has scaled to zero starts first."""
 
-KEEPALIVE_S = 15.0
-"""Silence after which the far side is asked for a sign of life; as much again without one ends the tunnel."""
-
 CLOSE_TIMEOUT_S = 20.0
 """How long a far side that has finished may take for our last bytes and its own close; less than the 30 s
 after which the event loop gives up on a TLS connection without a word."""
@@ -54,14 +51,14 @@ class ProxyOptions:
 
     target: TunnelTarget
     token: TokenSource
-    ca: Path | None = None
+    ca: Path | None
     """PEM file of certificates to trust; None: the system's."""
-    connect: Address | None = None
+    connect: Address | None
     """Dial here instead of the URL's host."""
-    keepalive_s: float = KEEPALIVE_S
+    keepalive_s: float
     """Seconds of silence after which the far side is asked whether it is there; 0: never."""
-    input_fd: int = STDIN
-    """Where the tunnel's input is (`stdio.take_input`)."""
+    input_fd: int
+    """Where the tunnel's input is (`stdio.own_input`)."""
 
 
 async def run(options: ProxyOptions) -> int:
