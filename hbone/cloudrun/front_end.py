@@ -195,7 +195,7 @@ class FrontEnd:
 
 
 def _authorization(headers: Headers) -> str | None:
-    """What the caller shows; of two the one that is meant for Cloud Run alone (FACTS section 1)."""
+    """The credentials of the caller: of two headers, the one that is for Cloud Run alone."""
     value = header_value(headers, b"x-serverless-authorization")
     value = value or header_value(headers, b"authorization")
     return value.decode("latin-1") or None
