@@ -91,8 +91,8 @@ class Stand:
     place: Place
     ours: Subject
     peer: Subject
-    direct: str
-    """Where the app itself can be reached."""
+    direct: Subject
+    """The app itself, whose CPU time is not counted."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def standing(world: World, place: Place) -> Iterator[Stand]:
             direct = block.enter_context(far_away(direct, place.round_trip_ms))
         ours = block.enter_context(place.ours(world, far))
         peer = block.enter_context(place.peer(world, far))
-        yield Stand(world, place, ours, peer, direct)
+        yield Stand(world, place, ours, peer, Subject("direct", direct))
 
 
 def measure(stand: Stand, case: Case, turns: int = TURNS) -> Measured:
@@ -119,19 +119,19 @@ def measure(stand: Stand, case: Case, turns: int = TURNS) -> Measured:
     for turn in range(turns):
         both = [(measured.ours, stand.ours), (measured.peer, stand.peer)]
         for samples, subject in both if turn % 2 else reversed(both):
-            samples.append(_run(stand, case, subject.address, subject))
+            samples.append(_run(stand, case, subject))
         if with_latency:
-            measured.direct.append(_run(stand, case, stand.direct, None))
+            measured.direct.append(_run(stand, case, stand.direct))
     return measured
 
 
-def _run(stand: Stand, case: Case, address: str, subject: Subject | None) -> Sample:
+def _run(stand: Stand, case: Case, subject: Subject) -> Sample:
     place = stand.place
     hellos = stand.world.hellos[: case.origins] if place.hello else ()
-    with client(address, case.scenario, h2=place.h2, hellos=hellos) as load:
-        before = subject.cpu_seconds() if subject is not None else 0.0
+    with client(subject.address, case.scenario, h2=place.h2, hellos=hellos) as load:
+        before = subject.cpu_seconds()
         result = load.run()
-        spent = subject.cpu_seconds() - before if subject is not None else 0.0
+        spent = subject.cpu_seconds() - before
     units = result.operations / case.per
     return Sample(
         spent / units,
