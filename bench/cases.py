@@ -50,14 +50,7 @@ PATH = Place("path", subjects.whole_path, subjects.envoy_path, "tcp", hello=True
 
 
 def _distant(round_trip_ms: int) -> Place:
-    return Place(
-        f"{round_trip_ms}ms",
-        subjects.hgate,
-        subjects.envoy_gateway,
-        "tls",
-        hello=True,
-        round_trip_ms=round_trip_ms,
-    )
+    return replace(GATEWAY, name=f"{round_trip_ms}ms", round_trip_ms=round_trip_ms)
 
 
 @dataclass(frozen=True, slots=True)

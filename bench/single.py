@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from bench import subjects
@@ -160,12 +160,10 @@ def _case(place: Place, *, tunnels: int, origins: int = 1) -> Case:
 
 
 def _with_workers(count: int) -> Place:
-    return Place(
-        "hgate",
-        partial(subjects.hgate, workers=count),
-        partial(subjects.envoy_gateway, workers=count),
-        "tls",
-        hello=True,
+    return replace(
+        GATEWAY,
+        ours=partial(subjects.hgate, workers=count),
+        peer=partial(subjects.envoy_gateway, workers=count),
     )
 
 
