@@ -6,19 +6,16 @@ h2load → hgate → HAProxy as Cloud Run's front end → krun → HAProxy as th
 from __future__ import annotations
 
 import re
-import shutil
 import statistics
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bench import subjects
 from bench.cases import Case, Place
 from bench.measure import TURNS, Measured, Sample
-from bench.needs import PATH
 from bench.subjects import Subject, World
-from bench.tools import BenchError
+from bench.tools import BenchError, find_program
 
 _APP = """\
 global
@@ -37,47 +34,40 @@ REQUESTS = Case("HTTPS requests, 16 connections kept", PLACE, ("-n", "8000", "-c
 CONNECTIONS = Case("HTTPS requests, a connection for each", PLACE, ("-n", "200", "-c", "200"), "request")
 
 
-@contextmanager
-def _app(world: World) -> Iterator[str]:
-    with subjects.haproxy(world, _APP) as subject:
-        yield subject.address
-
-
 def https(world: World, turns: int = TURNS) -> Iterator[Measured]:
     """Both cases, ours and the peer in turns."""
-    program = shutil.which("h2load", path=PATH)
-    if program is None:
-        raise BenchError("there is no h2load (Debian: apt-get install nghttp2-client)")
+    program = find_program("h2load", "nghttp2-client")
     with (
-        _app(world) as app,
-        subjects.whole_path(world, app) as ours,
-        subjects.envoy_path(world, app) as peer,
+        subjects.haproxy(world, _APP) as app,
+        subjects.whole_path(world, app.address) as ours,
+        subjects.envoy_path(world, app.address) as peer,
     ):
+        direct = Subject("direct", app.address)  # of the app no CPU time is counted
         for case in (REQUESTS, CONNECTIONS):
             measured = Measured(case, peer_name=peer.name)
             for turn in range(turns):
                 both = [(measured.ours, ours), (measured.peer, peer)]
                 for samples, subject in both if turn % 2 else reversed(both):
-                    samples.append(_run(program, world, case, subject.address, subject))
-                measured.direct.append(_run(program, world, case, app, None))
+                    samples.append(_run(program, world, case, subject))
+                measured.direct.append(_run(program, world, case, direct))
             yield measured
 
 
-def _run(program: str, world: World, case: Case, address: str, subject: Subject | None) -> Sample:
+def _run(program: str, world: World, case: Case, subject: Subject) -> Sample:
     log = world.folder / "h2load.log"
     log.unlink(missing_ok=True)
     name = subjects.in_cluster(subjects.NAMES[0])  # h2load takes no underscore
-    before = subject.cpu_seconds() if subject is not None else 0.0
+    before = subject.cpu_seconds()
     done = subprocess.run(
         [
-            *(program, "--h1", *case.scenario, f"--connect-to={address}"),
+            *(program, "--h1", *case.scenario, f"--connect-to={subject.address}"),
             *(f"--log-file={log}", f"https://{name}/"),
         ],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    spent = subject.cpu_seconds() - before if subject is not None else 0.0
+    spent = subject.cpu_seconds() - before
     wanted = int(case.scenario[1])
     if f"{wanted} succeeded" not in done.stdout:
         raise BenchError(f"h2load: not all of {wanted} requests succeeded: {_last(done.stdout)}")

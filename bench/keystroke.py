@@ -13,20 +13,18 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from bench import subjects
-from bench.needs import PATH
 from bench.subjects import DOMAIN, NAMES, World, free_port
-from bench.tools import BenchError, far_away
+from bench.tools import BenchError, far_away, find_program
 from shared.address import Address
 
 COUNT = 200
@@ -53,7 +51,7 @@ _TYPED = "stty raw -echo; printf ready; exec cat"
 @contextmanager
 def _sshd(folder: Path) -> Iterator[Address]:
     """A real sshd for our own user; its address."""
-    keygen = _program("ssh-keygen", "openssh-client")
+    keygen = find_program("ssh-keygen", "openssh-client")
     for key in ("host_key", "user_key"):
         subprocess.run(
             [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)],
@@ -64,7 +62,7 @@ def _sshd(folder: Path) -> Iterator[Address]:
     (folder / "sshd_config").write_text(_SSHD.format(address=address, folder=folder))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # as Debian's ssh.service does
-    sshd = _program("sshd", "openssh-server")
+    sshd = find_program("sshd", "openssh-server")
     process = subprocess.Popen(
         [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True
     )
@@ -82,29 +80,19 @@ def _sshd(folder: Path) -> Iterator[Address]:
             process.stderr.close()
 
 
-def _program(name: str, package: str) -> str:
-    found = shutil.which(name, path=PATH)
-    if found is None:
-        raise BenchError(f"there is no {name} (Debian: apt-get install {package})")
-    return found
-
-
 class _Session:
     """ssh to our own user; one command runs there, with a terminal."""
 
-    def __init__(
-        self, folder: Path, options: Sequence[str], command: str, environ: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, options: Sequence[str], command: str) -> None:
         self._process = subprocess.Popen(
             [
-                *(_program("ssh", "openssh-client"), "-tt", "-F", "none", "-i", str(folder / "user_key")),
+                *(find_program("ssh", "openssh-client"), "-tt", "-F", "none", "-i", str(folder / "user_key")),
                 *("-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"),
                 *("-o", f"UserKnownHostsFile={folder}/known_hosts", "-o", "HostKeyAlias=container"),
                 *(*options, f"{getpass.getuser()}@127.0.0.1", command),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **environ},
             bufsize=0,
         )
         self._sink: subprocess.Popen[bytes] | None = None
@@ -139,7 +127,8 @@ class _Session:
             ["dd", "of=/dev/null", "bs=64k"], stdin=self._process.stdout, stderr=subprocess.DEVNULL
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """Ends it."""
         self._process.kill()
         self._process.wait()
         if self._sink is not None:
@@ -147,17 +136,6 @@ class _Session:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-
-
-@contextmanager
-def _session(
-    folder: Path, options: Sequence[str], command: str, environ: Mapping[str, str]
-) -> Iterator[_Session]:
-    session = _Session(folder, options, command, environ)
-    try:
-        yield session
-    finally:
-        session.end()
 
 
 def _options(world: World, front_end: str) -> list[str]:
@@ -184,12 +162,12 @@ def measure(folder: Path, count: int, round_trip_ms: float) -> dict[str, dict[st
             ways[name] = _options(world, front_end)
         for turn in range(TURNS):
             for name in ways if turn % 2 else reversed(ways):
-                with _session(folder, ways[name], _TYPED, {}) as session:
+                with closing(_Session(folder, ways[name], _TYPED)) as session:
                     session.wait_ready()
                     session.type(5)
                     kinds = found.setdefault(name, {"idle": [], "beside a download": []})
                     kinds["idle"] += session.type(count // TURNS)
-                    with _session(folder, ways[name], "exec cat /dev/zero", {}) as download:
+                    with closing(_Session(folder, ways[name], "exec cat /dev/zero")) as download:
                         download.skip()
                         session.type(10)
                         kinds["beside a download"] += session.type(count // TURNS)

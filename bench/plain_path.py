@@ -10,22 +10,19 @@ turns' ratios is printed. `direct` is the same load without anything between, fo
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import subjects
 from bench.subjects import Subject, World
-from bench.tools import BenchError
-from shared.errors import UnavailableError
+from bench.tools import BenchError, find_program
 
 GIB = 1 << 30
 BODY_BYTES = 16 << 20
@@ -52,8 +49,6 @@ frontend plain
 backend app
   server app {app}
 """
-
-Start = Callable[[World, str], AbstractContextManager[Subject]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,7 @@ def krun(world: World, app: str) -> Iterator[Subject]:
     """krun, without tunnels."""
     port = subjects.free_port()
     told = {**subjects.krun_environment(f"127.0.0.1:{port}", "127.0.0.1:1"), "HBONE_APP": app}
-    with _started("krun", world.environment.command("krun"), told, world, port) as subject:
+    with subjects.running("krun", world.environment.command("krun"), told, world, port) as subject:
         yield subject
 
 
@@ -119,9 +114,7 @@ def haproxy(world: World, app: str) -> Iterator[Subject]:
 @contextmanager
 def nghttpx(world: World, app: str) -> Iterator[Subject]:
     """nghttpx with one worker."""
-    program = shutil.which("nghttpx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if program is None:
-        raise BenchError("there is no nghttpx: install nghttp2-proxy")
+    program = find_program("nghttpx", "nghttp2-proxy")
     port = subjects.free_port()
     host, _, app_port = app.rpartition(":")
     command = [
@@ -133,31 +126,15 @@ def nghttpx(world: World, app: str) -> Iterator[Subject]:
         "--conf=/dev/null",
         "--accesslog-file=/dev/null",
     ]
-    with _started("nghttpx", command, {}, world, port) as subject:
+    with subjects.running("nghttpx", command, {}, world, port) as subject:
         yield subject
-
-
-@contextmanager
-def envoy(world: World, app: str) -> Iterator[Subject]:
-    """Envoy with one worker."""
-    try:
-        with subjects.envoy_plain(world, app) as subject:
-            yield subject
-    except UnavailableError as error:
-        raise BenchError(str(error)) from error
-
-
-def _started(
-    name: str, command: list[str], environ: Mapping[str, str], world: World, port: int
-) -> AbstractContextManager[Subject]:
-    return subjects.running(name, command, environ, world, port)
 
 
 @contextmanager
 def _app(world: World) -> Iterator[str]:
     port = subjects.free_port()
     command = [sys.executable, "-m", "bench.plain_app", str(port)]
-    with _started("app", command, {}, world, port) as subject:
+    with subjects.running("app", command, {}, world, port) as subject:
         yield subject.address
 
 
@@ -182,15 +159,13 @@ def run(h2load: str, case: Case, subject: Subject, flags: Sequence[str]) -> Samp
 
 def compare(turns: int, size: int, gets: int = GETS) -> Iterator[str]:
     """The table, line by line. Raises BenchError if a request failed."""
-    h2load = shutil.which("h2load", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-    if h2load is None:
-        raise BenchError("there is no h2load: install nghttp2-client")
+    h2load = find_program("h2load", "nghttp2-client")
     with tempfile.TemporaryDirectory(prefix="plain-path-") as name, ExitStack() as block:
         folder = Path(name)
         world = World.create(folder)
         app = block.enter_context(_app(world))
         standing: list[Subject] = []
-        for start in (krun, haproxy, nghttpx, envoy):
+        for start in (krun, haproxy, nghttpx, subjects.envoy_plain):
             try:
                 standing.append(block.enter_context(start(world, app)))
             except BenchError as error:

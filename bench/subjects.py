@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -22,8 +21,7 @@ from typing import Any
 from agent.mtls.envoy import find_binary
 from bench.accounting import cpu_seconds, descendants, resident_bytes
 from bench.image import OWN, Environment
-from bench.needs import PATH
-from bench.tools import BenchError
+from bench.tools import BenchError, find_program
 from shared import core_dumps
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
@@ -278,46 +276,31 @@ def _envoy_tls(world: World, name: str) -> Json:
 def envoy_agent(world: World, far: str) -> Iterator[Subject]:
     """Envoy in krun's place: HTTP/2 without TLS, `connect_config.allow_post`."""
     connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
-    routes = [{"match": {"prefix": "/_hbone/"}, "route": {"cluster": "far", "timeout": "0s", **connect}}]
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "inbound",
-        "codec_type": "HTTP2",
-        "stream_idle_timeout": "0s",
+    route = {"match": {"prefix": "/_hbone/"}, "route": {"cluster": "far", "timeout": "0s", **connect}}
+    more = {
         "http2_protocol_options": {"allow_connect": True},
         "upgrade_configs": [{"upgrade_type": "CONNECT"}],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-        "access_log": _ACCESS_LOG,
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
-            }
-        ],
     }
-    name = "envoy.filters.network.http_connection_manager"
-    listener = {"filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}]}
-    with _envoy(world, listener, [_cluster(far, "far")]) as subject:
+    with _envoy(world, _http2_listener("inbound", route, more), [_cluster(far, "far")]) as subject:
         yield subject
 
 
 @contextmanager
 def envoy_plain(world: World, app: str) -> Iterator[Subject]:
     """Envoy as a reverse proxy: HTTP/2 without TLS in, HTTP/1.1 to the app."""
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "app", "timeout": "0s"}}
+    with _envoy(world, _http2_listener("plain", route, {}), [_cluster(app, "app")]) as subject:
+        yield subject
+
+
+def _http2_listener(stat_prefix: str, route: Json, more: Json) -> Json:
+    """HTTP/2 without TLS, every host by `route`; `more` is for the connection manager."""
     manager = {
         "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "plain",
+        "stat_prefix": stat_prefix,
         "codec_type": "HTTP2",
         "stream_idle_timeout": "0s",
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "app", "timeout": "0s"}}],
-                }
-            ]
-        },
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         "access_log": _ACCESS_LOG,
         "http_filters": [
             {
@@ -325,11 +308,10 @@ def envoy_plain(world: World, app: str) -> Iterator[Subject]:
                 "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
             }
         ],
+        **more,
     }
     name = "envoy.filters.network.http_connection_manager"
-    listener = {"filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}]}
-    with _envoy(world, listener, [_cluster(app, "app")]) as subject:
-        yield subject
+    return {"filter_chains": [{"filters": [{"name": name, "typed_config": manager}]}]}
 
 
 def find_envoy() -> Path:
@@ -423,9 +405,7 @@ backend container
 @contextmanager
 def haproxy(world: World, configuration: str, **more: str) -> Iterator[Subject]:
     """An HAProxy with `configuration`, in which {port}, {pem} and the names of `more` are replaced."""
-    program = shutil.which("haproxy", path=PATH)
-    if program is None:
-        raise BenchError("there is no HAProxy (Debian: apt-get install haproxy)")
+    program = find_program("haproxy", "haproxy")
     port = free_port()
     pem, file = world.folder / "haproxy.pem", world.folder / f"haproxy-{port}.cfg"
     pem.write_bytes(world.certificate.read_bytes() + world.key.read_bytes())

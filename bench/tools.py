@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.needs import COMPILER, HEADERS
+from bench.needs import COMPILER, HEADERS, PATH
 
 SOURCES = Path(__file__).parent / "load"
 PROGRAM = SOURCES / "build" / "load"
@@ -27,6 +27,14 @@ PATIENCE_S = 120.0
 
 class BenchError(Exception):
     """The bench cannot go on; the text says why in one line."""
+
+
+def find_program(name: str, package: str) -> str:
+    """Where the program is; `package` is Debian's. Raises BenchError if it is not there."""
+    found = shutil.which(name, path=PATH)
+    if found is None:
+        raise BenchError(f"there is no {name} (Debian: apt-get install {package})")
+    return found
 
 
 def build() -> Path:
