@@ -20,7 +20,6 @@ from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
 from shared import open_files
 from shared.errors import (
-    EXIT_INTERNAL,
     EXIT_OK,
     EXIT_SIGINT,
     EXIT_SIGTERM,
@@ -206,7 +205,7 @@ class Agent:
         if envoy is not None and envoy.done() and not self._stop.is_set():
             raise UnavailableError(f"envoy ended with exit code {envoy.result()}")
         await self._drain()
-        return await self._app_exit() if self._app is not None else EXIT_OK
+        return await self._app_exit()
 
     def _refusal(self) -> LimitError | None:
         """Why new tunnels are refused now; None if they are not."""
@@ -223,12 +222,11 @@ class Agent:
             self._idle.set()
 
     def _signalled(self, number: int) -> None:
-        for known in START_EXITS:
-            if number == known:
-                who = "krun ends" if self._app is None else f"the app (pid {self._app.pid}) gets it, too"
-                log.info("%s: %s", known.name, who)
-                self._stop_signal = known
-                self._stop.set()
+        if number in START_EXITS:
+            who = "krun ends" if self._app is None else f"the app (pid {self._app.pid}) gets it, too"
+            self._stop_signal = signal.Signals(number)
+            log.info("%s: %s", self._stop_signal.name, who)
+            self._stop.set()
 
     def _app_ended(self, exited: asyncio.Future[int]) -> None:
         assert self._app is not None
@@ -301,10 +299,12 @@ class Agent:
         return sum(connection.open_streams for connection in self._connections)
 
     async def _app_exit(self) -> int:
-        """Waits for the app to end by itself, and returns its exit code."""
-        if self._app is not None and not self._app.exited.done():
+        """Waits for the app to end by itself, and returns its exit code; EXIT_OK without an app."""
+        if self._app is None:
+            return EXIT_OK
+        if not self._app.exited.done():
             log.info("waiting for the app (pid %d) to end", self._app.pid)
-        return await self._app.wait() if self._app is not None else EXIT_INTERNAL
+        return await self._app.wait()
 
     async def _close(self) -> None:
         if self._port is not None:
