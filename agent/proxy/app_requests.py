@@ -16,7 +16,7 @@ from http import HTTPStatus
 from agent.proxy.app_protocol import AppProtocol, Spoken
 from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.fields import request_head
-from agent.proxy.http1_connection import takes_upgrade
+from agent.proxy.http1_connection import is_upgradable
 from agent.proxy.http1_pool import Http1Pool
 from agent.proxy.http2_pool import Http2Pool
 from shared.address import Address
@@ -109,11 +109,11 @@ class AppRequests:
             self._carry(exchange)
 
     def _upgrade(self, exchange: Exchange) -> None:
-        why_not = takes_upgrade(exchange.head.protocol)
-        if why_not:
-            exchange.fail(HTTPStatus.NOT_IMPLEMENTED, why_not)
-        else:
+        if is_upgradable(exchange.head.protocol):
             self._http1.carry(exchange, fresh=True)
+        else:
+            text = "only a WebSocket can be had of an app that speaks HTTP/1.1"
+            exchange.fail(HTTPStatus.NOT_IMPLEMENTED, text)
 
     def _carry_again(self, exchange: Exchange) -> None:
         self._carry(exchange, fresh=True)

@@ -463,11 +463,9 @@ class Http1Connection:
             self._gone(self)
 
 
-def takes_upgrade(protocol: bytes) -> str:
-    """Why an HTTP/1.1 app is not asked for `protocol` of an extended CONNECT; empty where it is."""
-    if protocol.lower() == WEBSOCKET:
-        return ""
-    return "only a WebSocket can be had of an app that speaks HTTP/1.1"
+def is_upgradable(protocol: bytes) -> bool:
+    """Whether an HTTP/1.1 app can be asked for `protocol` of an extended CONNECT."""
+    return protocol.lower() == WEBSOCKET
 
 
 def _upgrade_fields(fields: list[Field], key: bytes) -> list[Field]:
