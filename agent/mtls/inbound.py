@@ -74,6 +74,7 @@ class InboundSettings:
 
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     """How long a client may take from accept to the end of its handshake."""
+
     half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S
     """How long one direction may be silent once the other has ended."""
 
@@ -97,7 +98,7 @@ class Inbound:
         finished: Callable[[TunnelRecord], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
-        """`refusal()` says why no connection is taken now, if so."""
+        """`refusal()` says why no connection is accepted now, if so."""
         self._settings = settings
         self._refusal = refusal
         self.most_connections = settings.max_connections
@@ -239,7 +240,7 @@ class Inbound:
         connection.relay.start()
 
     def _end_revoked(self) -> int:
-        """Rule 4."""
+        """Ends the connections of peers that are revoked by now; how many."""
         assert self._revocations is not None
         count = 0
         for connection in list(self._connections.values()):

@@ -1,8 +1,8 @@
-"""The first bytes of a connection to the tunnel port: HTTP/2, or HTTP/1.1 from who has not been told.
+"""The first bytes of a connection to the tunnel port: HTTP/2, or HTTP/1.1, which the port does not serve.
 
 Cloud Run sends HTTP/1.1 to a container whose port is not named h2c, and so does any browser. Both get an
-answer that they understand, and says what to do. That takes that nothing of HTTP/2 has been sent by then: our
-preface follows the peer's, which comes with its first bytes (RFC 9113 section 3.4).
+answer in HTTP/1.1 that says what to do. So nothing of HTTP/2 may be sent before: our preface follows the
+peer's, which comes with its first bytes (RFC 9113 section 3.4).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FirstBytes(asyncio.BufferedProtocol):
         self._serve_at_once = False
 
     def serve(self) -> None:
-        """Takes it for HTTP/2, whatever may come; nothing if that is decided."""
+        """From now on it is HTTP/2, whatever may come. Does nothing if it is decided already."""
         if self._decided is None:
             return
         self._cancel_timer()

@@ -43,8 +43,8 @@ class BoundedRequests:
         *,
         clock: TunnelClock | None = None,
     ) -> None:
-        """`most` requests may be open at once; `refusal()` says why none is taken now, if so. `clock` watches
-        those that have become tunnels."""
+        """`most` requests may be open at once; `refusal()` says why none is accepted now, if so. `clock`
+        watches those that have become tunnels."""
         self._most = most
         self._refusal = refusal
         self._proxy = AppProxy(

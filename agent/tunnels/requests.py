@@ -22,7 +22,7 @@ from shared.tunnel.tunnel_server import ServedTunnel
 
 
 class Requests:
-    """Takes the streams of all connections. `finished` is told about every tunnel request, taken or not."""
+    """The streams of all connections. `finished` gets the record of every tunnel request, refused or not."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class Requests:
         app_refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
         """`shares` says how many tunnels and requests to the app there may be at once; None: as many as the
-        settings say. `refusal()` says why no tunnel is taken now, if so, `app_refusal()` why no request to
-        the app is."""
+        settings say. `refusal()` says why no tunnel is accepted now, if so, `app_refusal()` why no request
+        to the app is."""
         self._settings = settings
         self._finished = finished
         self._most_tunnels = settings.max_tunnels if shares is None else shares.tunnels
@@ -45,7 +45,7 @@ class Requests:
         """Those that are being connected, and those that are being refused, included."""
         most_requests = settings.max_requests if shares is None else shares.requests
         self.app = BoundedRequests(settings, most_requests, app_refusal, clock=self._clock)
-        """Takes what is no tunnel."""
+        """For what is no tunnel."""
 
     @property
     def open_tunnels(self) -> int:

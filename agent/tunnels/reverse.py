@@ -257,7 +257,7 @@ class _Place:
         return self._settings.behind_each * self._workers
 
     def _pause(self, doublings: int) -> None:
-        """Puts the next dial off (rule 3)."""
+        """Puts the next dial off, by a random time; each doubling doubles the longest."""
         bound_s = doubled_s(FIRST_PAUSE_S, MAX_PAUSE_S, doublings)
         now = asyncio.get_running_loop().time()
         self._not_before = max(self._not_before, now + random.uniform(0.0, bound_s))
@@ -317,7 +317,7 @@ class GatewayConnection(Connection):
             self.proof = check_server(identity, tls, self._place.revocations)
             self.certificate_ends = chain_end(tls)
         except RefusedError as error:
-            self.abort(str(error))  # before it can send a request (rule 4)
+            self.abort(str(error))  # before it can send a request
         else:
             self._place.open.add(self)
             self._watch_expiry(str(proved_identity(tls)))

@@ -50,7 +50,7 @@ class TunnelPort:
         turned_away: Callable[[str, LimitError], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
-        """`refusal()` says why no connection is taken now, if so."""
+        """`refusal()` says why no connection is accepted now, if so."""
         self._most = most_connections
         self._idle_timeout_s = idle_timeout_s
         self._request = request
@@ -71,8 +71,8 @@ class TunnelPort:
         return bound_address(self._listener)
 
     async def drain(self) -> None:
-        """Takes no further connection, but for those that wait in the kernel to be accepted. Those that have
-        not yet said what they speak count as connections from now on: whoever drains those drains them, too.
+        """Accepts no further connection, but for those that the kernel has accepted. Those that have not yet
+        said what they speak count as connections from now on: whoever drains those drains them, too.
         """
         from shared.net.listen_close import close_listening
 
@@ -83,7 +83,7 @@ class TunnelPort:
             arriving.serve()
 
     def close(self) -> None:
-        """Takes no further connection, and ends those that have not yet said what they speak."""
+        """Accepts no further connection, and ends those that have not yet said what they speak."""
         if self._listener is not None:
             self._listener.close()
         for arriving in list(self._arriving):
