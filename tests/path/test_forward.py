@@ -21,7 +21,7 @@ from shared.credentials.certificates.authority import Authority
 from tests.path.app import READ_BYTES, App, read
 from tests.path.hbone_peers import Hgate, hgate
 from tests.path.programs import MUCH_BYTES, client_envoy, random_file, run, sha256, start
-from tests.path.tls_client import read_to_the_end
+from tests.support.tls_client import read_to_the_end
 from tests.support.world import CALLER, PATIENCE_S, WORKLOAD, Identity, find_program, free_port
 
 ISTIOD = "istiod.istio-system.svc"

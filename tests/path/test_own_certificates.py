@@ -17,9 +17,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hbone.demo.mesh import TRUST_DOMAIN
 from shared.credentials.certificates.authority import Authority
 from tests.path.app import App, lasting
-from tests.path.tls_client import connected, read_to_the_end, says_back, serial_of
+from tests.path.tls_client import connected, says_back, serial_of
 from tests.support.api_server import SERVICE_ACCOUNT, kubeconfig, threaded_api_server
 from tests.support.istiod import Istiod
+from tests.support.tls_client import read_to_the_end
 from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, World, running
 
 LIFETIME_S = 20

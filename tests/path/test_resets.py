@@ -12,7 +12,8 @@ from OpenSSL import SSL
 from hbone.demo.processes import Process, Record
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
 from tests.path.app import App
-from tests.path.tls_client import connected, read_to_the_end, reset_on_close
+from tests.path.tls_client import connected, reset_on_close
+from tests.support.tls_client import read_to_the_end
 from tests.support.world import CALLER, INBOUNDS, PATIENCE_S, World, running
 
 both_ends = pytest.mark.parametrize("world", INBOUNDS, indirect=True)

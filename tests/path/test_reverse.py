@@ -31,8 +31,9 @@ from tests.path.reverse_world import (
     times,
     world,
 )
-from tests.path.tls_client import connected, read_to_the_end, says_back, serial_of
+from tests.path.tls_client import connected, says_back, serial_of
 from tests.support.revocation import put, revocation_list, serial
+from tests.support.tls_client import read_to_the_end
 from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, find_program
 
 

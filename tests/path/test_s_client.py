@@ -27,7 +27,8 @@ from tests.path.app import (
     read,
 )
 from tests.path.programs import MUCH_BYTES, random_file, sha256
-from tests.path.tls_client import connected, read_to_the_end
+from tests.path.tls_client import connected
+from tests.support.tls_client import read_to_the_end
 from tests.support.world import INBOUNDS, PATIENCE_S, World, find_program, running
 
 CONVERSATIONS = 100

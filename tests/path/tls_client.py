@@ -12,7 +12,7 @@ from OpenSSL import SSL
 
 from hbone.demo.mesh import SNI
 from shared.address import Address
-from tests.path.app import READ_BYTES
+from tests.support.tls_client import blocking
 from tests.support.world import PATIENCE_S, Identity
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -36,25 +36,8 @@ def connected(world: Mesh) -> Iterator[SSL.Connection]:
     context.set_verify(SSL.VERIFY_PEER, lambda *arguments: bool(arguments[-1]))
     context.use_certificate_chain_file(str(world.caller.certificates))
     context.use_privatekey_file(str(world.caller.key))
-    with socket.create_connection((world.gateway.host, world.gateway.port)) as plain:
-        plain.settimeout(None)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
-        connection = SSL.Connection(context, plain)
-        connection.set_tlsext_host_name(SNI.encode())
-        connection.set_connect_state()
-        connection.do_handshake()
+    with blocking(context, world.gateway, SNI, patience_s=PATIENCE_S) as connection:
         yield connection
-
-
-def read_to_the_end(connection: SSL.Connection) -> bytes:
-    """All that the peer sends up to its close_notify."""
-    received = bytearray()
-    while True:
-        try:
-            received += connection.recv(READ_BYTES)
-        except SSL.ZeroReturnError:
-            return bytes(received)
 
 
 def says_back(connection: SSL.Connection, words: bytes) -> None:

@@ -8,7 +8,10 @@ that only a failing test reaches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 from cryptography import x509
@@ -16,6 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
 
+from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.legs.tcp import reset
@@ -54,6 +58,34 @@ def client_context(
     store.add_cert(X509.from_cryptography(authority.root))
     context.set_verify(SSL.VERIFY_PEER)
     return context
+
+
+@contextmanager
+def blocking(
+    context: SSL.Context, address: Address, server_name: str = "", *, patience_s: int = PATIENCE_S
+) -> Iterator[SSL.Connection]:
+    """A connection for a thread, its handshake done; every read and write ends after `patience_s` seconds."""
+    with socket.create_connection((address.host, address.port)) as plain:
+        plain.settimeout(None)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
+        connection = SSL.Connection(context, plain)
+        if server_name:
+            connection.set_tlsext_host_name(server_name.encode())
+        connection.set_connect_state()
+        connection.do_handshake()
+        yield connection
+
+
+def read_to_the_end(connection: SSL.Connection) -> bytes:
+    """All that the peer of a `blocking` connection sends up to its close_notify."""
+    received = bytearray()
+    while True:
+        try:
+            received += connection.recv(READ_BYTES)
+        except SSL.ZeroReturnError:
+            return bytes(received)
 
 
 def reason(error: SSL.Error) -> str:

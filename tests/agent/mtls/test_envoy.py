@@ -37,11 +37,9 @@ from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.revocation import revocation_list, serial
+from tests.support.tls_client import PATIENCE_S, blocking, read_to_the_end
 
 T = TypeVar("T")
-
-PATIENCE_S = 20
-"""Longer than anything here takes, even on a busy machine; reached only by a test that fails."""
 
 FOUND = find_binary("", "")
 if FOUND is None:
@@ -116,7 +114,7 @@ class Inbound:
     authority: Authority
     certificates: Path
     records: asyncio.Queue[TunnelRecord]
-    behave: App = answer_at_the_end
+    behave: App
     connections: int = 0
 
     @property
@@ -132,10 +130,17 @@ class Inbound:
             writer.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inbound]:
-    folder = tmp_path_factory.mktemp("envoy")
-    authority = Authority.create("demo.local")
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An app that speaks first."""
+    writer.write(b"hello")
+    await reader.read(-1)
+
+
+@asynccontextmanager
+async def envoy_with(
+    folder: Path, policy: PeerPolicy, authority: Authority, lists: str = ""
+) -> AsyncIterator[Inbound]:
+    """An Envoy with an app that greets, until the block ends."""
     certificates = folder / "certificates"
     authority.write(certificates, authority.issue(WORKLOAD))
     inbound: Inbound
@@ -146,16 +151,24 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inb
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     app = Address(*server.sockets[0].getsockname())
     records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
+    told = configuration(folder / "envoy", app=app, policy=policy)
     envoy = await EnvoyProcess.start(
-        BINARY, configuration(folder, app=app), secrets(certificates), folder, finished=records.put_nowait
+        BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
     )
-    inbound = Inbound(envoy, authority, certificates, records)
+    inbound = Inbound(envoy, authority, certificates, records, greet)
     try:
         await envoy.ready(PATIENCE_S)
         yield inbound
     finally:
         await envoy.stop(PATIENCE_S)
         server.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Inbound]:
+    folder = tmp_path_factory.mktemp("envoy")
+    async with envoy_with(folder, ALLOWED, Authority.create("demo.local")) as inbound:
+        yield inbound
 
 
 @pytest.fixture
@@ -196,25 +209,8 @@ def connected(
         context.use_privatekey(key)
     if alpn:
         context.set_alpn_protos(list(alpn))
-    with socket.create_connection((inbound.address.host, inbound.address.port)) as plain:
-        plain.settimeout(None)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            plain.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
-        connection = SSL.Connection(context, plain)
-        connection.set_connect_state()
-        connection.do_handshake()
+    with blocking(context, inbound.address) as connection:
         yield connection
-
-
-def read_to_the_end(connection: SSL.Connection) -> bytes:
-    """All that the peer sends up to its close_notify."""
-    received = bytearray()
-    while True:
-        try:
-            received += connection.recv(65536)
-        except SSL.ZeroReturnError:
-            return bytes(received)
 
 
 def exchange(inbound: Inbound, pair: KeyPair | None, request: bytes, **options: Any) -> bytes:
@@ -632,37 +628,6 @@ def test_it_is_out_of_the_terminals_reach(runner: asyncio.Runner, tmp_path: Path
 
 
 # Rules and revocation lists, of an Envoy each: the same verdicts as the built-in end's.
-
-
-@asynccontextmanager
-async def envoy_with(
-    folder: Path, policy: PeerPolicy, authority: Authority, lists: str = ""
-) -> AsyncIterator[Inbound]:
-    """An Envoy of its own, whose app speaks first."""
-    certificates = folder / "certificates"
-    authority.write(certificates, authority.issue(WORKLOAD))
-    inbound: Inbound
-
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inbound.connections += 1
-        writer.write(b"hello")
-        await reader.read(-1)
-        writer.close()
-
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    app = Address(*server.sockets[0].getsockname())
-    records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
-    told = configuration(folder / "envoy", app=app, policy=policy)
-    envoy = await EnvoyProcess.start(
-        BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
-    )
-    inbound = Inbound(envoy, authority, certificates, records)
-    try:
-        await envoy.ready(PATIENCE_S)
-        yield inbound
-    finally:
-        await envoy.stop(PATIENCE_S)
-        server.close()
 
 
 def greeted(inbound: Inbound, pair: KeyPair) -> bool:
