@@ -21,6 +21,7 @@ from shared.credentials.certificates.authority import Authority
 from shared.net.tls.mesh_tls import identity_files
 from shared.trust.spiffe import SpiffeId
 from tests.path.programs import envoy
+from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
 from tests.support.world import word_after
 
 TRUST_DOMAIN = "demo.local"
@@ -28,18 +29,8 @@ GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
 ZTUNNEL = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "ztunnel")
 CALLER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")
 
-LOOPBACK = Address("127.0.0.1", 0)
 GLOB = "*.demo.svc.cluster.local"
 """The routes'; it takes the name of `tests.support.hellos.hello()`."""
-
-Json = dict[str, Any]
-_TYPES = "type.googleapis.com/envoy.extensions"
-_HTTP2 = {
-    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
-    }
-}
 
 
 class Mesh:
@@ -116,21 +107,23 @@ def envoy_client(
 ) -> Iterator[Address]:
     """An Envoy that carries plain TCP to `target`, by HBONE to `server`; where it accepts connections."""
     proxy = {
-        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "outbound",
         "cluster": "server",
         "tunneling_config": {"hostname": target},
     }
     tls = {
-        "@type": f"{_TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
         "common_tls_context": _common_tls(own, server_id),
     }
-    cluster = _cluster("server", server) | {
-        "typed_extension_protocol_options": _HTTP2,
-        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
-    }
+    cluster = cluster_of(
+        "server",
+        server,
+        typed_extension_protocol_options=HTTP2,
+        transport_socket={"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    )
     filters = [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]
-    with envoy("envoy-client", _bootstrap({"filters": filters}, cluster), folder) as address:
+    with envoy("envoy-client", bootstrap({"filters": filters}, cluster), folder) as address:
         yield address
 
 
@@ -140,39 +133,25 @@ def envoy_server(folder: Path, own: Path, app: Address, *, client_id: SpiffeId) 
     connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
     matches: list[Json] = [{"connect_matcher": {}}, {"prefix": "/_hbone/"}]
     routes = [{"match": match, "route": {"cluster": "app", "timeout": "0s", **connect}} for match in matches]
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "inbound",
-        "codec_type": "HTTP2",
-        "http2_protocol_options": {"allow_connect": True},
-        "upgrade_configs": [{"upgrade_type": "CONNECT"}],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
-            }
-        ],
-        "access_log": [
-            {
-                "name": "envoy.access_loggers.stderr",
-                "typed_config": {
-                    "@type": f"{_TYPES}.access_loggers.stream.v3.StderrAccessLog",
-                    "log_format": {"json_format": _LOGGED},
-                },
-            }
-        ],
+    logged = {
+        "@type": f"{TYPES}.access_loggers.stream.v3.StderrAccessLog",
+        "log_format": {"json_format": _LOGGED},
     }
+    chain = http_chain(
+        "inbound",
+        routes,
+        codec_type="HTTP2",
+        http2_protocol_options={"allow_connect": True},
+        upgrade_configs=[{"upgrade_type": "CONNECT"}],
+        access_log=[{"name": "envoy.access_loggers.stderr", "typed_config": logged}],
+    )
     tls = {
-        "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
+        "@type": f"{TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
         "require_client_certificate": True,
         "common_tls_context": _common_tls(own, client_id),
     }
-    chain = {
-        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
-        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
-    }
-    with envoy("envoy-server", _bootstrap(chain, _cluster("app", app)), folder) as address:
+    chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+    with envoy("envoy-server", bootstrap(chain, cluster_of("app", app)), folder) as address:
         yield address
 
 
@@ -200,24 +179,3 @@ def _common_tls(own: Path, peer: SpiffeId) -> Json:
         "tls_certificates": [{"certificate_chain": {"filename": chain}, "private_key": {"filename": key}}],
         "validation_context": {"trusted_ca": {"filename": roots}, "match_typed_subject_alt_names": [name]},
     }
-
-
-def _bootstrap(filter_chain: Json, cluster: Json) -> Json:
-    listener = {"name": "in", "address": _address(LOOPBACK), "filter_chains": [filter_chain]}
-    return {
-        "admin": {"address": _address(LOOPBACK)},
-        "static_resources": {"listeners": [listener], "clusters": [cluster]},
-    }
-
-
-def _cluster(name: str, address: Address) -> Json:
-    endpoint = {"endpoint": {"address": _address(address)}}
-    return {
-        "name": name,
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
-    }
-
-
-def _address(address: Address) -> Json:
-    return {"socket_address": {"address": address.host, "port_value": address.port}}

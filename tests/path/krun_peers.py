@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.errors import EXIT_OK
 from shared.net.tls.mesh_tls import identity_files
 from tests.path.programs import envoy, start
+from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
 from tests.support.world import PATIENCE_S, find_program, free_port, said, word_after
 
 HOST_NAME = "hello.run.test"
@@ -27,12 +27,8 @@ TARGET_PATH = "/_hbone/15003"
 
 MAX_STREAMS = 100
 
-Json = dict[str, Any]
 FrontEnd = Callable[[Path, Path, Address], AbstractContextManager[Address]]
 """Made of a folder for its files, one with its certificate, and krun's address; where it listens."""
-
-_TYPES = "type.googleapis.com/envoy.extensions"
-_LOOPBACK = Address("127.0.0.1", 0)
 
 
 @contextmanager
@@ -40,7 +36,7 @@ def krun(folder: Path, app: Address) -> Iterator[tuple[Process, Address]]:
     """krun whose mTLS end is `app`, with its tunnel port; it has to stop in order."""
     told = {
         "XDS_ADDR": "-",
-        "HBONE_LISTEN": str(_LOOPBACK),
+        "HBONE_LISTEN": str(LOOPBACK),
         "HBONE_INBOUND": "none",
         "HBONE_INBOUND_LISTEN": str(app),
         "HBONE_LOG_FORMAT": "json",
@@ -56,50 +52,28 @@ def krun(folder: Path, app: Address) -> Iterator[tuple[Process, Address]]:
 def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
     """An Envoy that carries plain TCP in POST streams to krun; where it accepts connections."""
     proxy = {
-        "@type": f"{_TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "outbound",
         "cluster": "krun",
         "tunneling_config": {"hostname": HOST_NAME, "use_post": True, "post_path": TARGET_PATH},
     }
     chain = {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
-    with envoy("envoy-poster", _bootstrap(chain, container), folder) as address:
+    with envoy("envoy-poster", bootstrap(chain, _krun(container)), folder) as address:
         yield address
 
 
 @contextmanager
 def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "inbound",
-        "codec_type": "HTTP2",
-        "stream_idle_timeout": "0s",
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
-            }
-        ],
-    }
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}
+    chain = http_chain("inbound", [route], codec_type="HTTP2", stream_idle_timeout="0s")
     certificates, key, _ = map(str, identity_files(own))
     pair = {"certificate_chain": {"filename": certificates}, "private_key": {"filename": key}}
     tls = {
-        "@type": f"{_TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
+        "@type": f"{TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
         "common_tls_context": {"alpn_protocols": ["h2"], "tls_certificates": [pair]},
     }
-    chain = {
-        "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}],
-        "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
-    }
-    with envoy("envoy-front", _bootstrap(chain, container), folder) as address:
+    chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+    with envoy("envoy-front", bootstrap(chain, _krun(container)), folder) as address:
         yield address
 
 
@@ -159,24 +133,5 @@ def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
 FRONT_ENDS: dict[str, FrontEnd] = {"nghttpx": _nghttpx, "haproxy": _haproxy, "envoy": _envoy}
 
 
-def _bootstrap(chain: Json, container: Address) -> Json:
-    endpoint = {"endpoint": {"address": _socket(container)}}
-    http2 = {
-        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
-    }
-    cluster = {
-        "name": "krun",
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": "krun", "endpoints": [{"lb_endpoints": [endpoint]}]},
-        "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
-    }
-    listener = {"name": "in", "address": _socket(_LOOPBACK), "filter_chains": [chain]}
-    return {
-        "admin": {"address": _socket(_LOOPBACK)},
-        "static_resources": {"listeners": [listener], "clusters": [cluster]},
-    }
-
-
-def _socket(address: Address) -> Json:
-    return {"socket_address": {"address": address.host, "port_value": address.port}}
+def _krun(container: Address) -> Json:
+    return cluster_of("krun", container, typed_extension_protocol_options=HTTP2)

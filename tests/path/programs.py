@@ -10,11 +10,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hbone.demo.mesh import SNI
 from hbone.demo.processes import Process
 from shared.address import Address
+from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of
 from tests.support.world import PATIENCE_S, WORKLOAD, Identity, World, find_envoy, said
 
 MUCH_BYTES = 64 << 20
@@ -61,7 +61,7 @@ def client_envoy(gateway: Address, caller: Identity, folder: Path) -> Iterator[A
 
 
 @contextmanager
-def envoy(name: str, configuration: dict[str, Any], folder: Path) -> Iterator[Address]:
+def envoy(name: str, configuration: Json, folder: Path) -> Iterator[Address]:
     """An Envoy with a listener, whose address is yielded, and an admin port; it has to stop in order."""
     file = folder / f"{name}.json"
     file.write_text(json.dumps(configuration))
@@ -78,16 +78,15 @@ def envoy(name: str, configuration: dict[str, Any], folder: Path) -> Iterator[Ad
         assert envoy.stop() == 0
 
 
-def _sidecar(gateway: Address, caller: Identity) -> dict[str, Any]:
-    types = "type.googleapis.com/envoy.extensions"
+def _sidecar(gateway: Address, caller: Identity) -> Json:
     proxy = {
-        "@type": f"{types}.filters.network.tcp_proxy.v3.TcpProxy",
+        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "outbound",
         "cluster": "gateway",
     }
     server = {"san_type": "URI", "matcher": {"exact": str(WORKLOAD)}}
     tls = {
-        "@type": f"{types}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
         "sni": SNI,
         "common_tls_context": {
             "alpn_protocols": ["istio"],
@@ -103,32 +102,6 @@ def _sidecar(gateway: Address, caller: Identity) -> dict[str, Any]:
             },
         },
     }
-    return {
-        "admin": {"address": _address(Address("127.0.0.1", 0))},
-        "static_resources": {
-            "listeners": [
-                {
-                    "name": "outbound",
-                    "address": _address(Address("127.0.0.1", 0)),
-                    "filter_chains": [
-                        {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
-                    ],
-                }
-            ],
-            "clusters": [
-                {
-                    "name": "gateway",
-                    "type": "STATIC",
-                    "load_assignment": {
-                        "cluster_name": "gateway",
-                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(gateway)}}]}],
-                    },
-                    "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
-                }
-            ],
-        },
-    }
-
-
-def _address(address: Address) -> dict[str, Any]:
-    return {"socket_address": {"address": address.host, "port_value": address.port}}
+    filters = [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]
+    secured = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+    return bootstrap({"filters": filters}, cluster_of("gateway", gateway, transport_socket=secured))

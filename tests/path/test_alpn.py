@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_SIGTERM
 from tests.path.programs import envoy, run
+from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of, http_chain
 from tests.support.world import (
     CALLER,
     INBOUNDS,
@@ -184,31 +184,11 @@ def test_an_http2_client_gets_on_with_an_http2_app_only(end: End) -> None:
     assert nghttp(end) == (CONTENT if end.app == "h2c" else b"")
 
 
-def _chooser(end: End) -> dict[str, Any]:
+def _chooser(end: End) -> Json:
     """An Envoy that takes plain HTTP/1.1 and speaks to the mTLS end what ALPN says."""
-    types = "type.googleapis.com/envoy.extensions"
-    manager = {
-        "@type": f"{types}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "chooser",
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "end"}}],
-                }
-            ]
-        },
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{types}.filters.http.router.v3.Router"},
-            }
-        ],
-    }
     caller = end.caller
     tls = {
-        "@type": f"{types}.transport_sockets.tls.v3.UpstreamTlsContext",
+        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
         "common_tls_context": {
             "tls_certificates": [
                 {
@@ -220,45 +200,17 @@ def _chooser(end: End) -> dict[str, Any]:
         },
     }
     protocols = {
-        "@type": f"{types}.upstreams.http.v3.HttpProtocolOptions",
+        "@type": f"{TYPES}.upstreams.http.v3.HttpProtocolOptions",
         "auto_config": {"http_protocol_options": {}, "http2_protocol_options": {}},
     }
 
-    def address(of: Address) -> dict[str, Any]:
-        return {"socket_address": {"address": of.host, "port_value": of.port}}
-
-    return {
-        "admin": {"address": address(Address("127.0.0.1", 0))},
-        "static_resources": {
-            "listeners": [
-                {
-                    "name": "chooser",
-                    "address": address(Address("127.0.0.1", 0)),
-                    "filter_chains": [
-                        {
-                            "filters": [
-                                {
-                                    "name": "envoy.filters.network.http_connection_manager",
-                                    "typed_config": manager,
-                                }
-                            ]
-                        }
-                    ],
-                }
-            ],
-            "clusters": [
-                {
-                    "name": "end",
-                    "type": "STATIC",
-                    "typed_extension_protocol_options": {
-                        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocols
-                    },
-                    "load_assignment": {
-                        "cluster_name": "end",
-                        "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(end.address)}}]}],
-                    },
-                    "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
-                }
-            ],
+    cluster = cluster_of(
+        "end",
+        end.address,
+        typed_extension_protocol_options={
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocols
         },
-    }
+        transport_socket={"name": "envoy.transport_sockets.tls", "typed_config": tls},
+    )
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "end"}}
+    return bootstrap(http_chain("chooser", [route]), cluster)

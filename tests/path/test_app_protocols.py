@@ -25,7 +25,7 @@ from websockets.typing import Subprotocol
 from hbone.demo.processes import Process
 from shared.address import Address
 from tests.path.programs import random_file, run, start
-from tests.support.world import PATIENCE_S, find_program, said
+from tests.support.world import PATIENCE_S, find_program, free_port, word_after
 
 CURL = ("--silent", "--show-error", "--http2-prior-knowledge")
 
@@ -65,9 +65,7 @@ def krun(folder: Path, app: Address, environ: Mapping[str, str] | None = None) -
     }
     process = Process("krun", ["-m", "agent"], told, folder)
     try:
-        opened = "tunnels on "
-        record = process.wait_for(lambda record: said(record).startswith(opened), PATIENCE_S)
-        yield Address.parse(said(record).removeprefix(opened))
+        yield Address.parse(word_after(process, "tunnels on "))
     finally:
         assert process.stop() == 0
 
@@ -84,12 +82,6 @@ def serving(server: Any) -> Iterator[Address]:
         server.shutdown()
         getattr(server, "server_close", lambda: None)()
         thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_for_port(process: Process, address: Address) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
@@ -18,13 +17,12 @@ from tests.shared.http2.dialogue import (
     headers,
     settings,
 )
+from tests.support.envoy_config import Json, bootstrap, http_chain
 from tests.support.world import PATIENCE_S, find_program, free_port, said
 
 Fields = list[tuple[bytes, bytes]]
 
 NAMES = (b":method", b":scheme", b":authority", b":path")
-
-_TYPES = "type.googleapis.com/envoy.extensions.filters"
 
 
 def asked(method: bytes, scheme: bytes, authority: bytes | None, path: bytes, *hosts: bytes) -> Fields:
@@ -104,29 +102,15 @@ def judges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]
             nghttpd.stop()
 
 
-def _configuration() -> dict[str, Any]:
-    anywhere = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
-    routes = [{"match": {"prefix": "/"}, "direct_response": {"status": 200}}]
-    manager = {
-        "@type": f"{_TYPES}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "judge",
-        "codec_type": "HTTP2",
-        "delayed_close_timeout": "0.01s",  # it says nothing, and closes
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{_TYPES}.http.router.v3.Router"},
-            }
-        ],
-    }
-    filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
-    return {
-        "admin": {"address": anywhere},
-        "static_resources": {
-            "listeners": [{"name": "in", "address": anywhere, "filter_chains": [{"filters": filters}]}]
-        },
-    }
+def _configuration() -> Json:
+    return bootstrap(
+        http_chain(
+            "judge",
+            [{"match": {"prefix": "/"}, "direct_response": {"status": 200}}],
+            codec_type="HTTP2",
+            delayed_close_timeout="0.01s",  # it says nothing, and closes
+        )
+    )
 
 
 def takes(port: int, fields: Fields) -> bool:

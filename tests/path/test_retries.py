@@ -6,18 +6,17 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shared.address import Address
 from tests.path.programs import envoy
 from tests.support import gateway_world
+from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of, http_chain
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import hello
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
-_TYPES = "type.googleapis.com/envoy.extensions"
 _ALWAYS = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
 
 
@@ -27,50 +26,27 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-def front(app: Address, *filters: dict[str, Any]) -> dict[str, Any]:
+def front(app: Address, *filters: Json) -> Json:
     """An Envoy that takes h2c POSTs of tunnels to `app`, with these HTTP filters before the last."""
     connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
     route = {"match": {"prefix": "/_hbone/"}, "route": {"cluster": "app", "timeout": "0s", **connect}}
-    router = {
-        "name": "envoy.filters.http.router",
-        "typed_config": {"@type": f"{_TYPES}.filters.http.router.v3.Router"},
-    }
-    manager = {
-        "@type": f"{_TYPES}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "front",
-        "codec_type": "HTTP2",
-        "http2_protocol_options": {"allow_connect": True},
-        "upgrade_configs": [{"upgrade_type": "CONNECT"}],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
-        "http_filters": [*filters, router],
-    }
-    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-    endpoint = {"endpoint": {"address": _address(app)}}
-    cluster = {
-        "name": "app",
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": "app", "endpoints": [{"lb_endpoints": [endpoint]}]},
-    }
-    loopback = _address(Address("127.0.0.1", 0))
-    return {
-        "admin": {"address": loopback},
-        "static_resources": {
-            "listeners": [{"name": "in", "address": loopback, "filter_chains": [chain]}],
-            "clusters": [cluster],
-        },
-    }
+    chain = http_chain(
+        "front",
+        [route],
+        before=filters,
+        codec_type="HTTP2",
+        http2_protocol_options={"allow_connect": True},
+        upgrade_configs=[{"upgrade_type": "CONNECT"}],
+    )
+    return bootstrap(chain, cluster_of("app", app))
 
 
-def _address(address: Address) -> dict[str, Any]:
-    return {"socket_address": {"address": address.host, "port_value": address.port}}
-
-
-def one_a_second() -> dict[str, Any]:
+def one_a_second() -> Json:
     """Lets one request a second pass, and tells the others to come back after it."""
     return {
         "name": "envoy.filters.http.local_ratelimit",
         "typed_config": {
-            "@type": f"{_TYPES}.filters.http.local_ratelimit.v3.LocalRateLimit",
+            "@type": f"{TYPES}.filters.http.local_ratelimit.v3.LocalRateLimit",
             "stat_prefix": "front",
             "token_bucket": {"max_tokens": 1, "tokens_per_fill": 1, "fill_interval": "1s"},
             "filter_enabled": _ALWAYS,
