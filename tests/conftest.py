@@ -13,12 +13,11 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import settings
 
+from tests.support.loops import Uvloop
 from tests.support.tcp_peer import TcpServer
 from tests.support.wall_clock import Clock
 
@@ -29,29 +28,10 @@ settings.register_profile("deep", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
-class _Loop(uvloop.Loop):
-    """uvloop's, whose `close` waits for ever for a server that a failed test has left open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: list[asyncio.AbstractServer] = []
-
-    async def create_server(self, *arguments: Any, **settings: Any) -> Any:
-        server = await super().create_server(*arguments, **settings)
-        self._made.append(server)
-        return server
-
-    def close(self) -> None:
-        if not self.is_closed():
-            for server in self._made:
-                server.close()
-        super().close()
-
-
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"uvloop": _Loop}
+    return {"uvloop": Uvloop}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-import uvloop
 
 from tests.hbone.descriptors import Descriptors
+from tests.support.loops import Uvloop
 
 ON_BOTH_LOOPS = ("test_stdio.py", "test_front_end.py", "test_metadata.py")
 
@@ -17,7 +17,7 @@ ON_BOTH_LOOPS = ("test_stdio.py", "test_front_end.py", "test_metadata.py")
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": Uvloop}
     if item.path.name in ON_BOTH_LOOPS:
         factories["asyncio"] = asyncio.new_event_loop
     return factories

@@ -1,4 +1,4 @@
-"""Tests of this folder run on uvloop, which serves; those of deadlines on a loop that skips the waiting."""
+"""What tests of shared/ have in common: a loop that skips the waiting, for deadlines, and a certificate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from shared.credentials.certificates.authority import Authority
 from tests.shared.net.hasty_loop import HastyLoop
@@ -16,11 +15,11 @@ from tests.shared.net.hasty_loop import HastyLoop
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
-) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]] | None:
     marker = item.get_closest_marker("asyncio")
     if marker is not None and "loop_factories" in marker.kwargs:
-        return {"hasty": HastyLoop, "uvloop": uvloop.new_event_loop}
-    return {"uvloop": uvloop.new_event_loop}
+        return {"hasty": HastyLoop}
+    return None  # as for all tests
 
 
 @dataclass(frozen=True, slots=True)

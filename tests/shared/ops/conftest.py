@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-import uvloop
+
+from tests.support.loops import Uvloop
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop, "uvloop": Uvloop}
