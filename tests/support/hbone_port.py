@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +18,9 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.net.legs.tcp_end import last_bytes_left
 from shared.net.tls.mesh_tls import MeshIdentity, identity_files
-from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
+from tests.support.gateway_output import AccessLines, access_lines, value_of
 from tests.support.http2_peer import Http2Peer
 from tests.support.revocation import put, revocation_list
 from tests.support.tcp_peer import PATIENCE_S
@@ -77,11 +75,13 @@ class Mesh:
 class HbonePort:
     """Made by `serving`."""
 
-    def __init__(self, mesh: Mesh, listener: HboneListener, metrics: TunnelMetrics) -> None:
+    def __init__(
+        self, mesh: Mesh, listener: HboneListener, metrics: TunnelMetrics, lines: AccessLines
+    ) -> None:
         self.mesh = mesh
         self.listener = listener
         self.metrics = metrics
-        self._log: asyncio.StreamReader
+        self._lines = lines
         self._changed = asyncio.Event()
 
     @property
@@ -91,9 +91,7 @@ class HbonePort:
 
     async def line(self) -> dict[str, Any]:
         """The next line of the access log."""
-        async with asyncio.timeout(PATIENCE_S):
-            line: dict[str, Any] = json.loads(await self._log.readline())
-            return line
+        return await self._lines.next()
 
     @asynccontextmanager
     async def caller(self, identity: SpiffeId = CALLER) -> AsyncIterator[Http2Peer]:
@@ -114,11 +112,7 @@ class HbonePort:
 
         self.listener.count_bytes()
         _, body = self.metrics.render("")
-        for family in text_string_to_metric_families(body.decode()):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return float(sample.value)
-        return 0.0
+        return value_of(text_string_to_metric_families(body.decode()), name, labels)
 
     def change(self) -> None:
         """The listener's `changed`."""
@@ -150,30 +144,21 @@ async def serving(
             **settings,
         }
     )
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-    )
-    access_log = AccessLog(write_end, "json", "hgate")
-    os.close(write_end)
-    metrics = TunnelMetrics()
-    listener = HboneListener(
-        wanted,
-        access_log,
-        metrics,
-        limits=Limits(connect_timeout_s=connect_timeout_s, drain_timeout_s=drain_timeout_s),
-        changed=lambda: port.change(),
-        wall_clock=wall_clock,
-    )
-    port = HbonePort(mesh, listener, metrics)
-    port._log = reader
-    try:
-        await listener.start()
-        yield port
-    finally:
-        await listener.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await last_bytes_left().wait()
-        access_log.close()
-        pipe.close()
+    async with access_lines() as lines:
+        metrics = TunnelMetrics()
+        listener = HboneListener(
+            wanted,
+            lines.log,
+            metrics,
+            limits=Limits(connect_timeout_s=connect_timeout_s, drain_timeout_s=drain_timeout_s),
+            changed=lambda: port.change(),
+            wall_clock=wall_clock,
+        )
+        port = HbonePort(mesh, listener, metrics, lines)
+        try:
+            await listener.start()
+            yield port
+        finally:
+            await listener.close()
+            async with asyncio.timeout(PATIENCE_S):
+                await last_bytes_left().wait()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +17,6 @@ from gateway.reverse.workload_upstream import WORKLOAD_RULES
 from gateway.rules.reverse_rules import ReverseRule
 from shared.address import Address
 from shared.net.legs.stream import Stream
-from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
@@ -27,6 +24,7 @@ from shared.tunnel import registration, tunnel_request
 from shared.tunnel.opening import Opening
 from shared.tunnel.registration import REGISTERED, Verdict
 from shared.tunnel.tunnel_record import TunnelRecord
+from tests.support.gateway_output import AccessLines, access_lines, value_of
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S
@@ -72,11 +70,13 @@ class Workload:
 class ReversePort:
     """Made by `serving`."""
 
-    def __init__(self, mesh: Mesh, listener: ReverseListener, metrics: TunnelMetrics) -> None:
+    def __init__(
+        self, mesh: Mesh, listener: ReverseListener, metrics: TunnelMetrics, lines: AccessLines
+    ) -> None:
         self.mesh = mesh
         self.listener = listener
         self.metrics = metrics
-        self._log: asyncio.StreamReader
+        self._lines = lines
 
     @property
     def port(self) -> int:
@@ -85,9 +85,7 @@ class ReversePort:
 
     async def line(self) -> dict[str, Any]:
         """The next line of the access log."""
-        async with asyncio.timeout(PATIENCE_S):
-            line: dict[str, Any] = json.loads(await self._log.readline())
-            return line
+        return await self._lines.next()
 
     @asynccontextmanager
     async def dialled(
@@ -127,11 +125,7 @@ class ReversePort:
 
     def value(self, name: str, **labels: str) -> float:
         """A metric's value; 0 if there is no such sample yet."""
-        for family in self.metrics.collect():
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return float(sample.value)
-        return 0.0
+        return value_of(self.metrics.collect(), name, labels)
 
 
 @asynccontextmanager
@@ -154,28 +148,19 @@ async def serving(
             **settings,
         }
     )
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-    )
-    access_log = AccessLog(write_end, "json", "hgate")
-    os.close(write_end)
-    metrics = TunnelMetrics()
-    listener = ReverseListener(
-        wanted,
-        access_log,
-        metrics,
-        siblings=siblings,
-        limits=Limits(drain_timeout_s=drain_timeout_s),
-        wall_clock=wall_clock,
-    )
-    port = ReversePort(mesh, listener, metrics)
-    port._log = reader
-    try:
-        await listener.start()
-        yield port
-    finally:
-        await listener.close()
-        access_log.close()
-        pipe.close()
+    async with access_lines() as lines:
+        metrics = TunnelMetrics()
+        listener = ReverseListener(
+            wanted,
+            lines.log,
+            metrics,
+            siblings=siblings,
+            limits=Limits(drain_timeout_s=drain_timeout_s),
+            wall_clock=wall_clock,
+        )
+        port = ReversePort(mesh, listener, metrics, lines)
+        try:
+            await listener.start()
+            yield port
+        finally:
+            await listener.close()

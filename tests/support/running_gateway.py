@@ -23,14 +23,12 @@ from gateway.app import Gateway
 from shared.errors import HboneError
 from shared.net import http1
 from shared.net.legs.tcp_end import last_bytes_left
-from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
+from tests.support.gateway_output import AccessLines, Line, access_lines, value_of
 from tests.support.secrets_search import said
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 MAX_BODY_BYTES = 1 << 20
-
-Line = dict[str, Any]
 
 
 class Records(logging.Handler):
@@ -77,14 +75,14 @@ class Records(logging.Handler):
 class RunningGateway:
     """Made by `running`."""
 
-    def __init__(self, file: Path, records: Records, reader: asyncio.StreamReader) -> None:
+    def __init__(self, file: Path, records: Records, lines: AccessLines) -> None:
         self.records = records
         self.port = 0
         self.file = file
         """Its configuration."""
         self._task: asyncio.Task[int]
         self._ports: dict[str, int] = {}
-        self._log = reader
+        self._lines = lines
         self._clients: list[TcpPeer] = []
 
     # Clients.
@@ -101,9 +99,7 @@ class RunningGateway:
 
     async def line(self) -> Line:
         """The next line of the access log."""
-        async with asyncio.timeout(PATIENCE_S):
-            line: Line = json.loads(await self._log.readline())
-            return line
+        return await self._lines.next()
 
     async def get(self, server: str, path: str) -> http1.Response:
         """An answer of `health`, `metrics` or `admin`."""
@@ -123,11 +119,7 @@ class RunningGateway:
     async def metric(self, name: str, **labels: str) -> float:
         """The value of a metric; 0 if there is no such sample yet."""
         text = (await self.get("metrics", "/metrics")).body.decode()
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == name and sample.labels == labels:
-                    return float(sample.value)
-        return 0.0
+        return value_of(text_string_to_metric_families(text), name, labels)
 
     async def until_open(self, count: int) -> None:
         """Returns when so many connections are open."""
@@ -147,8 +139,7 @@ class RunningGateway:
 
     async def lines(self) -> list[Line]:
         """All further lines, once the gateway has ended."""
-        async with asyncio.timeout(PATIENCE_S):
-            return [json.loads(line) for line in (await self._log.read(-1)).splitlines()]
+        return await self._lines.rest()
 
     # Signals: it has asked for them, so they do not end the tests.
 
@@ -218,21 +209,11 @@ async def running(
     """A gateway with these routes and limits until the block ends; then it is stopped without a drain. Its
     tokens live by `wall_clock`."""
     write_config(file, routes, **limits)
-    loop = asyncio.get_running_loop()
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader()
-    pipe, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb")
-    )
-    with Records() as records:
-        access_log = AccessLog(write_end, "json", "hgate")
-        os.close(write_end)
-        gateway = RunningGateway(file, records, reader)
-        try:
-            await gateway._start(Gateway(file, environ or {}, access_log, wall_clock=wall_clock))
-            yield gateway
-        finally:
+    async with access_lines() as lines:
+        with Records() as records:
+            gateway = RunningGateway(file, records, lines)
             try:
-                await gateway._close()
+                await gateway._start(Gateway(file, environ or {}, lines.log, wall_clock=wall_clock))
+                yield gateway
             finally:
-                pipe.close()  # else uvloop's end of it is the next test's error
+                await gateway._close()
