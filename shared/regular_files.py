@@ -4,7 +4,7 @@ A named pipe blocks whoever opens it until somebody writes, a device may never e
 size. So every file that a configuration, a variable or a flag names is opened without waiting, has to be a
 regular file, and is read up to a bound. A file system that hangs (NFS) still hangs its reader.
 
-What is wrong is an OSError whose `strerror` says it, as with a file that is not there.
+Unless said otherwise, what is wrong is an OSError whose `strerror` says it, as with a file that is not there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from shared.errors import UnavailableError
 
 MAX_PEM_BYTES = 4 << 20
 """Certificates or keys in one file. A system's bundle of roots has 230 KiB."""
@@ -33,6 +35,15 @@ _KINDS = (
 def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """The content of a regular file of at most `most_bytes`. Raises OSError."""
     return read_with_status(path, most_bytes)[0]
+
+
+def read_needed(path: str | os.PathLike[str], most_bytes: int, what: str = "") -> bytes:
+    """As `read`, but raises UnavailableError, which names the file, and `what` it is if that is given."""
+    try:
+        return read(path, most_bytes)
+    except OSError as error:
+        place = f"{what}: {os.fspath(path)}" if what else os.fspath(path)
+        raise UnavailableError(f"{place}: {error.strerror or error}") from error
 
 
 def read_with_status(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, os.stat_result]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shared import regular_files
+from shared.errors import UnavailableError
 
 MOST = 16
 
@@ -80,6 +81,15 @@ def test_what_is_not_opened(tmp_path: Path, make: Callable[[Path], None], reason
     with pytest.raises(OSError) as caught, regular_files.opened(file, MOST):
         raise AssertionError("it was opened")
     assert caught.value.strerror == reason
+
+
+def test_what_is_needed_and_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for what, place in (("", f"{file}"), ("root certificates", f"root certificates: {file}")):
+        with pytest.raises(UnavailableError) as caught:
+            regular_files.read_needed(file, MOST, what)
+        assert str(caught.value) == f"{place}: No such file or directory"
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_what_is_read(tmp_path: Path) -> None:

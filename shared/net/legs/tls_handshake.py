@@ -31,7 +31,7 @@ from shared.net.legs.contract import Buffer
 from shared.net.tls.contexts import (
     MESH_FLAGS,
     OLDEST,
-    read_roots,
+    check_roots,
 )
 from shared.tls import alerts
 
@@ -112,7 +112,7 @@ def _load(file: Path, what: str, load: Callable[[Path], None]) -> None:
 
 
 def _load_roots(context: SSL.Context, file: Path) -> None:
-    read_roots(file)
+    check_roots(file)
     _load(file, "root certificates", context.load_verify_locations)
 
 

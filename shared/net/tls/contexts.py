@@ -6,8 +6,8 @@ Three kinds of contexts come from it:
 - `server_context`: for a server that asks for no certificate (the Cloud Run stand-in);
 - `mesh_context`: mTLS between members of the mesh, who prove SPIFFE IDs.
 
-The built-in mTLS end needs pyOpenSSL; it has OLDEST, MESH_FLAGS and `read_roots` from here. `proved_chain` is
-what revocation lists and trust bundles judge after a handshake of any of them.
+The built-in mTLS end needs pyOpenSSL; it has OLDEST, MESH_FLAGS and `check_roots` from here. `proved_chain`
+is what revocation lists and trust bundles judge after a handshake of any of them.
 
 No context is made by `ssl.create_default_context`, because its verify flags depend on Python's version (3.13
 adds VERIFY_X509_STRICT and VERIFY_X509_PARTIAL_CHAIN), so that one CA file would be good under one Python and
@@ -217,31 +217,33 @@ def _set_up(
 def check_file(file: Path) -> None:
     """Raises UnavailableError, which names `file`, unless it is good as a file of trusted certificates."""
     try:
-        check_trusted(read_file(file))
+        trust(_scratch(), read_file(file))
     except ValueError as error:
         raise UnavailableError(f"{file}: {error}") from error
 
 
-def read_roots(file: Path) -> bytes:
-    """The content of a file with the mesh's root certificates.
+def check_roots(file: Path) -> None:
+    """Raises what `trust_roots` does."""
+    trust_roots(_scratch(), file)
+
+
+def trust_roots(context: ssl.SSLContext, file: Path) -> None:
+    """Has `context` trust the mesh's root certificates in `file`.
 
     Raises:
         UnavailableError: it cannot be read.
         ConfigError: there is no certificate in it, or one that cannot be read.
     """
+    pem = regular_files.read_needed(file, regular_files.MAX_PEM_BYTES, "root certificates")
     try:
-        pem = read_file(file)
-        check_trusted(pem)
-    except UnavailableError as error:
-        raise UnavailableError(f"root certificates: {error}") from error
+        trust(context, pem)
     except ValueError as error:
         raise ConfigError(str(file), None, "", f"no usable root certificates: {error}") from error
-    return pem
 
 
-def check_trusted(pem: bytes) -> None:
-    """Raises ValueError as `trust` does."""
-    trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), pem)
+def _scratch() -> ssl.SSLContext:
+    """A context that only finds out whether a text can be trusted."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def trust(context: ssl.SSLContext, pem: bytes) -> None:
@@ -265,10 +267,7 @@ def trust(context: ssl.SSLContext, pem: bytes) -> None:
 def read_file(file: Path) -> bytes:
     """The content of a file of certificates. Raises UnavailableError, which names it, when it cannot be read,
     is longer than `regular_files.MAX_PEM_BYTES`, or is no regular file."""
-    try:
-        return regular_files.read(file, regular_files.MAX_PEM_BYTES)
-    except OSError as error:
-        raise UnavailableError(f"{file}: {error.strerror or error}") from error
+    return regular_files.read_needed(file, regular_files.MAX_PEM_BYTES)
 
 
 # After a handshake.

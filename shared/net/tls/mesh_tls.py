@@ -23,8 +23,7 @@ from shared.net.tls.contexts import (
     load_own,
     mesh_context,
     proved_chain,
-    read_roots,
-    trust,
+    trust_roots,
 )
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.trust.peer_patterns import UNTOLD, TrustDomain
@@ -151,7 +150,7 @@ def _load(context: MeshContext, folder: Path) -> None:
         ) from error
     except OSError as error:
         raise UnavailableError(f"{error.filename}: {error.strerror or error}") from error
-    trust(context, read_roots(roots))
+    trust_roots(context, roots)
     from shared.net.tls.root_files import trust_bundles  # cryptography, which not every start needs
 
     context.bundles = trust_bundles(paths.bundles)

@@ -196,11 +196,11 @@ def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) ->
     from shared.trust import roots as root_certificates
 
     try:
-        lists = parse(_content(file))
+        lists = parse(regular_files.read_needed(file, MAX_FILE_BYTES))
     except ValueError as error:
         raise ConfigError(str(file), None, "", f"no usable revocation lists: {error}") from error
     try:
-        trusted = root_certificates.parse(_content(roots))
+        trusted = root_certificates.parse(regular_files.read_needed(roots, MAX_FILE_BYTES))
         for issuer in (*trusted, *intermediates):
             for one in lists:
                 if one.issuer_name == issuer.subject:
@@ -208,13 +208,6 @@ def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) ->
         return lists, trusted
     except ValueError as error:
         raise ConfigError(str(roots), None, "", f"no usable root certificates: {error}") from error
-
-
-def _content(file: Path) -> bytes:
-    try:
-        return regular_files.read(file, MAX_FILE_BYTES)
-    except OSError as error:
-        raise UnavailableError(f"{file}: {error.strerror or error}") from error
 
 
 def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Metric]:

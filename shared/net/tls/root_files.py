@@ -106,10 +106,7 @@ def trust_bundles(file: Path) -> TrustBundles:
 
 
 def _content(file: Path) -> bytes:
-    try:
-        return regular_files.read(file, MAX_BYTES)
-    except OSError as error:
-        raise UnavailableError(f"root certificates: {file}: {error.strerror or error}") from error
+    return regular_files.read_needed(file, MAX_BYTES, "root certificates")
 
 
 def _parse(pem: bytes, name: str) -> list[x509.Certificate]:
