@@ -25,7 +25,7 @@ from bench.tools import BenchError, find_program
 from shared import core_dumps
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
-from shared.net.tls.mesh_tls import identity_files
+from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 
 ORIGINS = 16
@@ -93,7 +93,7 @@ class World:
         authority = Authority.create("bench.local")
         identity = SpiffeId.of_workload("bench.local", "run", "front-end")
         authority.write(folder, authority.issue(identity, dns_names=[_host(name) for name in NAMES]))
-        certificate, key, ca = identity_files(folder)
+        certificate, key, ca = certificate_folder.find(folder).all
         token = folder / "token.jwt"
         token.write_text(TOKEN)
         hellos = tuple(folder / f"{name}.hello" for name in NAMES)

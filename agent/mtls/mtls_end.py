@@ -211,14 +211,15 @@ class MtlsEnd:
 
     def _envoy_revocations(self) -> RevocationWatch | None:
         """The lists that Envoy holds peers against; once started they are followed for it."""
-        from agent.mtls.envoy_bootstrap import secrets
-        from shared.net.tls.mesh_tls import identity_files
-        from shared.net.tls.revocation_watch import RevocationWatch
-
         settings = self._settings
         if settings.crl is None:
             return None
-        watch = RevocationWatch(settings.crl, identity_files(settings.certificates)[2], purpose="envoy")
+        from agent.mtls.envoy_bootstrap import secrets
+        from shared.net.tls import certificate_folder
+        from shared.net.tls.revocation_watch import RevocationWatch
+
+        roots = certificate_folder.find(settings.certificates).roots
+        watch = RevocationWatch(settings.crl, roots, purpose="envoy")
 
         def renew() -> int:
             """Envoy leaves open connections as they are."""

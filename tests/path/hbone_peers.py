@@ -18,7 +18,7 @@ from typing import Any
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
-from shared.net.tls.mesh_tls import identity_files
+from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.programs import envoy
 from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
@@ -170,7 +170,7 @@ _LOGGED = {
 
 
 def _common_tls(own: Path, peer: SpiffeId) -> Json:
-    chain, key, roots = map(str, identity_files(own))
+    chain, key, roots = map(str, certificate_folder.find(own).all)
     name = {"san_type": "URI", "matcher": {"exact": str(peer)}}
     return {
         "alpn_protocols": ["h2"],

@@ -15,7 +15,7 @@ from pathlib import Path
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.errors import EXIT_OK
-from shared.net.tls.mesh_tls import identity_files
+from shared.net.tls import certificate_folder
 from tests.path.programs import envoy, start
 from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
 from tests.support.world import PATIENCE_S, find_program, free_port, said, word_after
@@ -66,7 +66,7 @@ def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
 def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
     route = {"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}
     chain = http_chain("inbound", [route], codec_type="HTTP2", stream_idle_timeout="0s")
-    certificates, key, _ = map(str, identity_files(own))
+    certificates, key, _ = map(str, certificate_folder.find(own).all)
     pair = {"certificate_chain": {"filename": certificates}, "private_key": {"filename": key}}
     tls = {
         "@type": f"{TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
@@ -80,7 +80,7 @@ def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
 @contextmanager
 def _nghttpx(folder: Path, own: Path, container: Address) -> Iterator[Address]:
     address = Address("127.0.0.1", free_port())
-    certificates, key, _ = map(str, identity_files(own))
+    certificates, key, _ = map(str, certificate_folder.find(own).all)
     command = [
         *(find_program("nghttpx"), "--workers=1", "--conf=/dev/null", "--no-ocsp"),
         f"--frontend={address.host},{address.port}",
@@ -117,7 +117,7 @@ backend krun
 @contextmanager
 def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
     address = Address("127.0.0.1", free_port())
-    certificates, key, _ = identity_files(own)
+    certificates, key, _ = certificate_folder.find(own).all
     pem = folder / "haproxy.pem"
     pem.write_bytes(certificates.read_bytes() + key.read_bytes())
     file = folder / "haproxy.cfg"

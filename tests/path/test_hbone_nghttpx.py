@@ -17,7 +17,7 @@ from contextlib import ExitStack
 import pytest
 
 from shared.address import Address
-from shared.net.tls.mesh_tls import identity_files
+from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.app import READ_BYTES, App, Behaviour, answer_lines, give_back, read
 from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, TRUST_DOMAIN, Hgate, Mesh, hgate
@@ -57,7 +57,7 @@ def way(tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[Hgate]:
     with ExitStack() as block:
         gateway = block.enter_context(hgate(folder, routes=routes, hbone=port))
         assert gateway.hbone is not None
-        chain, key, roots = map(str, identity_files(mesh.member(NGHTTPX)))
+        chain, key, roots = map(str, certificate_folder.find(mesh.member(NGHTTPX)).all)
         command = [
             *(program, "--http2-proxy", "--workers=1", "--conf=/dev/null", "--no-ocsp"),
             f"--frontend={middle.host},{middle.port}",

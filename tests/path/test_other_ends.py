@@ -23,7 +23,7 @@ import pytest
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.errors import EXIT_OK
-from shared.net.tls.mesh_tls import identity_files
+from shared.net.tls import certificate_folder
 from tests.path.app import (
     GREETING,
     LATE_S,
@@ -151,7 +151,7 @@ def _through(block: ExitStack, folder: Path, app: App, front_end: str) -> Way:
         "host": GLOB,
         "tunnel": f"https://{HOST_NAME}{TARGET_PATH}",
         "connect": str(address),
-        "ca": str(identity_files(own)[2]),
+        "ca": str(certificate_folder.find(own).roots),
         "token": "none",
     }
     gateway = block.enter_context(hgate(folder, routes=[route]))

@@ -17,7 +17,8 @@ from gateway.rules.hbone_rules import Rule
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.net.legs.tcp_end import last_bytes_left
-from shared.net.tls.mesh_tls import MeshIdentity, identity_files
+from shared.net.tls import certificate_folder
+from shared.net.tls.mesh_tls import MeshIdentity
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_output import AccessLines, access_lines, value_of
@@ -67,7 +68,7 @@ class Mesh:
         context.load_verify_locations(cadata=self.authority.root_pem.decode())
         context.set_alpn_protocols(["h2"])
         if folder is not None:
-            chain, key, _ = identity_files(folder)
+            chain, key, _ = certificate_folder.find(folder).all
             context.load_cert_chain(chain, key)
         return context
 

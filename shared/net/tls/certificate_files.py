@@ -56,7 +56,6 @@ class CertificateFiles(Generic[T]):
         self._files = tuple(files)
         self._make = make
         self._log = log
-        self._purpose = purpose
         self._every_s = look_every_s
         self._watched = WatchedFiles(self._files)
         self._complaint = ""  # about the files as they are now, once told
@@ -112,10 +111,10 @@ class CertificateFiles(Generic[T]):
                 self._watched.forget()
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                self._log.warning("%s: keeping the certificate in use: %s", self._purpose, error)
+                self._log.warning("%s: keeping the certificate in use: %s", self.purpose, error)
         else:
             self._complaint = ""
-            self._log.info("%s: certificate files read again", self._purpose)
+            self._log.info("%s: certificate files read again", self.purpose)
 
 
 def in_use() -> list[CertificateFiles[Any]]:

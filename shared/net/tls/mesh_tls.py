@@ -46,8 +46,7 @@ class MeshIdentity:
     """Our certificate, key and roots, by any of the customary names."""
 
     peers: tuple[str, ...]
-    """Patterns, one of which the server's SPIFFE ID has to match; its
-    certificate needs no host name."""
+    """Patterns, one of which the server's SPIFFE ID has to match; its certificate needs no host name."""
 
     server_name: str = ""
     """SNI to send. Empty: none, as ztunnel has it, which several identities share an address with."""
@@ -111,12 +110,7 @@ def revocation_watch(identity: MeshIdentity, *, purpose: str) -> RevocationWatch
     """The lists that servers are held against, not read yet; None if `identity` names none."""
     if identity.crl is None:
         return None
-    return RevocationWatch(identity.crl, identity_files(identity.folder)[2], purpose=purpose)
-
-
-def identity_files(folder: Path) -> tuple[Path, Path, Path]:
-    """Certificate chain, key and roots of `folder`."""
-    return certificate_folder.find(folder).all
+    return RevocationWatch(identity.crl, certificate_folder.find(identity.folder).roots, purpose=purpose)
 
 
 @functools.lru_cache(maxsize=MAX_FOLDERS)

@@ -11,9 +11,10 @@ import pytest
 from cryptography import x509
 
 from gateway.ops import certificates_in_use
+from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles, in_use
 from shared.net.tls.certificate_folder import NAMES
-from shared.net.tls.mesh_tls import client_context, identity_files
+from shared.net.tls.mesh_tls import client_context
 from shared.ops.families import CERTIFICATE_EXPIRY
 from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
@@ -22,7 +23,7 @@ from tests.support.running_gateway import running
 
 
 def end_of(folder: Path) -> float:
-    leaf = x509.load_pem_x509_certificate(identity_files(folder)[0].read_bytes())
+    leaf = x509.load_pem_x509_certificate(certificate_folder.find(folder).certificates.read_bytes())
     return leaf.not_valid_after_utc.timestamp()
 
 
@@ -67,7 +68,7 @@ async def test_the_hbone_port_takes_any_names(tmp_path: Path, names: tuple[str, 
     mesh = Mesh(tmp_path / "mesh")
     folder = tmp_path / "own"
     folder.mkdir()
-    for source, name in zip(identity_files(mesh.member(GATEWAY)), names, strict=True):
+    for source, name in zip(certificate_folder.find(mesh.member(GATEWAY)).all, names, strict=True):
         (folder / name).write_bytes(source.read_bytes())
     async with hbone_port.serving(tmp_path / "port", certificates=folder) as port:
         _, writer = await asyncio.open_connection(

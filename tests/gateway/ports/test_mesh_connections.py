@@ -19,9 +19,10 @@ from shared.credentials.certificates.authority import LEAF_LIFETIME_S, Authority
 from shared.credentials.certificates.certificate_writer import Contents
 from shared.errors import DeniedError, RevokedError
 from shared.net.legs.tcp import CLOSE_TIMEOUT_S
+from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles
 from shared.net.tls.contexts import proved_chain
-from shared.net.tls.mesh_tls import identity_files, server_context
+from shared.net.tls.mesh_tls import server_context
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.tasks import running, spawn
 from shared.trust.spiffe import SpiffeId
@@ -314,7 +315,9 @@ async def test_new_roots_shut_the_old_ones_out(tmp_path: Path) -> None:
             session = peer.tls.session
         own = port.mesh.member(GATEWAY)
         new = Mesh(tmp_path / "new")
-        for source, target in zip(identity_files(new.member(GATEWAY)), identity_files(own), strict=True):
+        for source, target in zip(
+            certificate_folder.find(new.member(GATEWAY)).all, certificate_folder.find(own).all, strict=True
+        ):
             shutil.copyfile(source, target)
         await until_shown(port, (own / "certificates.pem").read_bytes())
         assert session is not None
@@ -352,7 +355,7 @@ async def test_a_revoked_certificate_resumes_nothing(tmp_path: Path) -> None:
     mesh, crl = Mesh(tmp_path), tmp_path / "crl.pem"
     put(crl, revocation_list(mesh.authority))
     server = server_context(mesh.member(GATEWAY), tls12=True)
-    watch = RevocationWatch(crl, identity_files(mesh.folder_of(GATEWAY))[2], purpose="test")
+    watch = RevocationWatch(crl, certificate_folder.find(mesh.folder_of(GATEWAY)).roots, purpose="test")
     watch.read()
     client = mesh.tls(mesh.member(CALLER), version=TLS12)
     first, theirs = handshake(server, client, None)
