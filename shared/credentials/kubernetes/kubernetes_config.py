@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shared.credentials.kubernetes.kubeconfig_entry import Entry
-from shared.credentials.kubernetes.kubernetes_access import (
-    MAX_FILE_BYTES,
-    Access,
-    Bearer,
-    Pem,
-)
+from shared.credentials.kubernetes.kubernetes_access import Access, Bearer, Pem
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
-from shared.credentials.tokens.tokens import FileToken
+from shared.credentials.tokens.tokens import FileToken, NoToken, fits_header
 from shared.errors import ConfigError, UnavailableError
 
 NOT_SUPPORTED: dict[str, tuple[str, ...]] = {
@@ -59,19 +54,9 @@ def read_config(files: Sequence[Path]) -> Access:
     if bearer is None:
         if certificate is None:
             raise user.wrong("", "no token, tokenFile, exec or client-certificate: we would be anonymous")
-        bearer = NoBearer()
+        bearer = NoToken()
     namespace = context.text("namespace") or DEFAULT_NAMESPACE
     return Access(server, bearer, namespace, authority, certificate)
-
-
-class NoBearer:
-    """The client certificate is the only credential."""
-
-    async def token(self) -> None:
-        return None
-
-    def invalidate(self, rejected: str | None = None) -> None:
-        return None
 
 
 class GivenToken:
@@ -99,7 +84,7 @@ def _bearer(user: Entry, cluster: Entry, server: str, authority: Pem | None) -> 
     if file is not None:  # it has precedence, as for Kubernetes' own clients
         return FileToken(file)
     if token:
-        if not (token.isascii() and token.isprintable() and " " not in token):
+        if not fits_header(token):
             raise user.wrong("token", "has characters that no header can carry")
         return GivenToken(token)
     if user.values.get("exec") is None:
@@ -141,7 +126,6 @@ def _parsed(file: Path) -> Mapping[str, Any] | None:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    assert len(text) <= MAX_FILE_BYTES
     try:
         content = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from shared.credentials.kubernetes.kubernetes_access import Pem
+from shared.credentials.tokens.tokens import fits_header
 from shared.errors import TokenError
 
 if TYPE_CHECKING:
@@ -114,11 +115,7 @@ class ExecToken:
             raise TokenError(text, "garbled") from None
         if not token and status.get("clientCertificateData"):
             raise TokenError(f"exec plugin {name} gives a client certificate, which is not supported")
-        if (
-            not isinstance(token, str)
-            or not (token.isascii() and token.isprintable() and token)
-            or " " in token
-        ):
+        if not isinstance(token, str) or not fits_header(token):
             raise TokenError(f"exec plugin {name} gave no token that a header can carry", "garbled")
         if until <= self._now():
             text = f"exec plugin {name} gave a token that has expired; is the clock right?"

@@ -59,7 +59,7 @@ class TokenSource(Protocol):
 
 
 class NoToken:
-    """For routes that need none."""
+    """Where none is needed."""
 
     is_new = False
 
@@ -219,8 +219,13 @@ def demand_sendable(token: str) -> None:
     """Raises TokenError if no header can carry `token`, or if it is too long for one."""
     if len(token) > MAX_TOKEN_BYTES:
         raise TokenError(f"it is longer than {MAX_TOKEN_BYTES} bytes", "garbled")
-    if _HEADER_SAFE.fullmatch(token) is None:
+    if not fits_header(token):
         raise TokenError("it is empty, or has characters that no header can carry", "garbled")
+
+
+def fits_header(token: str) -> bool:
+    """Whether a header can carry `token`; none can carry nothing."""
+    return _HEADER_SAFE.fullmatch(token) is not None
 
 
 def demand_audience(token: str, audience: str, *, opaque_ok: bool) -> None:

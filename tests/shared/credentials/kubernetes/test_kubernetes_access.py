@@ -11,9 +11,10 @@ import pytest
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.kubernetes.kubernetes_access import Access, Pem
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
-from shared.credentials.kubernetes.kubernetes_config import GivenToken, NoBearer
+from shared.credentials.kubernetes.kubernetes_config import GivenToken
 from shared.credentials.kubernetes.kubernetes_discovery import find_access, in_cluster
 from shared.credentials.kubernetes.kubernetes_tokens import KubernetesTokens
+from shared.credentials.tokens.tokens import NoToken
 from shared.errors import TokenError, UnavailableError
 from shared.net.http1 import Target
 from shared.net.tls.contexts import server_context
@@ -74,7 +75,7 @@ async def test_a_client_certificate_that_is_given() -> None:
     async with LocalApiServer() as server:
         own = server.authority.issue(dns_names=["krun.example"])
         pair = (Pem("chain", given=own.certificate_pem), Pem("key", given=own.key_pem))
-        await minted(Access(server.url, NoBearer(), NAMESPACE, Pem("ca", given=server.ca_pem), pair))
+        await minted(Access(server.url, NoToken(), NAMESPACE, Pem("ca", given=server.ca_pem), pair))
         assert "authorization" not in server.asked[0].headers
 
 
@@ -84,7 +85,7 @@ async def test_a_client_certificate_in_files(tmp_path: Path) -> None:
         (tmp_path / "crt").write_bytes(own.certificate_pem)
         (tmp_path / "key").write_bytes(own.key_pem)
         pair = (Pem("crt", tmp_path / "crt"), Pem("key", tmp_path / "key"))
-        await minted(Access(server.url, NoBearer(), NAMESPACE, Pem("ca", given=server.ca_pem), pair))
+        await minted(Access(server.url, NoToken(), NAMESPACE, Pem("ca", given=server.ca_pem), pair))
 
 
 def broken(**changes: object) -> Access:
