@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
-
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
+
+from shared.credentials.certificates.signing import Signer
+from shared.errors import SigningError
+from tests.support.error_texts import told
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
@@ -25,6 +28,11 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def told(error: BaseException) -> str:
-    """All that a log could show of an error: its text, its causes, the traceback."""
-    return "".join(traceback.format_exception(error))
+async def refusal(signer: Signer, *secrets: str) -> str:
+    """What the error says when `signer` does not sign; neither it nor its causes may have a secret."""
+    with pytest.raises(SigningError) as caught:
+        await signer.sign(request_pem(new_key()), 3600)
+    for secret in secrets:
+        assert secret not in told(caught.value)
+        assert secret[-12:] not in told(caught.value)
+    return str(caught.value)

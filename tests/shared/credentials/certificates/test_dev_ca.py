@@ -21,7 +21,8 @@ from shared.errors import SigningError, UnavailableError
 from shared.private_folder import PrivateFolder
 from shared.trust.spiffe import SpiffeId, peer_id
 from tests.support import other_user
-from tests.support.certificate_requests import new_key, request_pem, told
+from tests.support.certificate_requests import new_key, request_pem
+from tests.support.error_texts import told
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
 

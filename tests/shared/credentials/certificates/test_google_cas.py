@@ -19,7 +19,7 @@ from shared.errors import SigningError, TokenError
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId, ids_of
 from tests.support.cas_server import POOL, CasServer, Said, error
-from tests.support.certificate_requests import new_key, request_pem, told
+from tests.support.certificate_requests import new_key, refusal, request_pem
 from tests.support.metadata_server import PATIENCE_S, closed_port
 
 HELLO = SpiffeId.of_workload("mesh-project.svc.id.goog", "demo", "hello")
@@ -63,13 +63,7 @@ def place(server: CasServer) -> str:
 
 
 async def refused(ca: GoogleCas, *secrets: str) -> str:
-    """What the error says; neither it nor its causes may have a secret."""
-    with pytest.raises(SigningError) as caught:
-        await ca.sign(request_pem(new_key()), 3600)
-    for secret in (TOKEN, *secrets):
-        assert secret not in told(caught.value)
-        assert secret[-12:] not in told(caught.value)
-    return str(caught.value)
+    return await refusal(ca, TOKEN, *secrets)
 
 
 # Certificates.

@@ -19,11 +19,11 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.istio_ca import SERVER_NAME, IstioCa
 from shared.credentials.tokens.tokens import FileToken
-from shared.errors import SigningError, TokenError, UnavailableError
+from shared.errors import TokenError, UnavailableError
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
-from tests.support.certificate_requests import new_key, request_pem, told
+from tests.support.certificate_requests import new_key, refusal, request_pem
 from tests.support.http2_peer import Service
 from tests.support.istiod import Istiod
 from tests.support.metadata_server import PATIENCE_S, closed_port, listening, unsigned_token
@@ -54,13 +54,7 @@ def client(istiod: Istiod, token: str = TOKEN, timeout_s: float = PATIENCE_S) ->
 
 
 async def refused(ca: IstioCa, *secrets: str) -> str:
-    """What the error says; neither it nor its causes may have a secret."""
-    with pytest.raises(SigningError) as caught:
-        await ca.sign(request_pem(new_key()), 3600)
-    for secret in (TOKEN, *secrets):
-        assert secret not in told(caught.value)
-        assert secret[-12:] not in told(caught.value)
-    return str(caught.value)
+    return await refusal(ca, TOKEN, *secrets)
 
 
 # Certificates.

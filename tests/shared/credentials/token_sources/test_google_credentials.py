@@ -16,6 +16,7 @@ import pytest
 from shared.credentials.token_sources.google_credentials import GoogleCredentials
 from shared.errors import TokenError
 from shared.tasks import spawn
+from tests.support.error_texts import all_texts
 from tests.support.google import Google
 from tests.support.google_services import AWS_ROLE, AWS_TYPE, POOL, WORKLOAD
 from tests.support.metadata_server import PATIENCE_S, Answer, closed_port
@@ -51,10 +52,7 @@ class World:
         """The text of the TokenError, with everything that hangs on it looked through for secrets."""
         with pytest.raises(TokenError) as caught:
             await self.credentials(content, **settings).mint(AUDIENCE)
-        error: BaseException | None = caught.value
-        while error is not None:
-            assert self.google.found_in(f"{error} {error!r}") == []
-            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        assert self.google.found_in(all_texts(caught.value)) == []
         text = str(caught.value)
         assert "\n" not in text
         return text

@@ -9,8 +9,9 @@ import pytest
 
 from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.credentials.tokens.minting import Minter
-from shared.errors import HboneError, TokenError
+from shared.errors import TokenError
 from shared.trust.token_claims import claims_of
+from tests.support.error_texts import all_texts
 from tests.support.metadata_server import (
     PATIENCE_S,
     Answer,
@@ -117,13 +118,3 @@ async def test_no_error_text_holds_the_token(caplog: pytest.LogCaptureFixture) -
         async with MetadataServer(always(Answer(raw))) as server:
             assert token not in repr(await MetadataMinter(server.host).mint(AUDIENCE))
     assert token not in caplog.text
-
-
-def all_texts(error: BaseException | None) -> str:
-    """The texts of an error and of everything it was raised from."""
-    texts = []
-    while error is not None:
-        texts.append(f"{error!r} {error}")
-        assert isinstance(error, HboneError | OSError | ValueError | TimeoutError)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n".join(texts)

@@ -10,9 +10,10 @@ import pytest
 
 from shared.credentials.tokens.minting import Minted
 from shared.credentials.tokens.tokens import LOOK_AGAIN_S, FileToken, NoToken, TokenSource, demand_fit
-from shared.errors import HboneError, TokenError
+from shared.errors import TokenError
 from shared.ops.token_counts import TokenCounts, TokenStatus
 from shared.trust.token_claims import at_utc, claims_of, describe
+from tests.support.error_texts import all_texts
 from tests.support.metadata_server import unsigned_token
 from tests.support.wall_clock import START, Clock
 
@@ -264,19 +265,9 @@ async def test_no_error_text_holds_the_token(
         for content in (token, f"{token} {token}", token * 200, f"{token}\x7f"):
             file.write_text(content)
             source = FileToken(file, audience, now=Clock())
-            assert token not in _all_texts(await _error(source))
+            assert token not in all_texts(await _error(source))
             assert token not in f"{source!r} {source.status()!r}"
     assert token not in caplog.text
-
-
-def _all_texts(error: BaseException | None) -> str:
-    """The texts of an error and of everything it was raised from."""
-    texts = []
-    while error is not None:
-        texts.append(f"{error!r} {error}")
-        assert isinstance(error, HboneError | OSError | ValueError | TimeoutError)
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n".join(texts)
 
 
 # What is fit to be sent.
