@@ -15,7 +15,6 @@ import json
 import os
 import re
 import ssl
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,15 +24,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import h11
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.certificates.authority import Authority
 from shared.credentials.kubernetes.kubernetes_access import Access, Pem
 from shared.credentials.kubernetes.kubernetes_config import GivenToken
 from shared.net.http1 import get
 from shared.trust.spiffe import SpiffeId
+from tests.support.http1_server import received, server_tls
 from tests.support.metadata_server import PATIENCE_S, listening
 
 NAMESPACE = "demo"
@@ -210,7 +209,9 @@ class LocalApiServer:
 
     async def __aenter__(self) -> Self:
         self.gate.set()
-        tls = server_tls(self.authority, self.authority.issue(ip_addresses=["127.0.0.1"]))
+        tls = server_tls(self.authority.issue(ip_addresses=["127.0.0.1"]))
+        tls.verify_mode = ssl.CERT_OPTIONAL  # certificates of clients are asked for, and done without
+        tls.load_verify_locations(cadata=self.ca_pem.decode())
         port = await self._block.enter_async_context(listening(self._serve, tls=tls))
         self.url = f"https://127.0.0.1:{port}"
         return self
@@ -245,7 +246,8 @@ class LocalApiServer:
     # Serving.
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await _read(reader)
+        request = await received(reader)
+        asked = Asked(request.method, request.target, request.headers, request.body)
         async with self._changed:
             self.asked.append(asked)
             self._changed.notify_all()
@@ -331,35 +333,3 @@ def status(code: int, reason: str, message: str) -> Answer:
         "code": code,
     }
     return code, json.dumps(content).encode()
-
-
-def server_tls(authority: Authority, own: KeyPair) -> ssl.SSLContext:
-    """A server with this certificate, which asks for its clients' and does without."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.load_verify_locations(cadata=authority.root_pem.decode())
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "server.pem")
-        file.write_bytes(own.certificate_pem + own.key_pem)
-        context.load_cert_chain(file)
-    return context
-
-
-async def _read(reader: asyncio.StreamReader) -> Asked:
-    connection = h11.Connection(h11.SERVER)
-    head: h11.Request | None = None
-    body = b""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            event = connection.next_event()
-            if event is h11.NEED_DATA:
-                connection.receive_data(await reader.read(65536))
-            elif isinstance(event, h11.Request):
-                head = event
-            elif isinstance(event, h11.Data):
-                body += event.data
-            elif isinstance(event, h11.EndOfMessage) and head is not None:
-                headers = {name.decode(): value.decode() for name, value in head.headers}
-                return Asked(head.method.decode(), head.target.decode(), headers, body)
-            else:
-                raise ConnectionError("the client has gone")

@@ -10,21 +10,19 @@ import asyncio
 import base64
 import json
 import ssl
-import tempfile
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-import h11
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_public_key
 
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.trust.spiffe import SpiffeId
+from tests.support.http1_server import received, server_tls
 from tests.support.metadata_server import PATIENCE_S, listening
 
 POOL = "projects/mesh-project/locations/us-central1/caPools/workloads"
@@ -86,7 +84,7 @@ class CasServer:
     async def __aenter__(self) -> Self:
         self.gate.set()
         pair = self.certificate or self.authority.issue(ip_addresses=["127.0.0.1"])
-        port = await self._block.enter_async_context(listening(self._serve, tls=_serving(pair)))
+        port = await self._block.enter_async_context(listening(self._serve, tls=server_tls(pair)))
         self.endpoint = f"https://127.0.0.1:{port}"
         return self
 
@@ -148,31 +146,11 @@ class CasServer:
         return Said(self.made[request_id])
 
 
-def _serving(pair: KeyPair) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "both.pem"
-        file.write_bytes(pair.key_pem + pair.certificate_pem)
-        context.load_cert_chain(file)
-    return context
-
-
 async def _request(reader: asyncio.StreamReader) -> Asked:
-    connection = h11.Connection(h11.SERVER)
-    head: h11.Request | None = None
-    body = b""
-    while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-        if event is h11.NEED_DATA:
-            connection.receive_data(await asyncio.wait_for(reader.read(65536), PATIENCE_S))
-        elif isinstance(event, h11.Request):
-            head = event
-        elif isinstance(event, h11.Data):
-            body += event.data
-    assert head is not None
-    assert head.method == b"POST"
-    url = urlsplit(head.target.decode())
-    headers = {name.decode(): value.decode() for name, value in head.headers}
-    return Asked(url.path, parse_qs(url.query), headers, json.loads(body))
+    request = await received(reader)
+    assert request.method == "POST"
+    url = urlsplit(request.target)
+    return Asked(url.path, parse_qs(url.query), request.headers, json.loads(request.body))
 
 
 def _bytes(said: Said) -> bytes:

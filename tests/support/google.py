@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,6 +17,7 @@ import h11
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.token_sources.token_settings import TokenSettings
 from tests.support.google_services import Asked, GoogleServices, service_of
+from tests.support.http1_server import received, server_tls
 from tests.support.metadata_server import PATIENCE_S, listening
 
 
@@ -39,7 +38,8 @@ class Google(GoogleServices):
     async def __aenter__(self) -> Self:
         plain = await self._block.enter_async_context(listening(self._serve))
         self.metadata_host = f"127.0.0.1:{plain}"
-        port = await self._block.enter_async_context(listening(self._serve, tls=self._server_tls()))
+        tls = server_tls(self.authority.issue(ip_addresses=["127.0.0.1"]))
+        port = await self._block.enter_async_context(listening(self._serve, tls=tls))
         self.url = f"https://127.0.0.1:{port}"
         return self
 
@@ -80,32 +80,10 @@ class Google(GoogleServices):
         async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: len(self.requests) >= count)
 
-    def _server_tls(self) -> ssl.SSLContext:
-        pair = self.authority.issue(ip_addresses=["127.0.0.1"])
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "server.pem")
-            file.write_bytes(pair.certificate_pem + pair.key_pem)
-            context.load_cert_chain(file)
-        return context
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = h11.Connection(h11.SERVER)
-        head: h11.Request | None = None
-        body = b""
-        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
-            if event is h11.NEED_DATA:
-                connection.receive_data(await asyncio.wait_for(reader.read(65536), PATIENCE_S))
-            elif isinstance(event, h11.Request):
-                head = event
-            elif isinstance(event, h11.Data):
-                body += event.data
-            else:
-                return
-        assert head is not None
-        url = urlsplit(head.target.decode())
-        headers = {name.decode(): value.decode() for name, value in head.headers}
-        request = Asked(service_of(url.path), url.path, headers, body, parse_qs(url.query))
+        asked = await received(reader)
+        url = urlsplit(asked.target)
+        request = Asked(service_of(url.path), url.path, asked.headers, asked.body, parse_qs(url.query))
         async with self._changed:
             self.requests.append(request)
             self._changed.notify_all()
@@ -122,5 +100,5 @@ class Google(GoogleServices):
                 h11.Data(data=answer.body),
                 h11.EndOfMessage(),
             ):
-                writer.write(connection.send(part) or b"")
+                writer.write(asked.connection.send(part) or b"")
         await writer.drain()
