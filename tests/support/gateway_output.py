@@ -1,4 +1,4 @@
-"""What a gateway in this process tells: the lines of its access log, and the values of its metrics."""
+"""What a gateway tells: lines of its access log, answers of its ops ports, values of its metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 
 from prometheus_client import Metric
 
+from shared.net import http1
 from shared.ops.access_log import AccessLog
+from tests.support.secrets_search import said
 from tests.support.tcp_peer import PATIENCE_S
+
+MAX_BODY_BYTES = 1 << 20
 
 Line = dict[str, Any]
 
@@ -52,6 +56,15 @@ async def access_lines() -> AsyncIterator[AccessLines]:
     finally:
         log.close()
         pipe.close()  # else uvloop's end of it is the next test's error
+
+
+async def answer_of(server: str, port: int, path: str) -> http1.Response:
+    """An answer of an ops port; `server` is its name."""
+    response = await http1.get(
+        f"http://127.0.0.1:{port}{path}", headers={}, timeout_s=PATIENCE_S, max_bytes=MAX_BODY_BYTES
+    )
+    said(f"{server}{path}", response.body)
+    return response
 
 
 def value_of(families: Iterable[Metric], name: str, labels: dict[str, str]) -> float:

@@ -15,11 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared.errors import DialError, UpstreamError
 from shared.net import http1
 from shared.tasks import spawn
+from tests.support.gateway_output import answer_of
 from tests.support.process import Process, started
-from tests.support.secrets_search import said
 from tests.support.tcp_peer import PATIENCE_S
-
-MAX_BODY_BYTES = 1 << 20
 
 
 class Hgate:
@@ -47,14 +45,7 @@ class Hgate:
         """An answer of `health`, `metrics` or `admin`."""
         if server not in self._ports:
             self._ports[server] = int((await self.said(rf"^{server} on 127\.0\.0\.1:(\d+)$"))[1])
-        response = await http1.get(
-            f"http://127.0.0.1:{self._ports[server]}{path}",
-            headers={},
-            timeout_s=PATIENCE_S,
-            max_bytes=MAX_BODY_BYTES,
-        )
-        said(f"{server}{path}", response.body)
-        return response
+        return await answer_of(server, self._ports[server], path)
 
     async def dump(self, path: str) -> Any:
         """A dump of the admin port."""

@@ -24,11 +24,8 @@ from shared.errors import HboneError
 from shared.net import http1
 from shared.net.legs.tcp_end import last_bytes_left
 from shared.tasks import spawn
-from tests.support.gateway_output import AccessLines, Line, access_lines, value_of
-from tests.support.secrets_search import said
+from tests.support.gateway_output import AccessLines, Line, access_lines, answer_of, value_of
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
-
-MAX_BODY_BYTES = 1 << 20
 
 
 class Records(logging.Handler):
@@ -103,14 +100,7 @@ class RunningGateway:
 
     async def get(self, server: str, path: str) -> http1.Response:
         """An answer of `health`, `metrics` or `admin`."""
-        response = await http1.get(
-            f"http://127.0.0.1:{self._ports[server]}{path}",
-            headers={},
-            timeout_s=PATIENCE_S,
-            max_bytes=MAX_BODY_BYTES,
-        )
-        said(f"{server}{path}", response.body)
-        return response
+        return await answer_of(server, self._ports[server], path)
 
     async def dump(self, path: str) -> Any:
         """A dump of the admin port."""
