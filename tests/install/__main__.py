@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shared.command_pages import MANUAL, SHELLS
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.support import checkout
+from tests.support.checkout import ROOT
 
 COMMANDS = {"hgate": "gateway", "krun": "agent", "hbone": "hbone"}
 """With their packages."""
@@ -48,20 +48,16 @@ def main() -> int:
             sdist, wheel = _built(folder)
             _look_into(sdist, wheel)
             _use(_installed(folder, wheel))
-        except FaultError as fault:
+        except (FaultError, subprocess.CalledProcessError) as fault:
             print(f"test-install: {fault}", file=sys.stderr)
             return 1
     return 0
 
 
 def _built(folder: Path) -> tuple[Path, Path]:
-    """The sdist and the wheel, built of a copy: a checkout may have leftovers of other builds."""
+    """The sdist and the wheel, built of a copy."""
     copy = folder / "checkout"
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for file in filter(None, _run(listed, cwd=ROOT).split("\0")):
-        if (ROOT / file).is_file():
-            (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            (copy / file).write_bytes((ROOT / file).read_bytes())
+    checkout.copy_to(copy)
     tools = folder / "tools"
     venv.create(tools, with_pip=True)
     python = tools / "bin" / "python"
@@ -162,7 +158,7 @@ def _run(
     )
     if done.returncode:
         raise FaultError(
-            f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+            f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stderr[-LAST_CHARS:]}"
         )
     return done.stdout
 

@@ -19,7 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.odd.conditions import CONDITIONS, ROOT, Changed, Condition
+from tests.odd.conditions import CONDITIONS, Changed, Condition
+from tests.support.checkout import ROOT
 
 LOGS = ROOT / "build" / "odd"
 

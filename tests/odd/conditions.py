@@ -17,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support import checkout
+from tests.support.checkout import ROOT
 
 PROCESSES = (
     *("tests/agent/test_app.py", "tests/agent/launch/test_launcher.py", "tests/agent/mtls/test_envoy.py"),
@@ -223,12 +224,7 @@ def _busy(_: Path) -> Iterator[Changed]:
 def _nobody(folder: Path) -> Iterator[Changed]:
     """A copy of the checkout, with a virtual environment of a Python that everybody may run."""
     copy = folder / "checkout"
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+    checkout.copy_to(copy)
     home = folder / "home"
     home.mkdir()
     folder.chmod(0o755)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.odd.conditions import CONDITIONS, ROOT
+from tests.odd.conditions import CONDITIONS
+from tests.support.checkout import ROOT
 
 QUICK = sorted(set(CONDITIONS) - {"nobody"})
 """The other one installs a virtual environment."""
