@@ -209,9 +209,6 @@ class HboneTunnel(ServedTunnel):
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error
         self._task = None
-        record.setup_s = self.age_s
-        tunnels.metrics.tunnel_setup(record.setup_s)
-        tunnels.counts.opened()
         return leg
 
     def _allowed(self, target: Address, endpoints: list[Endpoint], token: Token) -> list[Endpoint]:
@@ -231,6 +228,13 @@ class HboneTunnel(ServedTunnel):
         return allowed
 
     # 3. It carries.
+
+    def _open(self, leg: Leg) -> None:
+        tunnels, record = self._tunnels, self.record
+        record.setup_s = self.age_s
+        tunnels.metrics.tunnel_setup(record.setup_s)
+        tunnels.counts.opened()
+        super()._open(leg)
 
     def count_bytes(self) -> None:
         """Adds what has passed since the last call to the metrics."""

@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from gateway.hbone import hbone_tunnel
 from gateway.rules.hbone_rules import Rule, Rules
 from shared.address import Address
-from shared.errors import StreamResetError, UnavailableError
+from shared.errors import OverloadError, StreamResetError, UnavailableError
 from shared.http2.frames import CANCEL, REFUSED_STREAM
 from shared.net.dial import Origin, dial, dial_http2
 from shared.net.http2.connection import Connection
+from shared.net.names import happy_eyeballs
+from shared.net.names.endpoint import Endpoint
 from shared.net.relay import tunnel_clock
 from shared.net.relay.relay import Relay
 from shared.tasks import running
@@ -383,6 +386,31 @@ async def test_the_end_leaves_no_dial_behind(port: HbonePort, peer: Http2Peer, f
     await port.listener.close()
     assert (port.listener.open_tunnels, running()) == (0, before)
     assert (await port.line())["status"] == 503
+
+
+async def test_a_tunnel_that_ends_while_its_target_is_connected_was_never_open(
+    port: HbonePort, peer: Http2Peer, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that the memory budget picks."""
+    connecting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def connect(endpoints: list[Endpoint]) -> socket.socket:
+        connecting.set()
+        await go_on.wait()
+        return await happy_eyeballs.connect(endpoints)
+
+    monkeypatch.setattr(hbone_tunnel, "connect", connect)
+    stream = ask(peer, f"127.0.0.1:{target.port}")
+    async with asyncio.timeout(PATIENCE_S):
+        await connecting.wait()
+    [tunnel] = port.listener.tunnels.open
+    tunnel.abort(OverloadError("too much is held"))
+    assert await stream.status() == 503
+    go_on.set()
+    assert await (await target.accept()).was_reset()
+    assert port.value("hbone_tunnels_open", route="hbone") == 0
+    assert port.value("hbone_tunnel_setup_seconds_count") == 0
+    assert "setup" not in await port.line()
 
 
 @pytest.mark.parametrize(
