@@ -121,7 +121,7 @@ class HboneTunnels:
 class HboneTunnel(ServedTunnel):
     """A tunnel of the member `identity` of the mesh."""
 
-    __slots__ = ("_counted_received", "_counted_sent", "_identity", "_task", "_tunnels")
+    __slots__ = ("_counted_received", "_counted_sent", "_identity", "_tunnels")
 
     def __init__(
         self, tunnels: HboneTunnels, stream: Stream, record: TunnelRecord, identity: SpiffeId
@@ -135,7 +135,6 @@ class HboneTunnel(ServedTunnel):
         )
         self._tunnels = tunnels
         self._identity = identity
-        self._task: asyncio.Task[None] | None = None  # that connects its target
         self._counted_sent = 0
         self._counted_received = 0
         tunnels.open.add(self)
@@ -166,7 +165,7 @@ class HboneTunnel(ServedTunnel):
             tunnels.refusals.add(error)
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
         else:
-            self._task = self.carry(partial(self._connect, target, token), f"hbone tunnel to {target}")
+            self.carry(partial(self._connect, target, token), f"hbone tunnel to {target}")
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         if isinstance(error, TokenNeededError):
@@ -208,7 +207,6 @@ class HboneTunnel(ServedTunnel):
             raise DialError(f"connect to {target}: {what} within {timeout_s:g} s") from error
         except OSError as error:
             raise DialError(f"connect to {target}: {reason(error)}") from error
-        self._task = None
         return leg
 
     def _allowed(self, target: Address, endpoints: list[Endpoint], token: Token) -> list[Endpoint]:
@@ -251,7 +249,7 @@ class HboneTunnel(ServedTunnel):
 
     def stop(self, error: HboneError) -> asyncio.Task[None] | None:
         """Ends it at once, and whatever connects it: the task of that, if there is one."""
-        task = self._task
+        task = self._connecting
         self.abort(error)
         if task is not None:
             task.cancel()
