@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, certificates_in_use
 from gateway.ops.ops_ports import OpsPorts
-from gateway.ports.admission import Admission
+from gateway.ports.admission import Admission, report_refusal
 from gateway.ports.hello import Hellos
 from gateway.ports.listeners import Listeners
 from gateway.reverse.reverse_port import ReverseListener
@@ -48,7 +49,6 @@ from shared.errors import (
     EXIT_OK,
     EXIT_SIGINT,
     EXIT_SIGTERM,
-    EmptyConnectionError,
     HboneError,
     LimitError,
     StoppedError,
@@ -120,6 +120,12 @@ class Gateway:
             share=self._worker.share,
             open_connections=self._open_connections,
             is_full=lambda: self._memory.full,
+        )
+        self._report = partial(
+            report_refusal,
+            access_log=access_log,
+            metrics=self.metrics,
+            refusals=self._admission.refusals,
         )
         self._clock = TunnelClock(limits.idle_timeout_s, limits.max_tunnel_lifetime_s)
 
@@ -307,19 +313,11 @@ class Gateway:
     # Connections.
 
     def _turned_away(self, peer: str, error: LimitError) -> None:
-        self.metrics.refused(error.flag)
-        self._admission.refusals.add(error)
-        record = TunnelRecord(peer=peer)
-        record.fail(error)
-        record.write(self._access_log)
+        self._report(TunnelRecord(peer=peer), error)
 
     def _refused(self, peer: str, started: float, error: HboneError) -> None:
         self._admission.leave(peer)
-        self.metrics.refused(error.flag)
-        if not isinstance(error, EmptyConnectionError):
-            record = TunnelRecord(peer=peer)
-            record.fail(error, asyncio.get_running_loop().time() - started)
-            record.write(self._access_log)
+        self._report(TunnelRecord(peer=peer), error, asyncio.get_running_loop().time() - started)
         self._tunnel_over()
 
     def _open_connections(self) -> int:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tunnel import ROUTE, HboneTunnel, HboneTunnels
-from gateway.ports.admission import (
-    Refusals,
-)
+from gateway.ports.admission import Refusals, report_refusal
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.mesh_connections import MemberConnection, MeshConnections
 from gateway.rules.templates import shown
 from shared.address import Address
-from shared.errors import DeniedError, EmptyConnectionError, HboneError, LimitError, StreamResetError
+from shared.errors import DeniedError, HboneError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.net.legs.stream import Stream, header_value
 from shared.net.tls.revocation_watch import RevocationWatch
@@ -56,15 +55,14 @@ class HboneListener:
         of which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
         included, in place of port 0 on `ports`, and of their limits it has its `share`."""
         self._settings = settings
-        self._access_log = access_log
-        self._metrics = metrics
-        self._refusals = refusals or Refusals()
+        refusals = refusals or Refusals()
+        self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
         self.tunnels = HboneTunnels(
             settings,
             access_log,
             metrics,
             limits=limits,
-            refusals=self._refusals,
+            refusals=refusals,
             is_full=is_full,
             share=share,
         )
@@ -188,9 +186,7 @@ class HboneListener:
         error = member.expiry.error
         assert error is not None
         stream.refuse()
-        self._metrics.refused(error.flag)
-        record.fail(error)
-        record.write(self._access_log)
+        self._report(record, error)
 
     def _expel(self, member: MemberConnection, error: DeniedError) -> None:
         """Ends a connection whose peer is not let in any more, with its tunnels."""
@@ -201,10 +197,4 @@ class HboneListener:
 
     def _refused(self, peer: str, duration_s: float, error: HboneError) -> None:
         """A connection came to nothing."""
-        self._metrics.refused(error.flag)
-        if isinstance(error, LimitError):
-            self._refusals.add(error)
-        if not isinstance(error, EmptyConnectionError):
-            record = TunnelRecord(peer=peer, route=ROUTE)
-            record.fail(error, duration_s)
-            record.write(self._access_log)
+        self._report(TunnelRecord(peer=peer, route=ROUTE), error, duration_s)

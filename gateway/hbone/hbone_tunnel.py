@@ -23,7 +23,7 @@ from typing import Any, cast
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
-from gateway.ports.admission import BUFFERED, HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals
+from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
 from gateway.rules.claims import Token
 from gateway.rules.hbone_rules import Rules, read_authority
 from shared.address import Address
@@ -111,7 +111,7 @@ class HboneTunnels:
         if len(self.open) > self.most:
             raise LimitError(f"{self.most} tunnels are open, which is max_tunnels", HBONE_TUNNELS)
         if self.is_full():
-            raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+            raise memory_full()
         most = self.share(self.settings.max_tunnels_per_identity or self.settings.max_tunnels)
         if self.identities[identity] > most:
             text = f"{most} tunnels of {identity} are open, which is max_tunnels_per_identity"

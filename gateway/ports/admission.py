@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from shared.address import client_network
-from shared.errors import LimitError
+from shared.errors import EmptyConnectionError, HboneError, LimitError
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.names import resolver
 from shared.ops import families
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from gateway.config.limit_settings import Limits
     from gateway.rules.routes import Route
+    from shared.ops.access_log import AccessLog
+    from shared.ops.metrics import TunnelMetrics
+    from shared.tunnel.tunnel_record import TunnelRecord
 
 CONNECTIONS = "max_connections"
 PER_SOURCE = "max_connections_per_source"
@@ -103,6 +106,30 @@ class Refusals:
         yield families.LIMIT_REFUSALS.metric(self._by_limit.items())
 
 
+def report_refusal(
+    record: TunnelRecord,
+    error: HboneError,
+    duration_s: float | None = None,
+    *,
+    access_log: AccessLog,
+    metrics: TunnelMetrics,
+    refusals: Refusals,
+) -> None:
+    """Counts a connection or request that was refused for `error` after `duration_s` seconds, and writes its
+    line. A connection that ended without a byte has none."""
+    metrics.refused(error.flag)
+    if isinstance(error, LimitError):
+        refusals.add(error)
+    if not isinstance(error, EmptyConnectionError):
+        record.fail(error, duration_s)
+        record.write(access_log)
+
+
+def memory_full() -> LimitError:
+    """Why nobody is let in while the memory for buffers is used up."""
+    return LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+
+
 class Admission:
     """Lets connections in. Each `enter` that returns is followed by one `leave`, and so with routes."""
 
@@ -159,7 +186,7 @@ class Admission:
         if self._open_connections() >= most:
             raise LimitError(f"{most} connections are open, which is {CONNECTIONS}", CONNECTIONS)
         if self._is_full():
-            raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+            raise memory_full()
         source, most = source_of(peer), self.most_per_source
         if self.sources[source] >= most:
             text = f"{most} connections from {source} are open, which is {PER_SOURCE}"

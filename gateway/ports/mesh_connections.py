@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from gateway.ports.admission import (
-    BUFFERED,
     DESCRIPTORS,
     AcceptProtocol,
     Counts,
+    memory_full,
     source_of,
 )
 from gateway.ports.hello import ALERT_LINGER_S
@@ -250,7 +250,7 @@ class MeshConnections:
             text = f"{self.most} connections are open, which is max_connections"
             raise LimitError(text, f"{self._purpose}.max_connections")
         if self._is_full():
-            raise LimitError(f"open tunnels hold as many bytes as {BUFFERED} allows", BUFFERED)
+            raise memory_full()
         settings, source = self.settings, source_of(peer)
         most = self._share(settings.max_connections_per_source or settings.max_connections)
         if self.sources[source] >= most:

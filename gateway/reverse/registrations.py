@@ -18,20 +18,19 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from gateway.config.reverse_settings import ReverseSettings
-from gateway.ports.admission import Refusals
+from gateway.ports.admission import Refusals, report_refusal
 from gateway.ports.mesh_connections import MemberConnection
 from gateway.reverse.registry import Registration, Registry
 from gateway.rules.reverse_rules import ReverseRules
 from shared.address import check_host_name
 from shared.errors import (
     DeniedError,
-    EmptyConnectionError,
     HboneError,
     LeavingError,
-    LimitError,
     RefusedError,
     StreamResetError,
     UpstreamError,
@@ -85,9 +84,8 @@ class Registrations:
         self._settings = settings
         self._registry = registry
         self._access_log = access_log
-        self._metrics = metrics
         self._workers = workers
-        self._refusals = refusals
+        self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
         self._process = os.urandom(8).hex()
         self._rules = ReverseRules(settings.rules, settings.trust)
         self._members: set[WorkloadConnection] = set()
@@ -149,13 +147,7 @@ class Registrations:
         identity: str = "",
     ) -> None:
         """A connection has come to nothing."""
-        self._metrics.refused(error.flag)
-        if isinstance(error, LimitError):
-            self._refusals.add(error)
-        if not isinstance(error, EmptyConnectionError):
-            record = TunnelRecord(peer=peer, sni=name, route=ROUTE, identity=identity)
-            record.fail(error, duration_s)
-            record.write(self._access_log)
+        self._report(TunnelRecord(peer=peer, sni=name, route=ROUTE, identity=identity), error, duration_s)
 
     def let_go(self, connection: MemberConnection, error: RefusedError) -> None:
         """Takes a workload's name away; its tunnels finish."""

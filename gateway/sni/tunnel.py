@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 from gateway.config.limit_settings import Limits
-from gateway.ports.admission import Admission
+from gateway.ports.admission import Admission, report_refusal
 from gateway.ports.hello import ClientLeg, turn_away
 from gateway.reverse.reverse_port import ReverseListener
 from gateway.reverse.workload_upstream import WORKLOAD_RULES
 from gateway.rules.routes import MAX_CACHED_TARGETS, RouteTable, Target
 from gateway.sni.forward import Forward
 from gateway.sni.upstream import ServiceUpstream, TargetRequest, Upstreams
-from shared.errors import ClientGoneError, DialError, HboneError, LimitError
+from shared.errors import ClientGoneError, DialError, HboneError
 from shared.net.legs.stream import Stream
 from shared.net.relay.relay import Relay
 from shared.net.relay.splice import SpliceRelay
@@ -330,14 +330,17 @@ class Tunnel:
         tunnels.open.discard(self)
         self._leave()
         turn_away(self.leg.release(), error.alert)
-        tunnels.metrics.refused(error.flag)
-        if isinstance(error, LimitError):
-            tunnels.admission.refusals.add(error)
         self._note_opening()
         self._opening = None
         record.stream = None  # the line of a refusal has none
-        record.fail(error, tunnels.loop.time() - self._started)
-        record.write(tunnels.access_log)
+        report_refusal(
+            record,
+            error,
+            tunnels.loop.time() - self._started,
+            access_log=tunnels.access_log,
+            metrics=tunnels.metrics,
+            refusals=tunnels.admission.refusals,
+        )
         tunnels.changed()
 
     def _relayed(self, relay: Relay | SpliceRelay) -> None:
