@@ -77,7 +77,6 @@ class HboneListener:
             drain_timeout_s=limits.drain_timeout_s,
             wall_clock=wall_clock,
         )
-        self.use_limits(limits)
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
         )

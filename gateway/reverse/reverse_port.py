@@ -61,7 +61,6 @@ class ReverseListener:
         self._registrations = Registrations(
             settings, self._registry, access_log, metrics, siblings, refusals or Refusals()
         )
-        most = share(settings.max_connections)
         self._connections = MeshConnections(
             settings,
             share=share,
@@ -80,13 +79,13 @@ class ReverseListener:
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="reverse"
         )
-        self._watch(metrics, most)
+        self._watch(metrics)
 
-    def _watch(self, metrics: TunnelMetrics, most: int) -> None:
+    def _watch(self, metrics: TunnelMetrics) -> None:
         registry = self._registry
         for gauge, read in (
             (families.REVERSE_CONNECTIONS, lambda: len(self._connections)),
-            (families.REVERSE_CONNECTIONS_LIMIT, lambda: most),
+            (families.REVERSE_CONNECTIONS_LIMIT, lambda: self._connections.most),
             (families.REVERSE_WORKLOADS, lambda: len(registry)),
             (families.REVERSE_NAMES, lambda: len(registry.names)),
             (families.REVERSE_NAMES_LIMIT, lambda: registry.most_names),
