@@ -35,7 +35,6 @@ from gateway.ports.admission import Admission, report_refusal
 from gateway.ports.hello import Hellos
 from gateway.ports.listeners import Listeners
 from gateway.reverse.reverse_port import ReverseListener
-from gateway.rules.reverse_rules import ReverseRules
 from gateway.rules.routes import RouteTable
 from gateway.sni.forward import Forward
 from gateway.sni.new_audiences import NewAudiences
@@ -275,11 +274,11 @@ class Gateway:
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
-        if self._reverse is not None and config.reverse is not None:
-            self._reverse.use_rules(ReverseRules(config.reverse.rules, config.reverse.trust))
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)
+        if self._reverse is not None and self._config.reverse is not None:
+            self._reverse.apply(self._config.reverse)
         self._use_limits()
         await self._listeners.keep_only(config.listen)
 

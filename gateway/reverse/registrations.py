@@ -94,9 +94,10 @@ class Registrations:
     def __len__(self) -> int:
         return len(self._members)
 
-    def use_rules(self, rules: ReverseRules) -> None:
-        """New rules, for those as well who are registered (rule 3)."""
-        self._rules = rules
+    def apply(self, settings: ReverseSettings) -> None:
+        """From now on goes by the rules of `settings`, for workloads that are registered already, too
+        (rule 3)."""
+        rules = self._rules = ReverseRules(settings.rules, settings.trust)
         for member in list(self._members):
             if member.registration is not None and member.identity is not None:
                 try:

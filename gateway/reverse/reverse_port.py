@@ -19,7 +19,6 @@ from gateway.ports.mesh_connections import MeshConnections
 from gateway.reverse.registrations import ROUTE, Registrations
 from gateway.reverse.registry import Registry
 from gateway.reverse.workload_upstream import WorkloadUpstream
-from gateway.rules.reverse_rules import ReverseRules
 from shared.address import Address
 from shared.http2.events import Headers
 from shared.net.tls.revocation_watch import RevocationWatch
@@ -129,9 +128,10 @@ class ReverseListener:
         """Goes by `limits` for certificates that end from now on."""
         self._connections.drain_timeout_s = limits.drain_timeout_s
 
-    def use_rules(self, rules: ReverseRules) -> None:
-        """New rules, for those as well who are registered."""
-        self._registrations.use_rules(rules)
+    def apply(self, settings: ReverseSettings) -> None:
+        """From now on goes by the rules of `settings`, whose other fields are as before; they hold for
+        workloads that are registered already, too."""
+        self._registrations.apply(settings)
 
     # Start and end.
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rules.reverse_rules import ReverseRule, ReverseRules
+from gateway.config.reverse_settings import ReverseSettings
+from gateway.rules.reverse_rules import ReverseRule
 from shared.credentials.certificates.authority import Authority
 from shared.errors import DialError, ExpelledError, StreamResetError
 from shared.trust.peer_patterns import TrustDomain
@@ -188,7 +189,8 @@ async def test_new_rules_let_go_of_those_whom_they_refuse(port: ReversePort) -> 
         request = await workload.request()
         request.respond(200)
         stream = await opening
-        port.listener.use_rules(ReverseRules([ReverseRule((str(OTHER),), ("*.demo.svc.cluster.local",))]))
+        rule = ReverseRule((str(OTHER),), ("*.demo.svc.cluster.local",))
+        port.listener.apply(ReverseSettings(rules=(rule,)))
         assert port.value("hbone_reverse_workloads") == 1
         stream.write(b"still here")
         assert await request.read(10) == b"still here"
