@@ -422,15 +422,11 @@ class Gateway:
         """What one of several workers answers to the ops process, beside the lists of the admin port."""
         return {
             "/started": self.readiness.healthz,
-            "/ready": self._show_ready,
+            "/ready": self._ports.ready,
             "/live": _alive,
             "/metrics": self._encode_metrics,
             "/reload": self._reload,
         }
-
-    def _show_ready(self, request: Request) -> Response:
-        self._ports.readiness_was_asked_for()
-        return self.readiness.healthz(request)
 
     def _encode_metrics(self, _: Request) -> Response:
         self._count_bytes()

@@ -51,7 +51,7 @@ class OpsPorts:
         self._servers: dict[Address, HttpServer] = {}
         self._leaving: asyncio.Task[None] | None = None
         self._health = HttpServer(
-            {("GET", "/healthz/ready"): self._is_ready, ("GET", "/healthz/live"): live},
+            {("GET", "/healthz/ready"): self.ready, ("GET", "/healthz/live"): live},
             name="health",
         )
         self._metrics = HttpServer(
@@ -93,9 +93,10 @@ class OpsPorts:
         now = asyncio.get_running_loop().time()
         return self._asked_at is not None and now - self._asked_at < RECENT_S
 
-    def readiness_was_asked_for(self) -> None:
-        """A request for the readiness came, here or to the ops process of several workers."""
+    def ready(self, request: Request) -> Response | Awaitable[Response]:
+        """Answers a request for the readiness, which came here or to the ops process of several workers."""
         self._asked_at = asyncio.get_running_loop().time()
+        return self._ready(request)
 
     def leave_to_successor(self) -> None:
         """From now on closes each port as soon as another process listens on it, too."""
@@ -117,7 +118,3 @@ class OpsPorts:
                     await server.close()
                     log.info("%s on %s is left to the other process that listens there", server.name, address)
             await asyncio.sleep(SUCCESSOR_LOOK_S)
-
-    def _is_ready(self, request: Request) -> Response | Awaitable[Response]:
-        self.readiness_was_asked_for()
-        return self._ready(request)
