@@ -38,7 +38,7 @@ class TargetRequest:
     """The tunnel request of `target`, made once for all its tunnels: only the trace, the client of a CONNECT,
     and now and then the token differ. `budget` is shared by all requests to the origin."""
 
-    __slots__ = ("_head", "_is_connect", "_token", "address", "budget", "origin", "source", "target", "url")
+    __slots__ = ("_head", "_token", "address", "budget", "in_mesh", "origin", "source", "target", "url")
 
     def __init__(self, target: Target, source: TokenSource) -> None:
         self.target = target
@@ -49,7 +49,8 @@ class TargetRequest:
         self.budget = RetryBudget()
         self.address = str(target.dial)
         self.url = target.url
-        self._is_connect = target.method == "CONNECT"
+        self.in_mesh = target.method == "CONNECT"
+        """The far side is a member of the mesh, and no service of Cloud Run."""
         self._token: str | None = None
         self._head = self._make_head()
 
@@ -59,14 +60,14 @@ class TargetRequest:
         if token != self._token:
             self._token = token
             self._head = self._make_head()
-        if self._is_connect:
+        if self.in_mesh:
             forwarded = (b"forwarded", request_context.forwarded(peer))
             return [*self._head, forwarded, (b"traceparent", traceparent)]
         return [*self._head, (b"traceparent", traceparent)]
 
     def _make_head(self) -> Headers:
         target = self.target
-        if not self._is_connect:
+        if not self.in_mesh:
             return tunnel_request.post(target.scheme, target.authority, target.path, self._token)
         baggage = request_context.baggage(target.namespace, target.service)
         told = [(b"baggage", baggage)] if baggage else []
@@ -133,8 +134,7 @@ class ServiceUpstream(Upstream):
 
     @property
     def asked_of(self) -> AskedOf:
-        in_mesh = self._request.target.method == "CONNECT"
-        return AskedOf(token_sent=self._token is not None, in_mesh=in_mesh)
+        return AskedOf(token_sent=self._token is not None, in_mesh=self._request.in_mesh)
 
     def request_now(self) -> Stream | None:
         token = self._source.token_now()
