@@ -31,6 +31,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from http import HTTPStatus
 
 from shared.errors import LimitError, StatusError, StreamResetError, UpstreamError
 from shared.http2.events import Headers
@@ -41,8 +42,7 @@ from shared.tunnel.retry import Retries, Retry, RetryBudget, RetryRules, retry_a
 
 log = logging.getLogger("hbone.upstream")
 
-OK = 200
-UNAUTHORIZED = 401
+OK = HTTPStatus.OK.value  # Python 3.11 takes 0.2 µs to look one up in its enum
 
 
 class Upstream(ABC):
@@ -286,7 +286,7 @@ class Opening:
         self._upstream.accepted()
 
     async def _after_status(self, stream: Stream, status: int) -> Retry | None:
-        if status != UNAUTHORIZED:
+        if status != HTTPStatus.UNAUTHORIZED:
             asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
             return self._judge().after_status(status, asked_s)
         if not self._upstream.reject_token():
