@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
 
-MAX_WORKERS = 256
-"""No machine that this is for has more CPUs: a larger number is a typing mistake."""
-
 
 def parser() -> Parser:
     """hgate's command line. The flags have no defaults: those of `run` may stand before the command or behind
@@ -149,6 +146,8 @@ def workers(text: str) -> int:
     """The number of workers that `text` says. Raises ArgumentTypeError if it is none."""
     if text == "auto":
         return len(os.sched_getaffinity(0))
+    from shared.tunnel.registration import MAX_WORKERS
+
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_WORKERS):
         raise argparse.ArgumentTypeError(f"must be auto or a number in 1..{MAX_WORKERS}, not {text!r}")
     return int(text)

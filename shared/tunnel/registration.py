@@ -25,7 +25,7 @@ REGISTERED = 204
 ALREADY_REGISTERED = 409
 
 MAX_WORKERS = 256
-"""As many as hgate can have."""
+"""Processes that share a port. No machine that this is for has more CPUs: a larger number is a mistake."""
 
 MAX_REASON_CHARS = 300
 """Of a refusal's reason, which goes into the workload's log."""
