@@ -17,10 +17,10 @@ from pathlib import Path
 from bench.needs import open_files
 from shared import loop
 from shared.errors import EXIT_OK, HboneError
+from shared.open_files import allow_many
 from tests.stress import (
     churn,
     descriptors,
-    figures,
     flood,
     idle,
     impatient,
@@ -72,7 +72,7 @@ def main() -> int:
     unknown = sorted(set(names) - set(SCENARIOS))
     if unknown:
         parser.error(f"no scenario is called {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
-    figures.raise_own_descriptor_limit()
+    allow_many()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the processes are stopped
     rows: list[Row] = []
     try:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -99,33 +99,36 @@ async def _rounds(port: int, name: str, end: End) -> list[Outcome]:
 
 async def _impatient(port: int, said: bytes, clients: int) -> Outcome:
     """Clients of hgate that say hello and break off at once."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    numbers = iter(range(clients))
 
-    async def some() -> None:
-        for _ in numbers:
-            tunnel = await connect(port)
-            tunnel.send(said)
-            tunnel.reset()
-            await asyncio.sleep(IMPATIENT_PAUSE_S)
+    async def visit(_: int) -> None:
+        tunnel = await connect(port)
+        tunnel.send(said)
+        tunnel.reset()
 
-    await asyncio.gather(*(some() for _ in range(AT_A_TIME)))
-    return Outcome(ended=True, sent=clients, seconds=loop.time() - started)
+    return await _visits(visit, clients)
 
 
 async def _services(port: int, name: str, clients: int) -> Outcome:
     """Clients of hgate without a credential, each of which asks for a service of its own."""
+
+    async def visit(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(hello(name.format(number)))
+        await reader.read()
+        writer.close()
+
+    return await _visits(visit, clients)
+
+
+async def _visits(visit: Callable[[int], Awaitable[None]], clients: int) -> Outcome:
+    """So many clients, AT_A_TIME, each of which is told its number."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     numbers = iter(range(clients))
 
     async def some() -> None:
         for number in numbers:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(hello(name.format(number)))
-            await reader.read()
-            writer.close()
+            await visit(number)
             await asyncio.sleep(IMPATIENT_PAUSE_S)
 
     await asyncio.gather(*(some() for _ in range(AT_A_TIME)))

@@ -144,7 +144,7 @@ async def opened(port: int, hello: bytes, source: str | None = None) -> Tunnel:
     tunnel.send(first)
     try:
         await tunnel.echoed(first)
-    except BrokenError:
+    except BaseException:
         tunnel.close()
         raise
     return tunnel

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from shared import open_files
 from shared.tasks import spawn
 from tests.stress import figures
 from tests.stress.bystanders import beside
-from tests.stress.clients import BrokenError, Tunnel, connect, opened, some_bytes
-from tests.stress.echo import ECHO
+from tests.stress.clients import BrokenError, Tunnel, opened, some_bytes
 from tests.stress.mesh import HELLO, Mesh, mesh
 from tests.stress.programs import Program
 from tests.stress.run import Run
@@ -54,7 +54,8 @@ async def _starve(run: Run, running: Mesh, program: Program) -> None:
         limit = figures.descriptors(program.pid) + ROOM
         figures.limit_descriptors(program.pid, limit)
         try:
-            tries = [spawn(_try(port), name="client") for _ in range(CLIENTS)]
+            # Each holds what it gets: a tunnel, or a connection that nobody has accepted yet.
+            tries = [spawn(opened(port, HELLO), name="client") for _ in range(CLIENTS)]
             full = await figures.settled(
                 lambda: figures.descriptors(program.pid) >= limit - (1 - ENOUGH_HELD) * ROOM, RELEASE_S
             )
@@ -68,7 +69,7 @@ async def _starve(run: Run, running: Mesh, program: Program) -> None:
             held = await _let_go(tries)
             await figures.settled(lambda: figures.descriptors(program.pid) <= limit - ROOM / 2, RELEASE_S)
             again_s, why = await _again(port)  # still with the low limit, which has room again
-            figures.limit_descriptors(program.pid, figures.raise_own_descriptor_limit())
+            figures.limit_descriptors(program.pid, open_files.allow_many())
     name = program.name
     reached = f"limit of {limit}" if full else f"limit of {limit} not reached"
     run.row(
@@ -90,21 +91,6 @@ async def _starve(run: Run, running: Mesh, program: Program) -> None:
         why or f"{again_s * 1000:.0f} ms",
         passed=not why and again_s <= AT_ONCE_S,
     )
-
-
-async def _try(port: int) -> Tunnel:
-    """A client that holds what it gets: a tunnel, or a connection that nobody takes yet."""
-    tunnel = await connect(port)
-    tunnel.send(HELLO + ECHO)
-    try:
-        await tunnel.echoed(HELLO + ECHO)
-    except BrokenError:
-        tunnel.close()
-        raise
-    except asyncio.CancelledError:
-        tunnel.close()
-        raise
-    return tunnel
 
 
 async def _let_go(tries: list[asyncio.Task[Tunnel]]) -> Counter[str]:

@@ -109,13 +109,6 @@ def limit_descriptors(pid: int, count: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, hard))
 
 
-def raise_own_descriptor_limit() -> int:
-    """Takes as many files as the hard limit allows, for us and the processes that we start; how many."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
-
-
 async def settled(reached: Callable[[], bool], timeout_s: float) -> bool:
     """Polls until something is `reached`; False if it was not within `timeout_s` seconds."""
     loop = asyncio.get_running_loop()

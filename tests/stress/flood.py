@@ -14,6 +14,7 @@ from tests.stress.verdict import (
     TRIES,
     ends,
     named,
+    nothing_left_row,
     others,
     pids,
     target,
@@ -31,8 +32,7 @@ async def flood(run: Run, names: Sequence[str] = ()) -> None:
             if not names or name in names:
                 await _flood(run, running, offence, tls=False)
                 await _flood(run, running, offence, tls=True)
-        left = await running.nothing_left(10)
-        run.row("afterwards", "nothing counted as open in hgate", str(left), passed=not any(left.values()))
+        await nothing_left_row(run, running)
 
 
 async def _flood(run: Run, running: Mesh, offence: Flood, *, tls: bool) -> None:

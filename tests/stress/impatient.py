@@ -6,7 +6,7 @@ from tests.stress import attack
 from tests.stress.bystanders import beside
 from tests.stress.mesh import CLOUDRUN_NAME, HELLO_NAME, hello_for, mesh
 from tests.stress.run import Run
-from tests.stress.verdict import MOST_P99_MS, others, unhurt
+from tests.stress.verdict import MOST_P99_MS, nothing_left_row, others, unhurt
 
 CLIENTS = 4_000
 """In all, on each way; in ten seconds."""
@@ -30,5 +30,4 @@ async def impatient(run: Run, clients: int = CLIENTS) -> None:
                 f"all in {outcome.seconds:.1f} s; others {others(bystanders, p99_ms)}",
                 passed=unhurt(bystanders, p99_ms),
             )
-        left = await running.nothing_left(10)
-        run.row("afterwards", "nothing counted as open in hgate", str(left), passed=not any(left.values()))
+        await nothing_left_row(run, running)

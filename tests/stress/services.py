@@ -10,7 +10,7 @@ from tests.stress import attack
 from tests.stress.bystanders import beside
 from tests.stress.mesh import TOKEN_NAME, TOKEN_NAMES, hello_for, mesh
 from tests.stress.run import Run
-from tests.stress.verdict import MOST_P99_MS, others, unhurt
+from tests.stress.verdict import nothing_left_row, others_row
 from tests.support.metadata_server import MetadataServer
 from tests.support.wall_clock import Mint
 
@@ -42,12 +42,7 @@ async def services(run: Run, clients: int = CLIENTS) -> None:
             f"{asked} in {outcome.seconds:.1f} s",
             passed=asked <= most + most * minutes,
         )
-        run.row(
-            "others",
-            f"tunnels live on, p99 ≤ {MOST_P99_MS:g} ms",
-            others(bystanders, p99_ms),
-            passed=unhurt(bystanders, p99_ms),
-        )
+        others_row(run, "others", bystanders, p99_ms)
         async with beside(port, hello) as newcomers:
             newcomers.take()
         good = sum(request.audience == "https://echo.krun.example" for request in metadata.requests)
@@ -57,5 +52,4 @@ async def services(run: Run, clients: int = CLIENTS) -> None:
             f"asked for {good} times; {len(newcomers.broken)} of those who came later were broken",
             passed=good == 1 and not newcomers.broken,
         )
-        left = await running.nothing_left(10)
-        run.row("afterwards", "nothing counted as open in hgate", str(left), passed=not any(left.values()))
+        await nothing_left_row(run, running)

@@ -20,6 +20,9 @@ TRIES = 3
 MOST_GROWTH_MIB = 64
 """Of any server's memory during an attack: hgate and krun run with limits of 256 MiB and more."""
 
+SETTLE_S = 10.0
+"""For hgate to notice that all are gone."""
+
 
 def target(running: Mesh, *, tls: bool) -> tuple[int, tuple[str, ...], str]:
     """The port to attack, how, and whose tunnels share the server."""
@@ -48,6 +51,12 @@ def others_row(run: Run, part: str, bystanders: Bystanders, p99_ms: float) -> No
         others(bystanders, p99_ms),
         passed=unhurt(bystanders, p99_ms),
     )
+
+
+async def nothing_left_row(run: Run, running: Mesh) -> None:
+    """A row that says what hgate still counts as open."""
+    left = await running.nothing_left(SETTLE_S)
+    run.row("afterwards", "nothing counted as open in hgate", str(left), passed=not any(left.values()))
 
 
 def others(bystanders: Bystanders, p99_ms: float) -> str:
