@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 from hypothesis import settings
 
 from tests.support.loops import Uvloop
+from tests.support.network import unanswering
 from tests.support.tcp_peer import TcpServer
 from tests.support.wall_clock import Clock
 
@@ -58,6 +59,13 @@ async def target() -> AsyncIterator[TcpServer]:
     """What a tunnel leads to: a server that the test plays."""
     async with TcpServer.listening() as target:
         yield target
+
+
+@pytest.fixture
+def full_port() -> Iterator[int]:
+    """A port that neither accepts nor refuses."""
+    with unanswering() as port:
+        yield port
 
 
 @pytest.fixture

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpServer
-
-
-@pytest.fixture
-def full_port() -> Iterator[int]:
-    """A port that answers no connection any more: its queue is full."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        waiting = [socket.socket() for _ in range(3)]
-        for client in waiting:
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        yield server.getsockname()[1]
-        for client in waiting:
-            client.close()
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ and in time; a name that nobody answers is given up without harm to others.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from shared.net.names.dns_query import OTHER_FAMILY_S
 from shared.tasks import spawn
 from tests.support.http2_peer import Http2Peer
 from tests.support.name_server import NameServer, name_server, never, only
+from tests.support.network import unanswering
 from tests.support.network_namespace import POD, Network
 from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
@@ -147,23 +147,9 @@ async def test_abandoned_look_ups_delay_nobody(net: Network, way: Dial) -> None:
         assert asyncio.get_running_loop().time() - started < SOON_S
 
 
-@contextmanager
-def silent(host: str) -> Iterator[int]:
-    """A port that neither accepts nor refuses: its queue is full."""
-    with ExitStack() as block:
-        listener = block.enter_context(socket.socket())
-        listener.bind((host, 0))
-        listener.listen(0)
-        for _ in range(4):
-            filler = block.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listener.getsockname())
-        yield listener.getsockname()[1]
-
-
 @pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
 async def test_addresses_are_raced(net: Network, way: Dial) -> None:
-    with silent("127.0.0.1") as port:
+    with unanswering() as port:
         async with names() as server:
             server.names = {"two.test.": ("127.0.0.1", POD)}
             listener = await asyncio.start_server(lambda _, writer: writer.close(), POD, port)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,19 @@ def _has_ipv6() -> bool:
 
 needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
 """Marks a test that needs an IPv6 address of loopback."""
+
+
+@contextmanager
+def unanswering(host: str = "127.0.0.1") -> Iterator[int]:
+    """A port that neither accepts nor refuses: the queue of its listener is full."""
+    with ExitStack() as sockets:
+        listener, *waiting = [sockets.enter_context(socket.socket()) for _ in range(4)]
+        listener.bind((host, 0))
+        listener.listen(0)
+        for client in waiting:
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
 
 
 def free_port() -> int:

@@ -6,8 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,19 +287,6 @@ async def test_a_name_that_nobody_has(tmp_path: Path) -> None:
         stream = ask(peer, "hello.invalid:80")
         assert await stream.status() == 503
         assert (await stream.rest()).startswith(b"connect to hello.invalid:80: ")
-
-
-@pytest.fixture
-def full_port() -> Iterator[int]:
-    """A port that answers no connection any more: its queue is full."""
-    with ExitStack() as sockets:
-        server, *clients = [sockets.enter_context(socket.socket()) for _ in range(4)]
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for client in clients:
-            client.setblocking(False)
-            client.connect_ex(server.getsockname())
-        yield server.getsockname()[1]
 
 
 async def test_a_target_that_does_not_answer(tmp_path: Path, full_port: int) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from shared.errors import AlpnError
 from shared.tls import istio_sni
 from tests.support.gateway_world import GLOB, World
 from tests.support.hellos import INTERNAL_ERROR, NAME, alert, hello
+from tests.support.network import unanswering
 from tests.support.running_gateway import write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
@@ -134,23 +135,6 @@ async def test_a_drain_waits_for_it(world: World) -> None:
 
 
 # While the upstream is dialled.
-
-
-@contextmanager
-def unanswering() -> Iterator[int]:
-    """A port that neither accepts nor refuses, until it is told to: its queue is full."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(server.getsockname())
-        try:
-            yield server.getsockname()[1]
-        finally:
-            for filler in fillers:
-                filler.close()
 
 
 async def test_a_client_that_breaks_off_ends_the_dialling(world: World) -> None:

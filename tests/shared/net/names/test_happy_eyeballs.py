@@ -11,6 +11,7 @@ from shared.address import Address
 from shared.net.names import happy_eyeballs
 from shared.net.names.endpoint import Endpoint
 from shared.net.names.happy_eyeballs import connect
+from tests.support.network import unanswering
 
 PATIENCE_S = 20.0
 
@@ -25,19 +26,8 @@ def listening(host: str, port: int = 0) -> Iterator[tuple[socket.socket, Endpoin
 @contextmanager
 def silent(host: str) -> Iterator[Endpoint]:
     """An endpoint that neither accepts nor refuses: a listener whose queue is full."""
-    with socket.socket() as server:
-        server.bind((host, 0))
-        server.listen(0)
-        name = server.getsockname()
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(name)
-        try:
-            yield (socket.AF_INET, (name[0], name[1]))
-        finally:
-            for filler in fillers:
-                filler.close()
+    with unanswering(host) as port:
+        yield (socket.AF_INET, (host, port))
 
 
 def closed(host: str) -> Endpoint:
