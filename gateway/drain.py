@@ -29,8 +29,8 @@ from shared.tasks import spawn
 log = logging.getLogger("hbone.gateway")
 
 NOTICE_S = 5.0
-"""The drain delay where the file has none and somebody polls the readiness: two of the kubelet's probes as
-deploy/k8s has them, or several times the second in which endpoints reach every node."""
+"""Seconds of drain delay where the file has none and somebody polls the readiness: two probes of a kubelet
+that sends one every 3 s, or several times the second in which endpoints reach every node."""
 
 
 class Drain:

@@ -1,8 +1,8 @@
 """The HBONE port: members of the mesh open tunnels with CONNECT, over HTTP/2 over mTLS, as ztunnel does.
 
-1. New tunnels get the rules as they are now; open ones stay.
-2. A peer whose certificate has ended opens no tunnel: its requests are refused as if they had never come
-   (REFUSED_STREAM), for it may have a new one. Its open tunnels have the drain timeout.
+1. The rules of a reload hold for new tunnels; open ones stay.
+2. A peer whose certificate has ended opens no tunnel: its requests are refused unprocessed (REFUSED_STREAM),
+   so that it can ask again with a newer certificate. Its open tunnels have the drain timeout.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class HboneListener:
         await self._listeners.open(self._settings.listen)
 
     async def drain(self) -> None:
-        """Takes no new connection and no new tunnel; each connection closes when its last tunnel is over."""
+        """Accepts no new connections and tunnels; each connection closes when its last tunnel is over."""
         await self._listeners.close()
         self._connections.drain()
 

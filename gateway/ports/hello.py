@@ -1,6 +1,6 @@
 """The first phase of a connection: its ClientHello is peeked at, and kept for the far side.
 
-Here are also the leg that the connection becomes then, and the TLS alert that refuses one. No task runs for a
+The leg that the connection becomes, and the TLS alert that refuses it, are here, too. No task runs for a
 connection before its hello is whole: thousands of silent ones cost a timer each.
 """
 
@@ -41,8 +41,8 @@ class ClientLeg(TcpLeg):
         self._peek: HelloPeek | None = HelloPeek(self, hellos)
 
     def when_lost(self, call: Callable[[], None] | None) -> None:
-        """Calls `call`, and nobody who was to be called before, once the connection is gone; now if it is.
-        None: nobody."""
+        """Calls `call` once the connection is gone, or now if it is, instead of what was to be called before.
+        None: nothing is called."""
         if self.lost and call is not None:
             call()
         else:
@@ -196,7 +196,7 @@ def turn_away(transport: asyncio.Transport, alert: int | None) -> None:
     transport.write(alerts.fatal(alert))
     transport.write_eof()
     transport.set_protocol(_Discard(transport))
-    transport.resume_reading()  # a leg pauses a client that sends much before the tunnel stands
+    transport.resume_reading()  # a leg pauses a client that sends much before the tunnel is open
 
 
 class _Discard(asyncio.BufferedProtocol):

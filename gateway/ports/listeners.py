@@ -21,7 +21,7 @@ LISTENING = "listening"
 """What the log says of the ports of `listen:`."""
 
 Key = tuple[Address, int]
-"""An address as the file has it, and which of several equal ones it is: port 0 may stand there twice."""
+"""An address as the file has it, and which of several equal ones it is: the file may have port 0 twice."""
 
 
 class Listeners:
@@ -91,7 +91,7 @@ class Listeners:
         return [bound_address(server) for server in self._servers.values()]
 
     def have_company(self) -> bool:
-        """Whether on each address somebody else listens too: a successor, who takes who comes."""
+        """Whether another process listens on each address, too: a successor, for new connections."""
         servers = self._servers.values()
         return bool(servers) and all(
             listening_on(bound_address(server)) > self._siblings for server in servers

@@ -1,7 +1,8 @@
 """Connections of the mesh's members: from TCP accept through the mTLS handshake to HTTP/2, and to their end.
 
 A connection is one of the mesh's or none: TLS, a certificate that leads to the roots and names one SPIFFE ID,
-ALPN h2. What fails in TLS gets OpenSSL's alert, what fails after it GOAWAY; both are told to `refused`.
+ALPN h2. A failure in TLS is answered with OpenSSL's alert, a later one with GOAWAY; `refused` is called for
+both.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_
 """A peer that vanished without a word is noticed after two minutes of silence: 60 s, then three probes."""
 
 LEAST_HANDSHAKE_S = 0.001
-"""What is left for TLS of a deadline that the first byte has used up; the loop takes no zero."""
+"""What is left for TLS of a deadline that the first byte has used up; the loop accepts no zero."""
 
 DRAIN_BYTES = 4096
 """Read at a time of what a refused client still sends."""
@@ -118,8 +119,8 @@ class MemberConnection(Connection):
 
 class MeshConnections:
     """The open connections. `make(lost)` makes one, which calls `lost` at its end; `admitted(member)` is
-    called when its handshake is over. `refused(peer, duration_s, error)` gets every connection that came to
-    nothing, `changed()` is called when their number may have changed.
+    called when its handshake is over, `refused(peer, duration_s, error)` for every connection that came to
+    nothing, `changed()` when their number may have changed.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class MeshConnections:
         return AcceptProtocol(self._accepted)
 
     def drain(self) -> None:
-        """Takes no new requests; each connection closes when its last one is over."""
+        """Accepts no new requests; each connection closes when its last one is over."""
         self._draining = True
         for member in list(self._members):
             member.drain()

@@ -106,12 +106,12 @@ class Registrations:
                     self.let_go(member, error)
 
     def leave(self) -> None:
-        """Registers nobody any more, and has those who are registered look for our successor."""
+        """Registers nobody any more, and has registered workloads connect to our successor."""
         self._leaving = True
         for member in list(self._members):
             member.say_goaway()
 
-    # What `MeshConnections` asks, in this order.
+    # What `MeshConnections` calls, in this order.
 
     def prepare(self, context: ServerContext) -> None:
         """Has the TLS context ask us about names."""

@@ -12,7 +12,7 @@ from shared.trust.spiffe import SpiffeId
 
 
 class CarriesStreams(Protocol):
-    """What is asked of a workload's connection."""
+    """What the registry reads of a workload's connection."""
 
     @property
     def room(self) -> int:
@@ -62,13 +62,13 @@ class Registry:
             raise LimitError(text, REVERSE_PER_NAME)
 
     def add(self, registration: Registration) -> None:
-        """Takes it up; the next tunnel may be its. Raises LimitError."""
+        """Adds it; the next tunnel may go to it. Raises LimitError."""
         self.check_room(registration.name)
         self.names.setdefault(registration.name, []).append(registration)
         self.changed(registration.name)
 
     def discard(self, registration: Registration) -> None:
-        """Chooses it no more."""
+        """Removes it, if it is there; no new tunnel goes to it."""
         registrations = self.names.get(registration.name, [])
         if registration in registrations:
             registrations.remove(registration)

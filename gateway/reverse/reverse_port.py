@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 CLOSE_S = 1.0
-"""For workloads to take our last bytes when we end."""
+"""Seconds for workloads to read our last bytes when we end."""
 
 
 class ReverseListener:
@@ -146,7 +146,7 @@ class ReverseListener:
         await self._listeners.open(self._settings.listen)
 
     async def leave(self) -> None:
-        """Takes no new connection, and has the workloads look for our successor."""
+        """Accepts no new connection, and has the workloads connect to our successor."""
         self._registrations.leave()
         await self._listeners.close()
 
@@ -167,6 +167,6 @@ class ReverseListener:
     # A tunnel.
 
     def upstream(self, name: str, headers: Headers, record: TunnelRecord) -> WorkloadUpstream:
-        """Whoever has registered `name`, to be asked with `headers` for the tunnel of `record`."""
+        """The workloads with the name `name`, to be asked with `headers` for the tunnel of `record`."""
         wait_s = self._settings.wait_s
         return WorkloadUpstream(self._registry, name, headers, record, self._metrics, wait_s=wait_s)

@@ -21,7 +21,7 @@ way. What it answers is final."""
 
 
 class WorkloadUpstream(Upstream):
-    """Whoever has registered a name, asked for one client's tunnel."""
+    """The workloads that have registered a name, asked for one client's tunnel."""
 
     def __init__(
         self,

@@ -82,9 +82,9 @@ class Forward:
 
 
 def check_alpn(target: Target, alpn: Iterable[str]) -> None:
-    """Raises AlpnError if `target` wants mesh clients only and the ALPN names of a hello are no such one's.
+    """Raises AlpnError if `target` is for mesh clients only and `alpn`, the hello's, has no name of Istio's.
 
-    As Istio's gateways do with AUTO_PASSTHROUGH for names of the form outbound_.PORT_.SUBSET_.HOST.
+    Istio's gateways do so with AUTO_PASSTHROUGH for names of the form outbound_.PORT_.SUBSET_.HOST.
     """
     if target.istio_alpn and ISTIO_ALPN.isdisjoint(alpn):
         raise AlpnError("the client offers none of Istio's ALPN names; the route's alpn: any would let it in")

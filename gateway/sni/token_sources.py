@@ -56,7 +56,7 @@ class TokenSources:
         return _NO_TOKEN
 
     def statuses(self) -> Iterator[TokenStatus]:
-        """What may be told of each token."""
+        """What operators may know of each token."""
         yield from self.cache.statuses()
         for file in self._files.values():
             yield file.status()

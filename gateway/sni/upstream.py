@@ -1,11 +1,11 @@
 """Asking a service for a tunnel: its request, its token, a stream on a pooled connection.
 
-A token that is not at hand is asked for once a connection to the origin is there: a name that leads nowhere,
-or to somebody else, costs none. As long as no tunnel was opened with a token for its audience, it is one of a
-bounded number, which is checked before anything is dialled. The time that a token takes does not count
-towards the deadline of the answer. After a pause the token is looked for again, as it may have expired.
+A token that has to be fetched is fetched once there is a connection to the origin: a name that leads nowhere,
+or to somebody else, costs none. Tokens for audiences with which no tunnel was opened yet are bounded in
+number, which is checked before anything is dialled. The time that a token takes does not count towards the
+deadline of the answer. After a pause the token is asked for again, as it may have expired.
 
-Nothing is lost or said twice: the ClientHello, and whatever else the client has sent, stays with the
+Nothing is lost or sent twice: the ClientHello, and whatever else the client has sent, stays with the
 downstream leg until the relay is there, so an attempt that fails has carried nothing.
 """
 

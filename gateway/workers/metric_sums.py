@@ -83,7 +83,7 @@ class Sums(Collector):
         self._silent: set[int] = set()
 
     def update(self, worker: int, pid: int, families: list[Family]) -> None:
-        """Takes the metrics of worker number `worker`, which is process `pid`."""
+        """Keeps the metrics of worker number `worker`, which is process `pid`."""
         if self._pids.setdefault(worker, pid) != pid:
             self._pids[worker] = pid
             self.restarts += 1

@@ -30,8 +30,8 @@ MAX_REQUESTS = 64
 """Requests that a worker answers at once; one more is dropped."""
 
 RESPONSE_S = 60.0
-"""Seconds for a response to be made and read. The client gives up earlier. The longest takes a reload of a
-large file."""
+"""Seconds for a response to be made and read. The client gives up earlier. A reload of a large file takes
+longest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Asking for a tunnel: the request is sent, the answer judged, and the request perhaps sent again.
 
-The one driver of that. Whom it asks, and with which token, is its `Upstream`'s; which answers are worth
-another attempt is decided by `Retries`.
+The one driver of that. Its `Upstream` decides who is asked, and with which token; `Retries` decides which
+answers are worth another attempt.
 
 An opening goes one of two ways:
 
@@ -19,9 +19,9 @@ The rules, whichever way it goes:
 3. After a 401 the token is dropped, and asked for once more. Another attempt is made only with another token
    than the rejected one.
 4. Nothing more is asked once the opening is abandoned. While an answer is awaited its stream stays, and is
-   reset when it is answered: a client can come and go a thousand times a second, and so many unanswered
-   streams reset would be a rapid reset (CVE-2023-44487) in the far side's eyes, which then ends the
-   connection with all its tunnels.
+   reset when it is answered. A client can come and go a thousand times a second: so many resets of unanswered
+   streams look like a rapid reset (CVE-2023-44487) to the far side, which then ends the connection with all
+   its tunnels.
 """
 
 from __future__ import annotations

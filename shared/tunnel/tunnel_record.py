@@ -1,6 +1,6 @@
 """What is known of a tunnel, and its line in the access log: the one place that makes one.
 
-A connection that came to no tunnel, one of the mTLS end and a registration have records, too.
+Connections that came to no tunnel, connections of the mTLS end, and registrations have records, too.
 """
 
 from __future__ import annotations

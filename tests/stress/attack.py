@@ -1,7 +1,7 @@
 """The attackers, in a process of their own so that their work does not slow down who measures:
 `python -m tests.stress.attack PORT KIND NAME [...]`, which prints JSON for what came of it.
 
-Everything is bounded, and goes to loopback only (`tests/support/attacker.py`).
+Everything is bounded, and goes to loopback only.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ async def _starve(run: Run, running: Mesh, program: Program) -> None:
     )
     run.row(
         f"{name} recovers",
-        f"after the release the first new tunnel stands within {AT_ONCE_S:g} s",
+        f"after the release the first new tunnel is open within {AT_ONCE_S:g} s",
         why or f"{again_s * 1000:.0f} ms",
         passed=not why and again_s <= AT_ONCE_S,
     )

@@ -11,8 +11,8 @@ from tests.stress.programs import Program
 from tests.support.world import free_port
 
 TUNNELS_PER_CONNECTION = 200
-"""hgate's limit, below the 250 streams that krun takes: 10,000 tunnels then fit into the 64 connections that
-hgate makes to an origin at most."""
+"""hgate's limit, below the 250 streams that krun accepts: 10,000 tunnels then fit into the 64 connections
+that hgate makes to an origin at most."""
 
 DEFAULT_LIMITS = {
     "max_connections": 20_000,

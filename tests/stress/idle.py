@@ -25,7 +25,7 @@ WARM_UP = 500
 """Tunnels opened and closed before the first look, so that what a process keeps anyhow is not counted."""
 
 MOST_KIB = {"hgate": 13.7, "krun": 19.5}
-"""Memory per tunnel: what Envoy takes at the same place on the same wire (the design's measurements)."""
+"""Memory per tunnel: what Envoy needs at the same place on the same wire."""
 
 MOST_IDLE_CPU = 0.05
 """Of one core, for all tunnels that say nothing."""

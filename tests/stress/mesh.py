@@ -39,7 +39,7 @@ DEAD_NAME = f"outbound_.8080_._.dead.{DEMO}"
 UNKNOWN_NAME = f"outbound_.8080_._.unknown.{DEMO}"
 """Leads to a target that krun does not know."""
 NOBODY_NAME = f"outbound_.8080_._.nobody.{DEMO}"
-"""No route takes it."""
+"""No route matches it."""
 ORIGIN_NAME = f"outbound_.8080_._.origin.{DEMO}"
 """Leads to an HTTP/2 server of the scenario's own."""
 

@@ -120,13 +120,13 @@ async def _reload(running: Mesh, *, switched: bool, ask: bool) -> bool:
 
 
 async def _routed_wrongly(port: int, *, switched: bool) -> list[str]:
-    """What is wrong if the name that comes and goes is not taken, or is though it has gone."""
+    """What is wrong if the name that comes and goes has no route, or still has one once it is gone."""
     try:
         tunnel = await opened(port, _SWITCHED)
         tunnel.close()
     except BrokenError as error:
         return [str(error)] if switched else []
-    return [] if switched else ["a route that is gone was taken"]
+    return [] if switched else ["a route that is gone was used"]
 
 
 async def _broken_file(running: Mesh) -> str:

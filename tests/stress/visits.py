@@ -14,7 +14,7 @@ from tests.stress.mesh import DEAD_NAME, HELLO, NOBODY_NAME, UNKNOWN_NAME, hello
 from tests.support.hellos import INTERNAL_ERROR, UNRECOGNIZED_NAME
 
 Visit = Callable[[int], Awaitable[None]]
-"""Takes the gateway's port."""
+"""Called with the gateway's port."""
 
 
 async def client_fin(port: int) -> None:
@@ -26,7 +26,7 @@ async def client_fin(port: int) -> None:
 
 
 async def early_fin(port: int) -> None:
-    """The client has said everything, and ended, before the tunnel stands."""
+    """The client has said everything, and ended, before the tunnel is open."""
     tunnel = await connect(port)
     first = HELLO + ECHO + some_bytes(PAYLOAD_BYTES)
     tunnel.send(first)
@@ -54,7 +54,7 @@ async def client_rst(port: int) -> None:
 
 
 async def early_rst(port: int) -> None:
-    """The client breaks off before the tunnel stands."""
+    """The client breaks off before the tunnel is open."""
     tunnel = await connect(port)
     tunnel.send(HELLO + ECHO)
     reset(tunnel.transport)
@@ -71,7 +71,7 @@ async def server_rst(port: int) -> None:
 
 
 async def no_route(port: int) -> None:
-    """No route takes the name."""
+    """No route matches the name."""
     await _refused(port, _NOBODY, UNRECOGNIZED_NAME)
 
 

@@ -1,4 +1,4 @@
-"""The dumps of the admin port. What they hold of a running gateway is test_app.py's."""
+"""The dumps of the admin port, without a running gateway."""
 
 from __future__ import annotations
 

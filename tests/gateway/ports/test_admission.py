@@ -1,4 +1,4 @@
-"""Who is let in, by numbers; that clients are told, and the log, has `test_limits.py`."""
+"""Who is let in, by numbers, without a connection."""
 
 from __future__ import annotations
 

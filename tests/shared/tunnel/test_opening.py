@@ -1,5 +1,5 @@
 """The driver, with an upstream whose connection accepts no new stream. What else it does is tested through
-its users: hgate (tests/gateway), `hbone URL` (tests/hbone) and the reverse port."""
+its users: hgate, `hbone URL` and the reverse port."""
 
 from __future__ import annotations
 

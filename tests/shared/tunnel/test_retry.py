@@ -1,4 +1,4 @@
-"""When a tunnel request is sent once more: the table at the top of retry.py, row by row, and its bounds."""
+"""When a tunnel request is sent once more, for each outcome of an attempt, and the bounds of that."""
 
 from __future__ import annotations
 
