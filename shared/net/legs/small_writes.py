@@ -7,8 +7,10 @@ window of 1 MiB in pieces of 100 bytes, and reads none of them, would cost 8 MiB
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
-from shared.net.legs.contract import Buffer
+from shared.net.legs.contract import Buffer, Leg, RelayEnd
+from shared.net.legs.tcp_end import LastBytes
 
 SMALL_BYTES = 4096
 """A write of as much may wait by itself: what it costs beside its bytes is a sixth of them."""
@@ -47,3 +49,51 @@ class SmallWrites:
         kept, self._kept = bytes(self._kept), bytearray()
         self._transport.set_write_buffer_limits()
         self._transport.write(kept)
+
+
+class TransportLeg(asyncio.BufferedProtocol):
+    """The sending side of a leg on a TCP transport: what of it waits, and what the relay is told of that.
+
+    `write` is each leg's own. It gives small pieces to `_small` as soon as `UNSENT_BYTES` wait, and calls
+    `_become_full` when that makes more than `MARK_BYTES`."""
+
+    __slots__ = ("_closing", "_full", "_relay", "_small", "_transport")
+
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._relay: RelayEnd | None = None
+        self._full = False
+        self._closing: LastBytes | None = None
+        self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
+
+    @property
+    def _unsent_bytes(self) -> int:
+        kept = 0 if self._small is None else len(self._small)
+        return kept + self._transport.get_write_buffer_size()
+
+    def _become_full(self) -> None:
+        self._full = True
+        if self._relay is not None:
+            self._relay.full(cast("Leg", self))
+
+    def _send_small(self) -> None:
+        small, self._small = self._small, None
+        if small is not None:
+            small.send()
+
+    # asyncio.BufferedProtocol.
+
+    def pause_writing(self) -> None:
+        if self._small is None or self._unsent_bytes > MARK_BYTES:
+            self._become_full()
+
+    def resume_writing(self) -> None:
+        self._full = False
+        self._send_small()
+        if self._full:
+            return  # of what was small
+        if self._closing is not None:
+            self._closing.flushed()
+        elif self._relay is not None:
+            self._relay.drained(cast("Leg", self))

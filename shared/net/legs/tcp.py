@@ -22,6 +22,7 @@ from shared.net.legs.small_writes import (
     SMALL_BYTES,
     UNSENT_BYTES,
     SmallWrites,
+    TransportLeg,
 )
 from shared.net.legs.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
 from shared.net.legs.tcp_end import (
@@ -46,39 +47,29 @@ BULK_READS = 8
 event loop gives way by itself."""
 
 
-class TcpLeg(asyncio.BufferedProtocol):
+class TcpLeg(TransportLeg):
     """A TCP connection, ours or accepted, as a leg."""
 
     __slots__ = (
         "_bulk_reads",
-        "_closing",
         "_early",
         "_ended",
         "_error",
-        "_full",
         "_gone",
         "_paused",
-        "_relay",
-        "_small",
         "_sock",
-        "_transport",
     )
-
-    _transport: asyncio.Transport
 
     def __init__(self, sock: socket.socket | None = None) -> None:
         """`sock` is what the transport is made of, if that is a socket of ours (`tcp_end.set_end`)."""
+        super().__init__()
         self._sock = sock
-        self._relay: RelayEnd | None = None
         self._early: bytearray | None = None  # received before join
         self._ended = False  # FIN came
         self._error: StreamResetError | None = None  # how it broke before join
-        self._full = False
         self._gone = False
         self._paused = False  # by the relay
         self._bulk_reads = 0  # the last ones, full and large, and one more; 0: the next read is a small one
-        self._closing: LastBytes | None = None
-        self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
 
     def release(self) -> asyncio.Transport:
         """Gives the transport away, to be ended by somebody else; the leg is gone."""
@@ -280,37 +271,6 @@ class TcpLeg(asyncio.BufferedProtocol):
         if self._relay is not None:
             self._relay.failed(self, self._error)
             self._relay = None
-
-    def pause_writing(self) -> None:
-        if self._small is None or self._unsent_bytes > MARK_BYTES:
-            self._become_full()
-
-    def resume_writing(self) -> None:
-        self._full = False
-        self._send_small()
-        if self._full:
-            return  # of what was small
-        if self._closing is not None:
-            self._closing.flushed()
-        elif self._relay is not None:
-            self._relay.drained(self)
-
-    # What waits to be sent.
-
-    @property
-    def _unsent_bytes(self) -> int:
-        kept = 0 if self._small is None else len(self._small)
-        return kept + self._transport.get_write_buffer_size()
-
-    def _become_full(self) -> None:
-        self._full = True
-        if self._relay is not None:
-            self._relay.full(self)
-
-    def _send_small(self) -> None:
-        small, self._small = self._small, None
-        if small is not None:
-            small.send()
 
 
 class CloseWatch:

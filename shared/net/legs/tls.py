@@ -34,6 +34,7 @@ from shared.net.legs.small_writes import (
     SMALL_BYTES,
     UNSENT_BYTES,
     SmallWrites,
+    TransportLeg,
 )
 from shared.net.legs.tcp import peer_of
 from shared.net.legs.tcp_end import (
@@ -85,44 +86,38 @@ class _State(enum.Enum):
     GONE = enum.auto()  # reset by us, or lost
 
 
-class TlsServerLeg(asyncio.BufferedProtocol):
+class TlsServerLeg(TransportLeg):
     """The server's end of a TLS connection, as a leg; a protocol for a plain TCP transport.
 
     `context` is one of `server_context`. A handshake may take `handshake_timeout_s` seconds.
     """
 
     __slots__ = (
-        "_closing",
         "_control_bytes",
         "_ended",
         "_eof_sent",
         "_fin",
-        "_full",
         "_handshake",
         "_handshake_timeout_s",
         "_owner",
         "_paused",
         "_pushing",
-        "_relay",
-        "_small",
         "_state",
         "_timer",
         "_tls",
-        "_transport",
         "alpn",
         "certificate",
         "peer_name",
     )
 
-    _transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
     def __init__(
         self, context: SSL.Context, owner: Owner, *, handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
     ) -> None:
+        super().__init__()
         self._owner = owner
         self._handshake_timeout_s = handshake_timeout_s
-        self._relay: RelayEnd | None = None
         self._state = _State.ACCEPTED
         self._handshake = ServerHandshake(context)
         self._tls = self._handshake.tls
@@ -131,9 +126,6 @@ class TlsServerLeg(asyncio.BufferedProtocol):
         self._ended = False  # close_notify came
         self._fin = False  # FIN came
         self._eof_sent = False  # close_notify was sent
-        self._full = False
-        self._closing: LastBytes | None = None
-        self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
         self._control_bytes = 0
         self.certificate = b""
         """The client's leaf certificate in DER, verified; empty before `established`."""
@@ -146,9 +138,7 @@ class TlsServerLeg(asyncio.BufferedProtocol):
 
     @property
     def buffered_bytes(self) -> int:
-        # What is in OpenSSL's hands is one read at most.
-        kept = 0 if self._small is None else len(self._small)
-        return kept + self._transport.get_write_buffer_size()
+        return self._unsent_bytes  # what is in OpenSSL's hands is one read at most
 
     def join(self, relay: RelayEnd) -> None:
         if self._state is not _State.HELD:
@@ -268,43 +258,22 @@ class TlsServerLeg(asyncio.BufferedProtocol):
             relay.failed(self, StreamResetError(f"connection reset: {exc or 'closed by the peer'}", CANCEL))
         self._owner.closed(self)
 
-    def pause_writing(self) -> None:
-        if self._small is None or self.buffered_bytes > MARK_BYTES:
-            self._become_full()
-
     def resume_writing(self) -> None:
-        self._full = False
         self._control_bytes = 0
-        self._send_small()
-        if self._full:
-            return  # of what was small
-        if self._closing is not None:
-            self._closing.flushed()
-        elif self._relay is not None:
-            self._relay.drained(self)
+        super().resume_writing()
 
     # What waits to be sent, which is sealed already.
 
     def _send(self, data: bytes) -> None:
         if self._small is not None:
             self._small.add(data)
-            if not self._full and self.buffered_bytes > MARK_BYTES:
+            if not self._full and self._unsent_bytes > MARK_BYTES:
                 self._become_full()
         elif len(data) < SMALL_BYTES and self._transport.get_write_buffer_size() > UNSENT_BYTES:
             self._small = SmallWrites(self._transport, data)
             self._small.begin()
         else:
             self._transport.write(data)
-
-    def _become_full(self) -> None:
-        self._full = True
-        if self._relay is not None:
-            self._relay.full(self)
-
-    def _send_small(self) -> None:
-        small, self._small = self._small, None
-        if small is not None:
-            small.send()
 
     # Handshake.
 
