@@ -210,7 +210,7 @@ def close_if_taken(transport: asyncio.Transport, sock: socket.socket | None = No
         try:
             # Both FINs taken, or a reset: nothing is left that the way of closing could make a difference to.
             if lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != TCP_CLOSE:
-                if _queued_bytes(lent.fileno()) > KERNEL_BYTES:
+                if queued_bytes(lent.fileno()) > KERNEL_BYTES:
                     return False
                 lent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FIN_ON_CLOSE)
         except OSError:
@@ -229,7 +229,7 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
     fd = _descriptor(transport)
     if fd >= 0:
         with contextlib.suppress(OSError):
-            unsent += _queued_bytes(fd)
+            unsent += queued_bytes(fd)
     return unsent
 
 
@@ -247,7 +247,8 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int | None:
     return None
 
 
-def _queued_bytes(fd: int) -> int:
+def queued_bytes(fd: int) -> int:
+    """What the kernel has of a socket's, and its peer has not acknowledged, FIN included. Raises OSError."""
     return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 

@@ -28,19 +28,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import select
 import socket
-import struct
-import termios
 from collections.abc import Callable
 
 from shared.errors import HboneError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.net.legs.contract import Buffer
 from shared.net.legs.read_buffer import READ_BUFFER, READ_BYTES
-from shared.net.legs.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE
+from shared.net.legs.tcp_end import FIN_ON_CLOSE, RESET_ON_CLOSE, queued_bytes
 from shared.net.relay.edge_poll import ENDS, EdgePoll
 from shared.net.relay.half_closed_clock import HalfClosedClock
 from shared.net.relay.pipes import PIPE_BYTES, Pipe, Pipes
@@ -398,7 +395,8 @@ class SpliceRelay:
 
     def _wait_for_the_rest(self) -> None:
         """One side has ended and broken, and wants nothing more; the other one is let go (rule 5)."""
-        if self._down.dropping and _unacknowledged(self._down.source) <= FIN_BYTES:
+        # Else closing, with bytes of its peer unread, would destroy what the peer has not taken.
+        if self._down.dropping and queued_bytes(self._down.source.fileno()) <= FIN_BYTES:
             self._complete()
         elif self._linger is None and not self.over:
             self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._complete)
@@ -428,8 +426,3 @@ class SpliceRelay:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FIN_ON_CLOSE)
             sock.close()
         self._finished(self)
-
-
-def _unacknowledged(sock: socket.socket) -> int:
-    """Bytes that its peer has not acknowledged. Closing with some of the peer's unread destroys them."""
-    return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])

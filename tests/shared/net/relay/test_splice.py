@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shared.errors import HboneError, LifetimeError, StreamResetError
 from shared.net.legs.read_buffer import READ_BUFFER, READ_BYTES
-from shared.net.legs.tcp import RESET_ON_CLOSE
+from shared.net.legs.tcp_end import RESET_ON_CLOSE, queued_bytes
 from shared.net.relay import splice
 from shared.net.relay.edge_poll import ENDS, EdgePoll
 from shared.net.relay.pipes import Pipes
@@ -258,7 +258,7 @@ async def test_an_answer_that_waits_to_be_read_survives_a_write_that_fails(
     while spliced.relay.received_bytes == sent:  # then some of it waits for the relay
         sent += spliced.server.sock.send(MUCH[: 1 << 16])
         await asyncio.sleep(0.002)
-        await until(lambda: not splice._unacknowledged(spliced.server.sock))
+        await until(lambda: not queued_bytes(spliced.server.sock.fileno()))
     spliced.server.fin()
     await asyncio.sleep(0.01)
     await spliced.server.close()
@@ -293,7 +293,7 @@ async def test_the_clients_last_words_arrive_after_it_is_gone(spliced: Spliced) 
     await spliced.client.send(words)
     spliced.client.fin()
     await until(lambda: spliced.relay._up.ended)
-    assert splice._unacknowledged(spliced.upstream) > FIN_BYTES
+    assert queued_bytes(spliced.upstream.fileno()) > FIN_BYTES
     await spliced.client.rst()
     assert spliced.server.sock.send(b"for nobody") == 10
     spliced.relay.ready(spliced.downstream.fileno(), ENDS)  # before these are read
