@@ -34,7 +34,7 @@ from shared.net.pool.dial_backoff import DialBackoff
 from shared.net.pool.name_watch import NameWatch
 from shared.net.pool.pool_limits import PoolLimits
 from shared.net.pool.pooled_connection import PooledConnection
-from shared.net.pool.stream_queue import WaitQueue, stream_queue
+from shared.net.pool.stream_queue import Asked, Given, WaitQueue, stream_queue
 from shared.ops import pool_counts
 from shared.ops.pool_counts import OriginCounts
 from shared.tasks import spawn
@@ -128,14 +128,7 @@ class OriginPool:
         stream = self.open_now(headers, end_stream=end_stream)
         if stream is not None:
             return stream
-        try:
-            self._refuse_to_wait(timeout_s)
-            self._dial_more()
-            return await self._queue.wait((headers, end_stream), timeout_s)
-        except TimeoutError as error:
-            raise UpstreamError(f"{self.origin}: {self._lacking()} within {timeout_s:g} s") from error
-        finally:
-            self._tell_if_unused()
+        return await self._wait(self._queue, (headers, end_stream), timeout_s)
 
     async def connected(self, timeout_s: float) -> None:
         """Returns once there is a connection to the origin whose peer has said its SETTINGS, so its name, its
@@ -146,12 +139,15 @@ class OriginPool:
             DialError: no connection could be made, or we are stopping.
             UpstreamError: after `timeout_s` seconds there is no connection; or too many wait already.
         """
-        if self._is_connected(None):
-            return
+        if not self._is_connected(None):
+            await self._wait(self._awaiting_connection, None, timeout_s)
+
+    async def _wait(self, queue: WaitQueue[Asked, Given], asked: Asked, timeout_s: float) -> Given:
+        """What `queue` gives for `asked`; dials if it must."""
         try:
             self._refuse_to_wait(timeout_s)
             self._dial_more()
-            await self._awaiting_connection.wait(None, timeout_s)
+            return await queue.wait(asked, timeout_s)
         except TimeoutError as error:
             raise UpstreamError(f"{self.origin}: {self._lacking()} within {timeout_s:g} s") from error
         finally:
