@@ -13,7 +13,7 @@ from collections.abc import Callable
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.http2.liveness import while_streams
 from shared.net.pool.pool_limits import PoolLimits
-from shared.net.tls.certificate_expiry import LEAST_S, LOOK_S
+from shared.net.tls.certificate_expiry import next_check_s
 from shared.ops import pool_counts
 
 AGE_JITTER = 0.1
@@ -182,7 +182,7 @@ class PooledConnection:
         if self.reason or self.connection.certificate_ends == OPEN_ENDED_S:
             return OPEN_ENDED_S
         left_s = self.connection.certificate_ends - self._wall_clock()
-        return self._loop.time() + min(max(left_s, LEAST_S), LOOK_S)
+        return self._loop.time() + next_check_s(left_s)
 
     def _check(self) -> None:
         self._timer_due = OPEN_ENDED_S

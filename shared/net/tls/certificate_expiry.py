@@ -44,6 +44,11 @@ def end_of(chain: Sequence[bytes]) -> float:
     return min(end.timestamp() for end in ends)
 
 
+def next_check_s(left_s: float) -> float:
+    """In how many seconds to check the wall clock again, by which `left_s` are left until the end."""
+    return min(max(left_s, LEAST_S), LOOK_S)
+
+
 class CertificateExpiry:
     """Looks after one connection from its handshake on. `ended(error)` and `over(error)` are called once
     each, as the module says. To be started when the owner is ready for that, and closed when the connection
@@ -106,7 +111,7 @@ class CertificateExpiry:
     def _check(self) -> None:
         left_s = self._ends - self._wall_clock()
         if left_s > 0:
-            self._timer = self._loop.call_later(min(max(left_s, LEAST_S), LOOK_S), self._check)
+            self._timer = self._loop.call_later(next_check_s(left_s), self._check)
         else:
             self._end()
 

@@ -132,13 +132,6 @@ def _trust_system(context: ssl.SSLContext) -> None:
 # Contexts with a certificate of our own.
 
 
-def certificate_end(tls: ssl.SSLObject) -> float:
-    """When the certificate that the peer has shown ends, in seconds since the epoch; infinity if it was not
-    to show one."""
-    told = tls.getpeercert() or {}
-    return ssl.cert_time_to_seconds(str(told["notAfter"])) if "notAfter" in told else math.inf
-
-
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Serves with a certificate chain and its key, both PEM; takes h2 by ALPN.
 
@@ -284,6 +277,13 @@ def proved_chain(tls: ssl.SSLObject) -> list[bytes]:
         chain = tls._sslobj.get_verified_chain() or ()  # type: ignore[attr-defined]
         found = [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain]
     return found or [tls.getpeercert(binary_form=True) or b""]
+
+
+def certificate_end(tls: ssl.SSLObject) -> float:
+    """When the certificate that the peer has shown ends, in seconds since the epoch; infinity if it was not
+    to show one."""
+    told = tls.getpeercert() or {}
+    return ssl.cert_time_to_seconds(str(told["notAfter"])) if "notAfter" in told else math.inf
 
 
 def fault(error: OSError) -> str:
