@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 from OpenSSL.crypto import FILETYPE_ASN1, X509, dump_certificate
 
@@ -33,6 +32,7 @@ from shared.net.tls.contexts import (
     OLDEST,
     check_roots,
 )
+from shared.net.tls.private_key import parse
 from shared.tls import alerts
 
 CIPHERS = b"ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -117,16 +117,10 @@ def _load_roots(context: SSL.Context, file: Path) -> None:
 
 
 def _key(file: Path) -> RSAPrivateKey | EllipticCurvePrivateKey:
-    """Read without OpenSSL, which would ask the terminal for the passphrase of an encrypted key."""
     try:
-        key = load_pem_private_key(regular_files.read(file, regular_files.MAX_PEM_BYTES), None)
-    except TypeError as error:
-        raise ConfigError(str(file), None, "", "the private key is encrypted") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(str(file), None, "", "no private key in PEM") from error
-    if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey):
-        raise ConfigError(str(file), None, "", "the private key is neither RSA nor EC")
-    return key
+        return parse(regular_files.read(file, regular_files.MAX_PEM_BYTES))
+    except ValueError as error:
+        raise ConfigError(str(file), None, "", str(error)) from error
 
 
 class _Notes:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 from shared import regular_files
 from shared.errors import ConfigError, DeniedError, UnavailableError
+from shared.net.tls import private_key
 from shared.net.tls.certificate_folder import CertificatePaths
 from shared.net.tls.root_files import trust_bundles
 from shared.trust import roots
@@ -224,20 +225,15 @@ def _other_key(paths: CertificatePaths, chain: Sequence[x509.Certificate], publi
 
 
 def _key(pem: bytes | None, name: str, faults: list[str]) -> tuple[str, bytes | None]:
-    """Kind and public half of a private key. Errors of the parser stay out of the text: they might quote."""
+    """Kind and public half of a private key."""
     if pem is None:
         return "", None
     try:
-        key = serialization.load_pem_private_key(pem, None)
-    except TypeError:
-        faults.append(f"{name}: the private key is encrypted")
-    except (ValueError, UnsupportedAlgorithm):
-        faults.append(f"{name}: no private key in PEM")
-    else:
-        if kind := kind_of(key):
-            return kind, _public_der(key.public_key())
-        faults.append(f"{name}: the private key is neither RSA nor EC")
-    return "", None
+        key = private_key.parse(pem)
+    except ValueError as error:
+        faults.append(f"{name}: {error}")
+        return "", None
+    return kind_of(key), _public_der(key.public_key())
 
 
 def _public_der(key: PublicKeyTypes) -> bytes:
