@@ -32,8 +32,6 @@ MAX_FAILING = 4096
 """Origins whose failed dials are remembered, as many as the gateway's cached targets; the oldest is
 forgotten."""
 
-_DEFAULT = PoolLimits()
-
 
 class Pool:
     """The connections to all origins."""
@@ -42,19 +40,17 @@ class Pool:
         self,
         *,
         limits: PoolLimits | None = None,
-        connect_timeout_s: float = _DEFAULT.connect_timeout_s,
-        streams_per_connection: int = _DEFAULT.streams_per_connection,
         counts: Callable[[Origin], OriginCounts] = lambda origin: OriginCounts(),
         resolve: Resolve = names.resolve,
         chance: Callable[[], float] = random.random,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Without `limits` those count that are given one by one. `counts(origin)` says where to count, and
-        `resolve` looks names up; `chance` gives the numbers in 0..1 that spread what would else happen at
-        once. Certificates end by `wall_clock`, in seconds since the epoch."""
+        """`counts(origin)` says where to count, and `resolve` looks names up; `chance` gives the numbers in
+        0..1 that spread what would else happen at once. Certificates end by `wall_clock`, in seconds since
+        the epoch."""
         self.origins: dict[Origin, OriginPool] = {}
         """Those with a connection, or with one on its way."""
-        self.limits = limits or PoolLimits(connect_timeout_s, streams_per_connection)
+        self.limits = limits or PoolLimits()
         """To be changed by `set_limits`."""
         self.watches: dict[tuple[Path, Path], RevocationWatch] = {}
         """Revocation lists that are followed, by their file and the folder of the roots."""

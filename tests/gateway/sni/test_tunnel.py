@@ -26,6 +26,7 @@ from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.errors import HboneError
 from shared.listen import bound_address, listen
 from shared.net.pool.pool import Pool
+from shared.net.pool.pool_limits import PoolLimits
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -422,7 +423,7 @@ LIMITS = Limits(
 
 def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> Tunnels:
     """Tunnels by themselves, without a gateway around them."""
-    pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=1)
+    pool = Pool(limits=PoolLimits(connect_timeout_s=PATIENCE_S, streams_per_connection=1))
     upstreams = Upstreams(
         pool,
         TokenSources(MetadataMinter("127.0.0.1:1")),

@@ -23,6 +23,7 @@ from shared.net.http2.connection import Connection
 from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import RESET_ON_CLOSE, TcpLeg
 from shared.net.pool.pool import Pool
+from shared.net.pool.pool_limits import PoolLimits
 from shared.net.relay.relay import Relay
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
@@ -209,7 +210,7 @@ class World:
         """Where clients connect."""
         self.connections: list[Connection] = []
         """The servers' ends."""
-        self.pool = Pool(connect_timeout_s=PATIENCE_S, streams_per_connection=100)
+        self.pool = Pool(limits=PoolLimits(connect_timeout_s=PATIENCE_S, streams_per_connection=100))
         self.gateway_relays: list[Relay] = []
         self.agent_relays: list[Relay] = []
         self._server_limits = server_limits
