@@ -58,10 +58,8 @@ async def dial_protocol(address: Address, timeout_s: float, make: Callable[[sock
                 sock = await happy_eyeballs.dial(address)
                 _, protocol = await loop.create_connection(partial(make, sock), sock=sock)
             return protocol
-    except TimeoutError as error:
-        raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
     except OSError as error:
-        raise DialError(f"connect to {address}: {reason(error)}") from error
+        raise _not_connected(address, error, timeout_s) from error
 
 
 def _at_once(address: Address) -> socket.socket | None:
@@ -90,10 +88,13 @@ async def dial_socket(address: Address, timeout_s: float) -> socket.socket:
     try:
         async with asyncio.timeout(timeout_s):
             return await happy_eyeballs.dial(address)
-    except TimeoutError as error:
-        raise DialError(f"connect to {address}: no answer within {timeout_s:g} s") from error
     except OSError as error:
-        raise DialError(f"connect to {address}: {reason(error)}") from error
+        raise _not_connected(address, error, timeout_s) from error
+
+
+def _not_connected(address: Address, error: OSError, timeout_s: float) -> DialError:
+    cause = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+    return DialError(f"connect to {address}: {cause}")
 
 
 def reason(error: OSError) -> str:
@@ -189,10 +190,8 @@ async def dial_http2(
     except OSError as error:
         raise DialError(f"connect to {origin}: {reason(error)}") from error
     if context is not None:
-        tls = transport.get_extra_info("ssl_object")
-        if tls.selected_alpn_protocol() != ALPN_H2:
-            connection.abort("no HTTP/2")
-            raise DialError(f"connect to {origin}: the server does not offer HTTP/2 (ALPN h2)")
+        tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        demand_http2(connection, tls, origin)
         if identity is None:
             connection.certificate_ends = certificate_end(tls)
         else:
@@ -205,3 +204,10 @@ async def dial_http2(
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error
     return connection
+
+
+def demand_http2(connection: Connection, tls: ssl.SSLObject, target: object) -> None:
+    """Drops `connection` and raises DialError, which names `target`, unless HTTP/2 was agreed on by ALPN."""
+    if tls.selected_alpn_protocol() != ALPN_H2:
+        connection.abort("no HTTP/2")
+        raise DialError(f"connect to {target}: the server does not offer HTTP/2 (ALPN h2)")

@@ -1,7 +1,7 @@
 """One gRPC call with one request and one answer, on a connection of its own, with a deadline and a bound.
 
-Owned here: the connection and the waiting. What goes over it is `shared/http2/grpc_message.py`'s, HTTP/2
-itself `connection.py`'s. Does not pool, retry or stream: for calls that are made a few times a day.
+Owned here: the connection and the waiting. `grpc_message` has what goes over it, `Connection` HTTP/2 itself.
+Does not pool, retry or stream: for calls that are made a few times a day.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from shared.http2.grpc_message import (
     status,
     unframed,
 )
-from shared.net.dial import dial_socket, reason
+from shared.net.dial import demand_http2, dial_socket, reason
 from shared.net.http2.connection import Connection
 from shared.net.legs.contract import Buffer, Leg
-from shared.net.tls.contexts import ALPN_H2
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,7 @@ async def _connect(address: Address, tls: ssl.SSLContext, server_name: str, time
         )
     except OSError as error:
         raise DialError(f"connect to {address} as {server_name}: {reason(error)}") from error
-    if transport.get_extra_info("ssl_object").selected_alpn_protocol() != ALPN_H2:
-        connection.abort("no HTTP/2")
-        raise DialError(f"connect to {address}: the server does not offer HTTP/2 (ALPN h2)")
+    demand_http2(connection, transport.get_extra_info("ssl_object"), address)
     return connection
 
 
