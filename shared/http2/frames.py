@@ -31,7 +31,7 @@ SETTING_MAX_FRAME_SIZE = 0x5
 SETTING_MAX_HEADER_LIST_SIZE = 0x6
 SETTING_ENABLE_CONNECT_PROTOCOL = 0x8  # RFC 8441
 
-# Error codes (RFC 9113 section 7), those that we send or look for.
+# Error codes (RFC 9113 section 7), those that we send or check for.
 NO_ERROR = 0x0
 PROTOCOL_ERROR = 0x1
 INTERNAL_ERROR = 0x2

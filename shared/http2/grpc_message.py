@@ -35,7 +35,7 @@ PREFIX_BYTES = 5
 """A flag for compression and the message's length in 32 bits."""
 
 MAX_STATUS_CHARS = 1000
-"""How much of a `grpc-message` is taken: it is there to be read by people."""
+"""How much of a `grpc-message` is kept: it is there to be read by people."""
 
 _CODE_OF_HTTP = {
     400: "INTERNAL",

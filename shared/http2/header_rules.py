@@ -33,11 +33,11 @@ _PLAIN_NAMES = (
     - _OF_CONNECTIONS
     - {b"content-length", b"cookie", b"host"}
 )
-"""Names that need no look."""
+"""Names that need no further check."""
 
 _OF_REQUESTS = frozenset((b":method", b":scheme", b":authority", b":path", b":protocol"))
 
-# Usual values, which need no look.
+# Usual values, which need no further check.
 _METHODS = frozenset((b"CONNECT", b"DELETE", b"GET", b"HEAD", b"OPTIONS", b"PATCH", b"POST", b"PUT"))
 _DEFAULT_PORTS = {b"https": b":443", b"http": b":80"}
 """RFC 9110 sections 4.2.1 and 4.2.2."""

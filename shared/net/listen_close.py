@@ -46,7 +46,7 @@ _DROP_SYNS = (
     (0x54, 0, 0, 0x12),  # and it with SYN | ACK
     (0x15, 0, 1, 0x02),  # SYN alone?
     (0x06, 0, 0, 0),  # drop
-    (0x06, 0, 0, 0xFFFFFFFF),  # take
+    (0x06, 0, 0, 0xFFFFFFFF),  # accept
 )
 
 _LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp

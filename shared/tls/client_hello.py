@@ -21,7 +21,7 @@ from struct import Struct
 from shared.errors import ClientHelloError, NotTlsError
 
 MAX_RECORDS = 64
-"""Most TLS records that one hello may be split over. OpenSSL and BoringSSL take splits after any byte, and
+"""Most TLS records that one hello may be split over. OpenSSL and BoringSSL accept splits after any byte, and
 clients that split do it into a few; one byte per record is an attack on whoever reassembles."""
 
 MAX_HELLO_BYTES = 16384
@@ -217,7 +217,7 @@ def _extensions_start(body: bytes) -> int:
 def _server_name(extension: bytes) -> str:
     """The one host name in a server_name extension (RFC 6066 section 3).
 
-    The RFC leaves room for other types of names; TLS libraries take one entry, a host name, and so do we:
+    The RFC leaves room for other types of names; TLS libraries accept one entry, a host name, and so do we:
     the name that we route by must be the one that the TLS end sees.
     """
     if len(extension) < _NAME_HEADER_BYTES:

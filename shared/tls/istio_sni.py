@@ -17,11 +17,11 @@ from shared.errors import SniError
 ISTIO_ALPN: frozenset[str] = frozenset(
     {"istio", "istio-peer-exchange", "istio-http/1.0", "istio-http/1.1", "istio-h2"}
 )
-"""One of these must be among a hello's ALPN names for Istio's AUTO_PASSTHROUGH gateway to take it: they
-say that mesh mTLS follows."""
+"""Istio's AUTO_PASSTHROUGH gateway accepts a hello only with one of these among its ALPN names: they say that
+mesh mTLS follows."""
 
 MAX_NAME_CHARS = 255
-"""Longest name taken: a server name's limit in client_hello, and in BoringSSL and OpenSSL."""
+"""Longest name accepted: a server name's limit in client_hello, and in BoringSSL and OpenSSL."""
 
 # Istio's key is "DIRECTION_.PORT_.SUBSET_.HOST"; its fallback, the cluster name, has "|" for "_.".
 # Splitting stops after three, as Istio's own parser does: a host may contain "_.".
@@ -34,7 +34,7 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _MAX_PORT = 65535
 # Istio accepts a DNS-1123 label as the name of a subset.
 _SUBSET = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
-# DNS labels, with "_" as resolvers take it, and none of them empty.
+# DNS labels, with "_" as resolvers accept it, and none of them empty.
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 
 

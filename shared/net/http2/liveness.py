@@ -78,7 +78,7 @@ class Liveness:
         """All times are the event loop's, in seconds."""
         self.keepalive = keepalive
         self.due = 0.0
-        """When to look next."""
+        """When to check next."""
         self._since = now  # silence does not count before
         self._is_asked = False
         self._heard_before = 0.0  # when the peer was heard last before it was asked

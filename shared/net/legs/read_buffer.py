@@ -1,6 +1,6 @@
 """The one buffer that all connections of the process read into.
 
-A read is taken, scanned and passed on within one call of the event loop, so no two reads are ever under way
+What is read is scanned and passed on within one call of the event loop, so no two reads are ever under way
 at once, and an idle connection needs no buffer of its own: that is most of a tunnel's memory.
 Bytes that are needed beyond the call are copied.
 """

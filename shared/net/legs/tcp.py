@@ -299,7 +299,7 @@ class CloseWatch:
 
 
 class Surplus(asyncio.Protocol):
-    """A connection beyond a limit: reset without a look, so that it costs next to nothing. `turned_away` is
+    """A connection beyond a limit: reset unread, so that it costs next to nothing. `turned_away` is
     told its address, as host:port."""
 
     def __init__(self, turned_away: Callable[[str], None]) -> None:

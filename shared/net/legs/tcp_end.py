@@ -24,16 +24,17 @@ import termios
 from shared.net.legs.read_buffer import READ_BYTES
 
 LAST_BYTES_TIMEOUT_S = 3600.0
-"""The same for a tunnel's last bytes, whose reader may well be slow, or paused by a person. Room shows in
-steps of up to 1 MiB (half a stream's window, a third of the kernel's buffer), which a reader of 1 KiB/s takes
-17 minutes for. A peer that is dead is found out by TCP in 15 minutes; Envoy waits an hour, too."""
+"""How long a tunnel's last bytes wait for a peer that takes none of them. Their reader may well be slow, or
+paused by a person. Room shows in steps of up to 1 MiB (half a stream's window, a third of the kernel's
+buffer), which a reader of 1 KiB/s takes 17 minutes for. A peer that is
+dead is found out by TCP in 15 minutes; Envoy waits an hour, too."""
 
 LINGER_S = 5.0
 """How long a peer that has taken everything, and goes on sending, may take to its own end."""
 
 FIRST_LOOK_S = 0.05
-"""When last bytes are looked at first, if nothing closes the connection before; from then on at twice the
-time each, from `READING_LOOK_S` while the peer takes some, up to `LONGEST_LOOK_S`."""
+"""When last bytes are checked first, if nothing closes the connection before. Then the time doubles: up to
+`READING_LOOK_S` while the peer takes some, else up to `LONGEST_LOOK_S`."""
 
 READING_LOOK_S = 1.0
 LONGEST_LOOK_S = 30.0

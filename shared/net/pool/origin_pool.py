@@ -72,7 +72,7 @@ class OriginPool:
         seconds since the epoch."""
         self.origin = origin
         self.members: list[PooledConnection] = []
-        """Those that take new streams, the oldest first."""
+        """Those that accept new streams, the oldest first."""
         self.draining: dict[PooledConnection, None] = {}
         """Those that do not, and are not gone yet."""
         self.backoff = backoff
@@ -94,7 +94,7 @@ class OriginPool:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that take new streams, the oldest first."""
+        """Those that accept new streams, the oldest first."""
         return [member.connection for member in self.members]
 
     @property

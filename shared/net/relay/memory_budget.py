@@ -5,11 +5,11 @@ than a machine has.
 
 The rules:
 
-1. The sum is taken by looking at everybody now and then, so nothing is counted while bytes pass. Between two
-   looks, `CALM_S` apart or `TENSE_S` from half the mark on, a process can take in what the network brings it.
-   Who says how much that could be at most (`may_come`) has looks `TENSE_S` apart whenever it is above the
-   mark.
-2. Above the mark no connection is taken (`full`, which whoever accepts asks). Open tunnels go on: a peer
+1. Everybody is checked now and then and the sum made of that, so nothing is counted while bytes pass. Between
+   two checks a process can receive what the network brings it; `may_come` says how much that is at most.
+   Checks are `CALM_S` apart; `TENSE_S` if half the mark is held, or more than the mark may come; `URGENT_S`
+   if both.
+2. Above the mark no connection is accepted: whoever accepts asks `full`. Open tunnels go on: a peer
    that reads empties what we hold for it, and one that does not makes us stop reading its other side.
 3. Above `RESET_AT` times the mark those that hold most are reset, until the rest is below the mark, as
    Envoy's overload manager does. For a peer that reads as fast as it is sent to nothing is held, so it is
@@ -27,7 +27,7 @@ from shared.errors import HboneError, LimitError, OverloadError
 from shared.net.relay.sweep import Sweep
 
 CALM_S = 1.0
-"""Between two looks: below half a microsecond a tunnel, so with 10,000 of them below 0.5 % of a CPU."""
+"""Between two checks, of half a microsecond a tunnel: with 10,000 of them below 0.5 % of a CPU."""
 
 TENSE_S = 0.1
 """The same when more than half the mark is held."""
@@ -63,8 +63,8 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Part:
-    """Holders that may have a share of the mark only, and leave the rest to others. Above it none of them is
-    taken, above `RESET_AT` times it those of them that hold most are reset."""
+    """Holders that may have a share of the mark only, and leave the rest to others. Above it no new one is
+    accepted, above `RESET_AT` times it those of them that hold most are reset."""
 
     has: Callable[[Holder], bool]
     """Whether a holder is one of them."""
@@ -76,7 +76,7 @@ class Part:
     """What they are, as in "for uploads"."""
 
     held_bytes: int = 0
-    """What they held at the last look."""
+    """What they held at the last check."""
 
 
 class MemoryBudget:
@@ -98,7 +98,7 @@ class MemoryBudget:
         self._may_come = may_come
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        """As of the last look."""
+        """As of the last check."""
         self._others = others
         self._sum = 0
         self._sizes: list[tuple[int, Holder]] = []
@@ -106,18 +106,18 @@ class MemoryBudget:
 
     @property
     def full(self) -> bool:
-        """Whether no connection should be taken now."""
+        """Whether no connection should be accepted now."""
         return 0 < self.most_bytes < self.held_bytes
 
     def refusal(self) -> LimitError | None:
-        """Why nothing new is taken now; None while it is."""
+        """Why nothing new is accepted now; None while it is."""
         if not self.full:
             return None
         text = f"{self.held_bytes} bytes are held for all peers, {self._too_much(self.most_bytes)}"
         return LimitError(text, self._setting)
 
     def part_refusal(self) -> LimitError | None:
-        """Why nothing new that would belong to the part is taken now; None while it is."""
+        """Why nothing new that would belong to the part is accepted now; None while it is."""
         part, most = self._part, self._part_most_bytes
         if self.full or part is None or not 0 < most < part.held_bytes:
             return self.refusal()
@@ -133,11 +133,11 @@ class MemoryBudget:
         return f"which are more than the {most_bytes} of {share}{self._setting}"
 
     def start(self) -> None:
-        """From now on looks."""
+        """From now on checks."""
         self._sweep.start()
 
     def close(self) -> None:
-        """Looks no more."""
+        """Checks no more."""
         self._sweep.stop()
 
     def _interval(self) -> float:

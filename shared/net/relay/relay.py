@@ -20,7 +20,6 @@ The rules, for each of the two directions on its own:
 7. Once one direction has ended, the other may be silent for `half_closed_timeout_s` at most; then the tunnel
    is ended as broken off. There are proxies that never pass an END_STREAM on (nghttpx, of a CONNECT), and
    peers that end and forget; each such tunnel would hold its slot for ever.
-
 8. A tunnel at rest can be expired: the downstream gets its end first, as though the upstream had ended, for
    it is the client that opens another connection without an error when a silent one ends. What it says to
    that (close_notify, its own end) still goes upstream, so the mTLS end sees an orderly end as well. If the
@@ -106,7 +105,7 @@ class Relay:
         """Joins both legs; what they received so far goes on first.
 
         The downstream is the first: a TLS leg accepts no data before it is joined, while an upstream has been
-        dialled or answered by now and takes it at any time.
+        dialled or answered by now and accepts data at any time.
         """
         self.downstream.join(self)
         if not self.over:

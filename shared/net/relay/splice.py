@@ -1,8 +1,8 @@
 """TCP to TCP without a transport in between: what is much goes through the kernel alone (splice(2)).
 
-Used where a connection is passed on as it is, after the peek. The relay's rules (`relay.py`) hold here as
-well; the legs are bare sockets, because the event loop's transports would read them. Which of them are ready
-is told by `edge_poll.py`, pipes come from `pipes.py`.
+Used where a connection is passed on as it is, after the peek. The rules of `Relay` hold here as well; the
+legs are bare sockets, because the event loop's transports would read them. `EdgePoll` tells which of them are
+ready, and `Pipes` lends the pipes.
 
 How bytes move, in each direction on its own:
 
@@ -84,7 +84,7 @@ class _Direction:
         self.last = False  # the source has ended or broken, behind what can still be read
         self.ended = False  # FIN received and passed on
         self.doomed = False  # the source has broken: what looks like its end is none
-        self.dropping = False  # nobody takes it any more (relay.py, rule 5)
+        self.dropping = False  # the sink has ended and broken, so nobody wants it
         self.source_fd = source.fileno()
         self._sink_fd = sink.fileno()
         self._relay = relay
@@ -309,8 +309,8 @@ class SpliceRelay:
         return self._up.held_bytes + self._down.held_bytes
 
     def expire(self, error: HboneError) -> bool:
-        """Ends it in good order if it is at rest (relay.py, rule 6). False if a direction has ended, or bytes
-        wait to be sent. Both peers get FIN at once: there is no stream that would be cut off by it."""
+        """Ends it in good order if it is at rest. False if a direction has ended, or bytes wait to be sent.
+        Both peers get FIN at once: there is no stream that would be cut off by it."""
         directions = (self._up, self._down)
         if self.over or self.buffered_bytes or any(it.ended or it.dropping for it in directions):
             return False
@@ -354,7 +354,7 @@ class SpliceRelay:
             self._half_closed = HalfClosedClock(self, timeout_s, downstream_ended=up.ended)
 
     def source_broke(self, direction: _Direction, error: OSError) -> None:
-        """Reading failed, before the end (rule 4), or after everything else was over."""
+        """Reading failed: before the end, so bytes are lost, or after everything else was over."""
         if self.over:
             return
         if direction.dropping and self._opposite(direction).ended:
@@ -363,7 +363,8 @@ class SpliceRelay:
             self._break(error, downstream=direction is self._up)
 
     def sink_broke(self, direction: _Direction, error: OSError) -> None:
-        """Writing failed: after its end (rule 5), or before that, with bytes perhaps that wait to be read."""
+        """Writing failed. If the sink has ended before, it has delivered everything and wants nothing more;
+        else bytes of it may wait to be read."""
         if self.over:
             return
         opposite = self._opposite(direction)
@@ -394,7 +395,7 @@ class SpliceRelay:
             self.sink_broke(into, OSError(number, os.strerror(number)))
 
     def _wait_for_the_rest(self) -> None:
-        """One side has ended and broken, and wants nothing more; the other one is let go (rule 5)."""
+        """One side has ended and broken, and wants nothing more; the other one is let go."""
         # Else closing, with bytes of its peer unread, would destroy what the peer has not taken.
         if self._down.dropping and queued_bytes(self._down.source.fileno()) <= FIN_BYTES:
             self._complete()

@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SLICE = 256
-"""Looked at in one turn of the loop: some 0.2 ms at the microsecond or less that a look costs."""
+"""Checked in one turn of the loop: some 0.2 ms at the microsecond or less that a check costs."""
 
 
 class Sweep(Generic[T]):
     """Calls `check(thing)` for each of `things()`, then `done()`; again `interval_s()` seconds after that.
 
-    Things that come while a sweep is under way are seen by the next one; those that go are still looked at.
+    Things that come while a sweep is under way are seen by the next one; those that go are still checked.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Sweep(Generic[T]):
         return self._next is not None
 
     def start(self) -> None:
-        """The first look is an interval from now; nothing if it runs."""
+        """The first sweep is an interval from now; nothing if it runs."""
         if self._next is None:
             self._wait()
 
     def stop(self) -> None:
-        """No further look."""
+        """No further check."""
         if self._next is not None:
             self._next.cancel()
             self._next = None

@@ -39,13 +39,13 @@ QUIET_S = 5.0
 five minutes, so that all but the busiest have such a moment."""
 
 LEAST_INTERVAL_S = 1.0
-"""Between two looks: they cost 0.4 µs a tunnel."""
+"""Between two checks, which cost 0.4 µs a tunnel."""
 
 MOST_INTERVAL_S = 60.0
 """The same, for timeouts of hours."""
 
 LOOKS = 20
-"""Looks in an idle timeout or a grace: how exactly it is met."""
+"""Checks in an idle timeout or a grace: how exactly it is met."""
 
 
 class Carrying(Protocol):
@@ -111,7 +111,7 @@ class TunnelClock:
     def idle_s(self, seconds: float) -> None:
         if seconds != self._idle_s:
             self._idle_s = seconds
-            self._sweep.stop()  # the next look may be due sooner
+            self._sweep.stop()  # the next check may be due sooner
             if self._watched:
                 self._start()
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from shared.errors import DeniedError, ExpiredError
 
 LOOK_S = 60.0
-"""Between two looks at the wall clock, at most: a machine that slept, or whose clock was set, is late by
+"""Between two checks of the wall clock, at most: a machine that slept, or whose clock was set, is late by
 it."""
 
 LEAST_S = 0.001
-"""Before the next look, for a wall clock that stands still."""
+"""Before the next check, for a wall clock that stands still."""
 
 GRACE_S = 2.0
 """After the end, in which a peer may still open streams: a second until it has seen GOAWAY, a second because
@@ -50,7 +50,7 @@ def next_check_s(left_s: float) -> float:
 
 
 class CertificateExpiry:
-    """Looks after one connection from its handshake on. `ended(error)` and `over(error)` are called once
+    """Watches one connection from its handshake on. `ended(error)` and `over(error)` are called once
     each, as the module says. To be started when the owner is ready for that, and closed when the connection
     is gone."""
 
@@ -93,7 +93,7 @@ class CertificateExpiry:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """From now on looks; `ended` may be called within."""
+        """From now on checks; `ended` may be called within."""
         self._check()
 
     def allows_stream(self) -> bool:
@@ -104,7 +104,7 @@ class CertificateExpiry:
         return now < self._ends + self._grace_s
 
     def close(self) -> None:
-        """Looks no more."""
+        """Checks no more."""
         if self._timer is not None:
             self._timer.cancel()
 

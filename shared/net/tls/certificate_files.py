@@ -19,7 +19,7 @@ from shared.watched_file import WatchedFiles
 T = TypeVar("T")
 
 LOOK_EVERY_S = 1.0
-"""How often the files are looked at, a stat call each, when connections come; a renewed certificate is valid
+"""How often the files are checked, a stat call each, when connections come; a renewed certificate is valid
 long before the old one ends, so nobody waits for it."""
 
 READINGS = 3

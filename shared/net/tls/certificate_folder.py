@@ -71,7 +71,7 @@ class CertificatePaths:
 
     @property
     def complete(self) -> bool:
-        """Whether all three are files; what is in them is not looked at."""
+        """Whether all three are files; what is in them is not checked."""
         return self.count == len(self.all)
 
 

@@ -133,7 +133,7 @@ def _trust_system(context: ssl.SSLContext) -> None:
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Serves with a certificate chain and its key, both PEM; takes h2 by ALPN.
+    """Serves with a certificate chain and its key, both PEM; agrees on h2 by ALPN.
 
     Raises:
         UnavailableError: a file cannot be read, or they do not belong together.

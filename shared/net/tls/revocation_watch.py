@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("hbone.revocations")
 
 LOOK_EVERY_S = 2.0
-"""Between two looks at the files, as at the gateway's own: a look costs microseconds, and whoever
-distributes the file takes far longer."""
+"""Between two checks of the files: a check costs microseconds, and whoever distributes the file takes far
+longer."""
 
 _Read = tuple[tuple[RevocationList, ...], list["x509.Certificate"]]
 
@@ -145,7 +145,7 @@ class RevocationWatch:
                 self._use(*await asyncio.to_thread(_read, self.file, self._roots, known))
             except HboneError as error:
                 if isinstance(error, UnavailableError):
-                    self._watched.forget()  # read once more at the next look: it may pass without a change
+                    self._watched.forget()  # read once more at the next check: it may pass without a change
                 self._complain(str(error))
             else:
                 self._complaint = ""

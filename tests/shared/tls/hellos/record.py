@@ -1,6 +1,6 @@
 """Records the hellos beside this file anew, each from the program that is named in its file name.
 
-Run it as `.venv/bin/python tests/shared/wire/hellos/record.py` in the checkout; it needs `openssl` and
+Run it as `.venv/bin/python tests/shared/tls/hellos/record.py` in the checkout; it needs `openssl` and
 `curl` on the PATH and the packages of the `envoy` and `dev` extras. Every client connects to a raw socket
 on loopback, which keeps the one record that the client sends first and hangs up. The files differ from
 run to run in their random parts only; test_client_hello.py says what must be read from them.
