@@ -211,15 +211,6 @@ class Stream:
         self._trailers_pending = trailers
         self.write_eof()
 
-    def give_up(self, error: StreamResetError) -> None:
-        """Tells the stream's owner that it broke, as though its peer had reset it. The stream itself is
-        the caller's, to be answered or aborted."""
-        relay, self._relay = self._relay, None
-        if relay is not None:
-            relay.failed(self, error)
-        elif self.on_gone is not None:
-            self.on_gone(error)
-
     # Leg.
 
     @property
