@@ -15,8 +15,12 @@ class SessionError(Exception):
         self.code = code
 
 
+_PRIORITY_BYTES = 5
+_SETTING_BYTES = 6
+_GOAWAY_BYTES = 8
+
 _EXACT_BYTES = {
-    frames.PRIORITY: 5,
+    frames.PRIORITY: _PRIORITY_BYTES,
     frames.RST_STREAM: 4,
     frames.PING: 8,
     frames.WINDOW_UPDATE: 4,
@@ -24,10 +28,6 @@ _EXACT_BYTES = {
 
 _OF_THE_CONNECTION = frozenset({frames.SETTINGS, frames.PING, frames.GOAWAY})
 _OF_EITHER = frames.WINDOW_UPDATE
-
-_SETTING_BYTES = 6
-_GOAWAY_BYTES = 8
-_PRIORITY_BYTES = 5
 
 
 def check(kind: int, flags: int, stream_id: int, length: int) -> None:

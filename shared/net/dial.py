@@ -18,7 +18,7 @@ from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
 from shared.net.http2.connection import Connection
 from shared.net.legs.tcp import TcpLeg
 from shared.net.names import happy_eyeballs, names
-from shared.net.names.endpoint import Resolve
+from shared.net.names.endpoint import Resolve, endpoint
 from shared.net.tls.contexts import ALPN_H2, certificate_end, client_context
 
 if TYPE_CHECKING:
@@ -65,9 +65,8 @@ async def dial_protocol(address: Address, timeout_s: float, make: Callable[[sock
 def _at_once(address: Address) -> socket.socket | None:
     """A connection to a loopback address, an agent's every tunnel: there the kernel shakes hands with itself
     before `connect` returns. None if it did not, as with a listener whose queue is full. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    family, name = endpoint(address.host, address.port)
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    name = (address.host, address.port)
     failure = sock.connect_ex(name)
     if failure == errno.EINPROGRESS:
         failure = sock.connect_ex(name)  # what came of it
