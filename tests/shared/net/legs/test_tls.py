@@ -31,18 +31,14 @@ from shared.net.legs.tls_handshake import server_context
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tasks import spawn
 from shared.tls import alerts
-from shared.trust.spiffe import SpiffeId
-from tests.support.tls_client import PATIENCE_S, VERSIONS, TlsClient, client_context, reason
+from tests.shared.net.legs.mesh_server import TRUST_DOMAIN, anybody, each_version, nobody
+from tests.support.tls_client import PATIENCE_S, TlsClient, client_context, reason
 
 MIB = 1 << 20
-TRUST_DOMAIN = "demo.local"
-SERVER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
-CLIENT = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
 
 ACKNOWLEDGED_S = 0.05
 """After which the kernel has acknowledged what it has room for: RST then destroys nothing."""
 
-each_version = pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
 
 
@@ -187,30 +183,6 @@ class Bench:
             await client.shake()
             await client.receive()
         return reason(caught.value)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.create(TRUST_DOMAIN)
-
-
-@pytest.fixture(scope="module")
-def certificate(authority: Authority) -> KeyPair:
-    return authority.issue(CLIENT)
-
-
-@pytest.fixture
-def files(authority: Authority, tmp_path: Path) -> Path:
-    authority.write(tmp_path, authority.issue(SERVER))
-    return tmp_path
-
-
-def anybody(chain: list[bytes]) -> None:
-    """A rule that lets every verified certificate in."""
-
-
-def nobody(chain: list[bytes]) -> None:
-    raise DeniedError("peer denied: no rule allows it")
 
 
 def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:

@@ -25,42 +25,12 @@ from shared.errors import (
 from shared.net.legs.tls_handshake import ServerHandshake, outgoing, server_context
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tls import alerts
-from shared.trust.spiffe import SpiffeId
+from tests.shared.net.legs.mesh_server import CLIENT, SERVER, TRUST_DOMAIN, anybody, each_version, nobody
 from tests.support import odd_chains
-from tests.support.tls_client import VERSIONS, client_context, reason
-
-TRUST_DOMAIN = "demo.local"
-SERVER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
-CLIENT = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
+from tests.support.tls_client import client_context, reason
 
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 MALFORMED_HELLO = b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03"
-
-each_version = pytest.mark.parametrize("version", VERSIONS.values(), ids=VERSIONS)
-
-
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.create(TRUST_DOMAIN)
-
-
-@pytest.fixture(scope="module")
-def certificate(authority: Authority) -> KeyPair:
-    return authority.issue(CLIENT)
-
-
-@pytest.fixture
-def files(authority: Authority, tmp_path: Path) -> Path:
-    authority.write(tmp_path, authority.issue(SERVER))
-    return tmp_path
-
-
-def anybody(chain: list[bytes]) -> None:
-    """A rule that lets every verified certificate in."""
-
-
-def nobody(chain: list[bytes]) -> None:
-    raise DeniedError("peer denied: no rule allows it")
 
 
 def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
