@@ -64,6 +64,14 @@ class Pooled:
         stream.connection.has_carried = True
         return stream
 
+    async def wait_behind(self, origin: Origin, connections: int) -> asyncio.Task[Stream]:
+        """An opener that waits for room, behind so many connections with a stream each."""
+        for _ in range(connections):
+            await self.open(origin)
+        waiting = spawn(self.open(origin), name="waits")
+        await until(lambda: self.pool.origins[origin].waiting == 1)
+        return waiting
+
     def connections(self, origin: Origin) -> list[Connection]:
         return self.pool.origins[origin].connections
 

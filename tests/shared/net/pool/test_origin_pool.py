@@ -358,10 +358,7 @@ async def test_who_waits_for_room_dials_when_a_connection_is_lost() -> None:
         pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
     ):
         origin = h2c(service.port)
-        for _ in range(CONNECTIONS):
-            await world.open(origin)
-        waiting = spawn(world.open(origin), name="waits")
-        await until(lambda: world.pool.origins[origin].waiting == 1)
+        waiting = await world.wait_behind(origin, CONNECTIONS)
         service.connections[1].drop()
         await waiting
         assert world.opened == CONNECTIONS + 1

@@ -40,10 +40,7 @@ async def test_an_origin_is_not_forgotten_while_somebody_is_about_to_dial_it() -
         pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
     ):
         origin = h2c(service.port)
-        for _ in range(CONNECTIONS):
-            await world.open(origin)
-        waiting = spawn(world.open(origin), name="waits")
-        await until(lambda: world.pool.origins[origin].waiting == 1)
+        waiting = await world.wait_behind(origin, CONNECTIONS)
         for peer in service.connections:
             peer.drop()
         stream = await waiting
@@ -95,10 +92,7 @@ async def test_close_tells_who_waits_for_room() -> None:
         pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
     ):
         origin = h2c(service.port)
-        for _ in range(CONNECTIONS):
-            await world.open(origin)
-        waiting = spawn(world.open(origin), name="waits")
-        await until(lambda: world.pool.origins[origin].waiting == 1)
+        waiting = await world.wait_behind(origin, CONNECTIONS)
         await world.pool.close(0.0)
         with pytest.raises(DialError, match="we are stopping"):
             await waiting
