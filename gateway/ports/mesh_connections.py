@@ -37,7 +37,8 @@ from shared.errors import (
 )
 from shared.net.dial import reason
 from shared.net.http2.connection import Connection
-from shared.net.legs.tcp import peer_of, reset
+from shared.net.legs.tcp import peer_of
+from shared.net.legs.tcp_end import reset
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_expiry import GRACE_S, CertificateExpiry
 from shared.net.tls.certificate_files import CertificateFiles

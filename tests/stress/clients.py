@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from shared.net.legs.tcp import reset
+from shared.net.legs.tcp_end import reset
 from tests.stress.echo import ECHO
 
 PATIENCE_S = 30.0

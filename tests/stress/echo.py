@@ -13,7 +13,7 @@ from typing import cast
 from shared import loop
 from shared.address import Address
 from shared.listen import bound_address, listen
-from shared.net.legs.tcp import reset
+from shared.net.legs.tcp_end import reset
 
 ECHO = b"e"
 """Ends when the client has ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from shared.net.legs.tcp import reset
+from shared.net.legs.tcp_end import reset
 from tests.stress.clients import BrokenError, Tunnel, connect, opened, some_bytes
 from tests.stress.echo import ECHO, FIN, PAYLOAD_BYTES, RST, TAIL
 from tests.stress.mesh import DEAD_NAME, HELLO, NOBODY_NAME, UNKNOWN_NAME, hello_for

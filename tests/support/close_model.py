@@ -21,7 +21,7 @@ import socket
 import sys
 import termios
 
-from shared.net.legs.tcp import RESET_ON_CLOSE
+from shared.net.legs.tcp_end import RESET_ON_CLOSE
 from tests.support.http2_peer import PeerStream
 
 FIN = "FIN"

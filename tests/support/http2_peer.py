@@ -19,7 +19,8 @@ import h2.events
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from shared.net.legs.tcp import address_text, reset
+from shared.net.legs.tcp import address_text
+from shared.net.legs.tcp_end import reset
 from tests.support.tcp_peer import PATIENCE_S
 
 Fields = Iterable[tuple[bytes, bytes]]

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import cast
 
-from shared.net.legs.tcp import address_text, reset
+from shared.net.legs.tcp import address_text
+from shared.net.legs.tcp_end import reset
 
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""

@@ -22,7 +22,7 @@ from OpenSSL.crypto import X509
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.net.legs.read_buffer import READ_BYTES
-from shared.net.legs.tcp import reset
+from shared.net.legs.tcp_end import reset
 
 T = TypeVar("T")
 

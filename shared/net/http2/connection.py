@@ -60,8 +60,8 @@ from shared.net.legs.read_buffer import (
 )
 from shared.net.legs.small_writes import SMALL_BYTES, UNSENT_BYTES
 from shared.net.legs.stream import Stream
-from shared.net.legs.tcp import CloseWatch, peer_of, reset
-from shared.net.legs.tcp_end import read_after_reset
+from shared.net.legs.tcp import CloseWatch, peer_of
+from shared.net.legs.tcp_end import read_after_reset, reset
 
 if TYPE_CHECKING:
     from shared.trust.revocations import Proof

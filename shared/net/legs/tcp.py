@@ -24,16 +24,16 @@ from shared.net.legs.small_writes import (
     SmallWrites,
     TransportLeg,
 )
-from shared.net.legs.tcp_end import RESET_ON_CLOSE as RESET_ON_CLOSE
 from shared.net.legs.tcp_end import (
+    RESET_ON_CLOSE,
     LastBytes,
     close_if_taken,
     read_after_reset,
+    reset,
     set_end,
     unread,
     unsent_bytes,
 )
-from shared.net.legs.tcp_end import reset as reset
 
 EARLY_BYTES = READ_BYTES
 """What is kept of a peer that talks before the tunnel stands; reading pauses beyond it."""

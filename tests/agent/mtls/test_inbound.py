@@ -35,7 +35,7 @@ from shared.errors import (
     TlsFailureError,
     UnavailableError,
 )
-from shared.net.legs.tcp import reset
+from shared.net.legs.tcp_end import reset
 from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.root_files import RootSources
 from shared.tasks import spawn

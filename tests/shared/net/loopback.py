@@ -21,7 +21,8 @@ from shared.listen import bound_address, listen
 from shared.net.dial import Origin, dial
 from shared.net.http2.connection import Connection
 from shared.net.legs.stream import Stream
-from shared.net.legs.tcp import RESET_ON_CLOSE, TcpLeg
+from shared.net.legs.tcp import TcpLeg
+from shared.net.legs.tcp_end import RESET_ON_CLOSE
 from shared.net.pool.pool import Pool
 from shared.net.pool.pool_limits import PoolLimits
 from shared.net.relay.relay import Relay
