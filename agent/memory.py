@@ -16,6 +16,7 @@ from agent.tunnels.request_bounds import HeldRequest
 from agent.tunnels.requests import Requests
 from agent.tunnels.tunnel_port import LIMITS
 from shared.errors import HboneError, LimitError
+from shared.http2 import window_growth
 from shared.net.http2.connection import Connection
 from shared.net.relay.memory_budget import (
     Holder,
@@ -41,7 +42,7 @@ class Memory:
         self._connections = connections
         self._mtls_end = mtls_end
         most = settings.max_buffered_bytes
-        self._budget = MemoryBudget(
+        self._budget = budget = MemoryBudget(
             default_most_bytes() if most is None else most,
             self._holders,
             others=self._others,
@@ -49,6 +50,7 @@ class Memory:
             may_come=self._may_come,
             part=Part(lambda holder: isinstance(holder, HeldRequest), REQUESTS_SHARE, "requests to the app"),
         )
+        window_growth.PROCESS.most = lambda: budget.growth_bytes
 
     def refusal(self) -> LimitError | None:
         """Why new tunnels and requests are refused now; None if they are not."""
@@ -78,7 +80,8 @@ class Memory:
         return 0 if self.requests is None else self.requests.app.shared_bytes
 
     def _may_come(self) -> int:
-        return len(self._connections) * LIMITS.connection_window_bytes
+        first = len(self._connections) * LIMITS.connection_window_bytes
+        return first + window_growth.PROCESS.granted_bytes
 
 
 class HeldConnection:

@@ -52,6 +52,7 @@ from shared.errors import (
     LimitError,
     StoppedError,
 )
+from shared.http2 import window_growth
 from shared.net.dial import Origin
 from shared.net.names import resolver
 from shared.net.pool.pool import Pool
@@ -114,6 +115,7 @@ class Gateway:
         self._resolver = resolver.current()
         self._use_lookup_limits()
         self._memory = MemoryBudget(self._most_buffered(), self._holders, self._other_bytes)
+        window_growth.PROCESS.most = lambda: self._memory.growth_bytes
         self._admission = Admission(
             limits,
             share=self._worker.share,
@@ -388,6 +390,8 @@ class Gateway:
             (families.SOURCE_CONNECTIONS_LIMIT, lambda: admission.most_per_source),
             (families.BUFFERED_BYTES, lambda: memory.held_bytes),
             (families.BUFFERED_BYTES_LIMIT, lambda: memory.most_bytes),
+            (families.WINDOW_GROWTH_BYTES, lambda: window_growth.PROCESS.granted_bytes),
+            (families.WINDOW_GROWTH_BYTES_LIMIT, lambda: memory.growth_bytes),
             (families.UPSTREAM_WAITING_LIMIT, lambda: self._pool.limits.max_waiting),
             (families.SPLICE_PIPES, lambda: pipes.lent),
             (families.SPLICE_PIPES_LIMIT, lambda: pipes.most),

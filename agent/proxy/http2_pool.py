@@ -24,7 +24,9 @@ CONNECTION_WINDOW_BYTES = 64 << 20
 """More than all streams of a connection can hold, so that no client stops another's answer."""
 
 LIMITS = SessionLimits(
-    stream_window_bytes=STREAM_WINDOW_BYTES, connection_window_bytes=CONNECTION_WINDOW_BYTES
+    stream_window_bytes=STREAM_WINDOW_BYTES,
+    most_stream_window_bytes=STREAM_WINDOW_BYTES,
+    connection_window_bytes=CONNECTION_WINDOW_BYTES,
 )
 
 

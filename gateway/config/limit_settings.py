@@ -212,17 +212,17 @@ class Limits:
     )
     stream_window_bytes: int = setting(
         WINDOW,
-        SessionLimits().stream_window_bytes,
-        "bytes that a service may send on one tunnel before the client has taken them",
-        "1 MiB moves 100 MB/s at 10 ms; a tunnel whose client does not read holds so much. Counts for new "
-        "connections.",
+        SessionLimits().most_stream_window_bytes,
+        "bytes that a service may send on one tunnel before the client has taken them, at most",
+        "Each tunnel has 1 MiB, or this if it is less, and gets more while its client reads, as far as half "
+        "of max_buffered goes for all. 64 MiB move 400 MB/s at 150 ms. Counts for new connections.",
     )
     connection_window_bytes: int = setting(
         WINDOW,
         CONNECTION_WINDOW_BYTES,
-        "the same for all tunnels of one HTTP/2 connection",
-        "If it is smaller than streams_per_connection times stream_window, tunnels that nobody reads can "
-        "fill it and stop the others of their connection.",
+        "the same for all tunnels of one HTTP/2 connection, without what their windows have grown by",
+        "If it is smaller than streams_per_connection times 1 MiB, tunnels that nobody reads can fill it and "
+        "stop the others of their connection.",
     )
     max_retries: int = setting(
         Count(0, MAX_RETRIES),
@@ -264,7 +264,8 @@ class Limits:
             ping_interval_s=self.ping_interval_s,
             resolve_interval_s=self.resolve_interval_s,
             session=SessionLimits(
-                stream_window_bytes=self.stream_window_bytes,
+                stream_window_bytes=min(self.stream_window_bytes, SessionLimits().stream_window_bytes),
+                most_stream_window_bytes=self.stream_window_bytes,
                 connection_window_bytes=self.connection_window_bytes,
             ),
         )
@@ -275,8 +276,8 @@ def read(value: Value, context: Context) -> Limits:
     given = value.mapping(tuple(file_table(Limits)))
     limits = Limits(**read_fields(Limits, given, context))
     names = {"stream_window", "connection_window"}
-    if limits.connection_window_bytes < limits.stream_window_bytes and not names & given.failed:
-        name = "connection_window" if given.get("connection_window") else "stream_window"
-        culprit = given.need(name)
-        culprit.refuse(culprit.error("connection_window is smaller than stream_window"))
+    session = limits.pool().session
+    if session.connection_window_bytes < session.stream_window_bytes and not names & given.failed:
+        culprit = given.need("connection_window")  # the default is large enough
+        culprit.refuse(culprit.error("it is smaller than one tunnel's window: 1 MiB, or stream_window"))
     return limits

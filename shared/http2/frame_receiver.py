@@ -75,7 +75,9 @@ class FrameReceiver:
         elif kind == frames.CONTINUATION:
             self._headers.continuation(flags, stream_id, payload)
         elif kind == frames.SETTINGS:
-            if not flags & frames.FLAG_ACK:
+            if flags & frames.FLAG_ACK:
+                self._windows.acknowledged()
+            else:
                 self._settings(payload)
         elif kind == frames.GOAWAY:
             self._goaway.received = True

@@ -45,6 +45,7 @@ from shared.http2.peer_settings import PeerSettings
 from shared.http2.session_limits import SessionLimits
 from shared.http2.session_stream import SessionStream
 from shared.http2.streams import Streams
+from shared.http2.window_growth import PROCESS, WindowGrowth
 from shared.http2.windows import Windows
 
 __all__ = ["GoAwayState", "Session", "SessionError", "SessionLimits", "SessionStream"]
@@ -80,7 +81,16 @@ class Session:
         "streams",
     )
 
-    def __init__(self, *, client: bool, limits: SessionLimits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        client: bool,
+        limits: SessionLimits | None = None,
+        growth: WindowGrowth = PROCESS,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`growth` bounds how far windows grow, together with those of other connections; `clock` is a steady
+        one, in seconds. One that stands still keeps windows as they begin."""
         self.client = client
         self.limits = limits = limits or SessionLimits()
         self.heard_at = 0.0
@@ -90,6 +100,10 @@ class Session:
             output,
             connection_bytes=limits.connection_window_bytes,
             stream_bytes=limits.stream_window_bytes,
+            most_stream_bytes=limits.most_stream_window_bytes,
+            generous=client,
+            growth=growth,
+            clock=clock,
         )
         self._peer = peer = PeerSettings()
         self._guard = guard = FloodGuard(limits.floods)
@@ -164,6 +178,11 @@ class Session:
         nothing is unfinished, or only DATA, which may stop in the middle for as long as the network does."""
         return self._scanner.since
 
+    def announced(self) -> None:
+        """What the session has to send from its beginning goes to the network now: the peer's acknowledgement
+        will tell how far away it is."""
+        self._windows.announced()
+
     # The connection's state.
 
     @property
@@ -219,6 +238,7 @@ class Session:
                 method = value
                 break
         stream.await_response(method)
+        self._windows.began(stream)
         if end_stream:
             streams.end_local(stream)
         return stream

@@ -18,11 +18,15 @@ class SessionLimits:
     """Streams that the peer may have open at once; one more is refused with REFUSED_STREAM."""
 
     stream_window_bytes: int = 1 << 20
-    """What a peer may send on a stream before we have passed it on: 1 MiB moves 100 MB/s at 10 ms."""
+    """What a peer may send on a new stream before we have passed it on: 1 MiB moves 100 MB/s at 10 ms."""
+
+    most_stream_window_bytes: int = 64 << 20
+    """The same on a stream whose reader keeps up, as far as `WindowGrowth` has room: 64 MiB move 400 MB/s at
+    150 ms."""
 
     connection_window_bytes: int = 16 << 20
-    """The same for all streams of the connection. Sixteen stalled streams fill it; equal windows let one
-    stalled stream stop all others (ztunnel#1538)."""
+    """The same for all streams of the connection, as long as no window has grown. Sixteen stalled streams
+    fill it; equal windows let one stalled stream stop all others (ztunnel#1538)."""
 
     max_frame_bytes: int = 16384
     """Largest frame that we accept; DATA is passed on as it arrives, so nothing is gained by more."""

@@ -78,7 +78,8 @@ _STATUS_WITHOUT_BODY = (b"204", b"304")
 
 class SessionStream:
     """The session's record of one stream. `state` is changed by `Streams` only; `send_window`,
-    `receive_window`, `credit` and `held` are counted by `Windows`; `owner` belongs to the session's owner."""
+    `receive_window`, `window`, `part`, `credit`, `used`, `since` and `held` are counted by `Windows`; `owner`
+    belongs to the session's owner."""
 
     __slots__ = (
         "answered",
@@ -88,12 +89,16 @@ class SessionStream:
         "held",
         "id",
         "owner",
+        "part",
         "receive_window",
         "send_window",
+        "since",
         "state",
+        "used",
+        "window",
     )
 
-    def __init__(self, stream_id: int, send_window: int, receive_window: int) -> None:
+    def __init__(self, stream_id: int, send_window: int, receive_window: int, part: int) -> None:
         self.id = stream_id
         self.state = _OPEN
         self.awaited = _BODY
@@ -105,8 +110,15 @@ class SessionStream:
         """Bytes that we may send; SETTINGS may make it negative."""
         self.receive_window = receive_window
         """Bytes that the peer may send."""
+        self.window = receive_window
+        """Bytes that the peer may send ahead: what it may send now, what is held, and the credit."""
+        self.part = part
+        """The credit at which the peer is told of it."""
         self.credit = 0
-        """Bytes consumed, of which the peer has not been told yet."""
+        """Bytes consumed, of which the peer has not been told yet; below 0 if the window has shrunk."""
+        self.used = 0
+        """With the credit: bytes consumed since `since`, which is in seconds of a steady clock."""
+        self.since = 0.0
         self.held = 0
         """Bytes received that the owner has not consumed."""
         self.owner: Any = None

@@ -8,7 +8,7 @@ from shared.http2.output import Output
 from shared.http2.past_streams import ENDED, RESET_BY_PEER, RESET_HERE, PastStreams
 from shared.http2.peer_settings import PeerSettings
 from shared.http2.session_stream import Awaited, SessionStream, StreamState
-from shared.http2.windows import Windows
+from shared.http2.windows import Windows, part_of
 
 _OPEN, _CLOSED = StreamState.OPEN, StreamState.CLOSED
 _HALF_CLOSED_LOCAL, _HALF_CLOSED_REMOTE = StreamState.HALF_CLOSED_LOCAL, StreamState.HALF_CLOSED_REMOTE
@@ -18,7 +18,7 @@ _NOTHING = Awaited.NOTHING
 class Streams:
     """All that a peer opens, or we open, have odd numbers: nobody pushes."""
 
-    __slots__ = ("_output", "_peer", "_window_bytes", "_windows", "newest", "open", "past")
+    __slots__ = ("_output", "_part_bytes", "_peer", "_window_bytes", "_windows", "newest", "open", "past")
 
     def __init__(self, output: Output, windows: Windows, peer: PeerSettings, *, window_bytes: int) -> None:
         """`window_bytes` is what we have announced for new streams."""
@@ -26,6 +26,7 @@ class Streams:
         self._windows = windows
         self._peer = peer
         self._window_bytes = window_bytes
+        self._part_bytes = part_of(window_bytes)
         self.open: dict[int, SessionStream] = {}
         """By number; always the same dict."""
         self.past = PastStreams()
@@ -39,7 +40,9 @@ class Streams:
 
     def add(self, stream_id: int) -> SessionStream:
         """A new open stream."""
-        stream = SessionStream(stream_id, self._peer.initial_window_bytes, self._window_bytes)
+        stream = SessionStream(
+            stream_id, self._peer.initial_window_bytes, self._window_bytes, self._part_bytes
+        )
         self.open[stream_id] = stream
         return stream
 
@@ -81,18 +84,19 @@ class Streams:
         self.open.clear()
         for stream in streams:
             stream.state = StreamState.RESET
+        self._windows.lost(streams)
         return streams
 
     def _ended(self, stream: SessionStream) -> None:
         stream.state = _CLOSED
         self.past.remember(stream.id, ENDED)
         del self.open[stream.id]
-        if stream.held:
+        if stream.held or stream.window > self._window_bytes:
             self._windows.released(stream)
 
     def _break_off(self, stream: SessionStream) -> None:
         stream.state = StreamState.RESET
         stream.awaited = _NOTHING
         del self.open[stream.id]
-        if stream.held:
+        if stream.held or stream.window > self._window_bytes:
             self._windows.released(stream)

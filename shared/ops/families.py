@@ -143,6 +143,12 @@ ROUTE_CONNECTIONS_LIMIT = _gauge(
 )
 BUFFERED_BYTES = _gauge("hbone_buffered_bytes", "Bytes held for all peers, when last measured.")
 BUFFERED_BYTES_LIMIT = _gauge("hbone_buffered_bytes_limit", "Bytes that may be held; 0: no bound.")
+WINDOW_GROWTH_BYTES = _gauge(
+    "hbone_window_growth_bytes", "Bytes by which the receive windows of tunnels have grown, all together."
+)
+WINDOW_GROWTH_BYTES_LIMIT = _gauge(
+    "hbone_window_growth_bytes_limit", "Bytes by which they may grow; 0 while much is held."
+)
 SPLICE_PIPES = _gauge(
     "hbone_splice_pipes", "Pipes that hold bytes of forwarded connections whose far side is slow."
 )

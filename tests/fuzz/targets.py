@@ -80,6 +80,7 @@ from shared.http2.session import (
     SessionLimits,
     SessionStream,
 )
+from shared.http2.window_growth import WindowGrowth
 from shared.tls import client_hello, istio_sni
 from shared.trust import revocation_lists, revocations, spiffe, token_claims
 from shared.trust.jwt_check import TokenChecker, algorithm
@@ -317,6 +318,9 @@ are to make no difference."""
 EDGES = (0, 1, 100, 16384, 65535, 65536, 1 << 20, 2**31 - 65536, 2**31 - 1, 2**31)
 """Numbers around which a window or a setting changes its meaning."""
 
+GROWTH_BYTES = 8 << 20
+"""By which the windows of a conversation may grow."""
+
 PADDING_BYTES = 256
 """The most that a frame's padding adds. It is credited with the frame's header, before it has arrived."""
 
@@ -430,13 +434,15 @@ class Conversation:
     """A session, an owner that reacts as its seed says, and the books that an outsider keeps about both."""
 
     def __init__(self, *, client: bool, limits: SessionLimits, seed: int, passive: bool = False) -> None:
-        self.session = Session(client=client, limits=limits)
+        self._now = 0.0
+        growth = WindowGrowth(lambda: GROWTH_BYTES)
+        self.session = Session(client=client, limits=limits, growth=growth, clock=lambda: self._now)
+        self.session.announced()
         self.streams: dict[int, SessionStream] = {}
         """Every stream that there was, by number."""
         self.seen: list[tuple[object, ...]] = []
         """Every event as plain values, neighbouring pieces of DATA joined."""
         self.over = False
-        self._now = 0.0
         self._random = Random(seed)
         self._passive = passive
         self._answered: set[int] = set()
@@ -555,21 +561,23 @@ class Conversation:
         extra = limits.connection_window_bytes - FIRST_WINDOW  # announced at the start
         for number, credited in self._ours.credited.items():
             given_back = credited if number else credited - extra
-            assert given_back <= self._peer.data.get(number, 0) + PADDING_BYTES, "more credit than received"
+            most = self._peer.data.get(number, 0) + PADDING_BYTES + GROWTH_BYTES
+            assert given_back <= most, "more credit than received"
         assert sum(self._body.values()) <= self._peer.data[0]
         if session.broken:
             return
         held = sum(stream.held for stream in session.streams.values())
         coming = session._scanner.data_left
+        grown = sum(stream.window - limits.stream_window_bytes for stream in session.streams.values())
+        assert 0 <= session._windows._growth.granted_bytes <= grown < GROWTH_BYTES
         account = session._windows.receive + session._windows.credit + held + coming
-        assert account == limits.connection_window_bytes, f"the connection's window is off: {account}"
+        assert account == limits.connection_window_bytes + grown, f"the connection's window is off: {account}"
         for number, stream in session.streams.items():
-            assert number == stream.id and not stream.over and stream.held >= 0 and stream.credit >= 0
+            assert number == stream.id and not stream.over and stream.held >= 0
+            assert stream.receive_window >= 0
             account = stream.receive_window + stream.credit + stream.held
             account += coming if stream is session._data.stream else 0
-            assert not stream.state.receives or account == limits.stream_window_bytes, (
-                f"a window is off: {account}"
-            )
+            assert not stream.state.receives or account == stream.window, f"a window is off: {account}"
 
     # The owner.
 

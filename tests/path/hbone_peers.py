@@ -128,7 +128,9 @@ def envoy_client(
 
 
 @contextmanager
-def envoy_server(folder: Path, own: Path, app: Address, *, client_id: SpiffeId) -> Iterator[Address]:
+def envoy_server(
+    folder: Path, own: Path, app: Address, *, client_id: SpiffeId, runtime: Json | None = None
+) -> Iterator[Address]:
     """An Envoy that takes HBONE, as CONNECT and as POST, all of it to `app`; where it listens."""
     connect = {"upgrade_configs": [{"upgrade_type": "CONNECT", "connect_config": {"allow_post": True}}]}
     matches: list[Json] = [{"connect_matcher": {}}, {"prefix": "/_hbone/"}]
@@ -151,7 +153,7 @@ def envoy_server(folder: Path, own: Path, app: Address, *, client_id: SpiffeId) 
         "common_tls_context": _common_tls(own, client_id),
     }
     chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
-    with envoy("envoy-server", bootstrap(chain, cluster_of("app", app)), folder) as address:
+    with envoy("envoy-server", bootstrap(chain, cluster_of("app", app), runtime=runtime), folder) as address:
         yield address
 
 

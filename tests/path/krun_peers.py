@@ -63,7 +63,10 @@ def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
 
 
 @contextmanager
-def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+def envoy_front(
+    folder: Path, own: Path, container: Address, *, runtime: Json | None = None
+) -> Iterator[Address]:
+    """An Envoy that ends TLS and passes requests on to krun; where it listens."""
     route = {"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}
     chain = http_chain("inbound", [route], codec_type="HTTP2", stream_idle_timeout="0s")
     certificates, key, _ = map(str, certificate_folder.find(own).all)
@@ -73,7 +76,7 @@ def _envoy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
         "common_tls_context": {"alpn_protocols": ["h2"], "tls_certificates": [pair]},
     }
     chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
-    with envoy("envoy-front", bootstrap(chain, _krun(container)), folder) as address:
+    with envoy("envoy-front", bootstrap(chain, _krun(container), runtime=runtime), folder) as address:
         yield address
 
 
@@ -130,7 +133,7 @@ def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
         process.stop()
 
 
-FRONT_ENDS: dict[str, FrontEnd] = {"nghttpx": _nghttpx, "haproxy": _haproxy, "envoy": _envoy}
+FRONT_ENDS: dict[str, FrontEnd] = {"nghttpx": _nghttpx, "haproxy": _haproxy, "envoy": envoy_front}
 
 
 def _krun(container: Address) -> Json:

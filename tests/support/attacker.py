@@ -137,6 +137,8 @@ async def _send(
     pieces: Iterator[bytes], writer: asyncio.StreamWriter, watch: _Watch, gap_s: float = 0.0
 ) -> None:
     """Sends them all, in batches if there is no gap between them, unless the end comes before."""
+    if writer.is_closing():
+        return  # turned away at the door, which uvloop tells by another error than OSError
     writer.write(next(pieces, b""))
     while not watch.over:
         await asyncio.sleep(gap_s)

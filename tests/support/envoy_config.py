@@ -23,12 +23,14 @@ HTTP2 = {
 """A cluster's `typed_extension_protocol_options`: HTTP/2 without being asked for it."""
 
 
-def bootstrap(filter_chain: Json, *clusters: Json) -> Json:
-    """One listener and an admin port, each on any port of loopback, and these clusters."""
+def bootstrap(filter_chain: Json, *clusters: Json, runtime: Json | None = None) -> Json:
+    """One listener and an admin port, each on any port of loopback, and these clusters. `runtime` has values
+    of runtime flags."""
     listener = {"name": "in", "address": _address(LOOPBACK), "filter_chains": [filter_chain]}
     return {
         "admin": {"address": _address(LOOPBACK)},
         "static_resources": {"listeners": [listener], "clusters": clusters},
+        "layered_runtime": {"layers": [{"name": "static", "static_layer": runtime or {}}]},
     }
 
 

@@ -119,11 +119,11 @@ class PeerStream:
         count = 0
         while True:
             await self._peer.answered()
-            room = self._peer.window(self)
-            if not room:
+            if not self._peer.window(self):
                 return count
-            await self.send(bytes(room))
-            count += room
+            while room := self._peer.window(self):
+                await self.send(bytes(room))
+                count += room
 
     def end(self, trailers: Fields = ()) -> None:
         """Sends END_STREAM, on trailers if there are some."""

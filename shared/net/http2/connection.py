@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         """`keepalive` is how the peer is watched. Without it, or without its interval, a client of ours is
         watched while something waits for it, and a server is not."""
         self.client = client
-        self.session = Session(client=client, limits=limits)
+        self.session = Session(client=client, limits=limits, clock=time.monotonic)
         self.congested = False
         self.lost = False
         self.flush_planned = False
@@ -351,6 +351,7 @@ class Connection(asyncio.BufferedProtocol):
             self._idle_timer = self._loop.call_later(self._idle_timeout_s, self._check_idle)
         self._watch_peer()
         self._watch_goaway()  # drained already, maybe
+        self.session.announced()
         self._flush()
         self._close_if_done()
 

@@ -37,6 +37,12 @@ URGENT_S = 0.02
 
 TENSE_AT = 0.5
 
+GROWTH_SHARE = 0.5
+"""Of the mark, for receive windows that have grown: the other half is for what all others hold."""
+
+UNBOUNDED_GROWTH_BYTES = 1 << 30
+"""How far they may grow without a mark."""
+
 RESET_AT = 1.1
 """Above the mark by as much as it takes not to reset for what a moment brings."""
 
@@ -108,6 +114,14 @@ class MemoryBudget:
     def full(self) -> bool:
         """Whether no connection should be accepted now."""
         return 0 < self.most_bytes < self.held_bytes
+
+    @property
+    def growth_bytes(self) -> int:
+        """How far receive windows may grow, all together: not at all while much is held."""
+        if not self.most_bytes:
+            return UNBOUNDED_GROWTH_BYTES
+        much_held = self.held_bytes > TENSE_AT * self.most_bytes
+        return 0 if much_held else int(self.most_bytes * GROWTH_SHARE)
 
     def refusal(self) -> LimitError | None:
         """Why nothing new is accepted now; None while it is."""

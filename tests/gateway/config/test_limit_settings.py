@@ -7,7 +7,6 @@ import pytest
 from gateway.config.config import parse
 from gateway.config.limit_settings import Limits
 from shared.errors import ConfigError
-from shared.http2.session import SessionLimits
 from shared.net.pool.pool_limits import PoolLimits
 
 
@@ -52,9 +51,9 @@ def test_limits_of_open_tunnels() -> None:
 
 
 def test_stalled_tunnels_do_not_fill_a_connection_by_default() -> None:
-    limits = Limits()
-    assert limits.stream_window_bytes == SessionLimits().stream_window_bytes == 1 << 20
-    assert limits.connection_window_bytes > limits.streams_per_connection * limits.stream_window_bytes
+    limits, session = Limits(), Limits().pool().session
+    assert (session.stream_window_bytes, session.most_stream_window_bytes) == (1 << 20, 64 << 20)
+    assert limits.connection_window_bytes > limits.streams_per_connection * session.stream_window_bytes
 
 
 @pytest.mark.parametrize(
@@ -68,8 +67,10 @@ def test_stalled_tunnels_do_not_fill_a_connection_by_default() -> None:
         ("max_buffered: 64 MB", "max_buffered: must be a size such as 64KiB, 256MiB or 1GiB, not '64 MB'"),
         ("max_buffered: 1KiB", "max_buffered: must be 0 or in 1048576..1125899906842624 bytes, not 1KiB"),
         ("stream_window: 1", "stream_window: must be in 65535..2147483647 bytes, not 1"),
-        ("stream_window: 256MiB", "stream_window: connection_window is smaller than stream_window"),
-        ("connection_window: 64KiB", "connection_window: connection_window is smaller than stream_window"),
+        (
+            "connection_window: 64KiB",
+            "connection_window: it is smaller than one tunnel's window: 1 MiB, or stream_window",
+        ),
         ("max_connections_per_source: -1", "max_connections_per_source: must be a whole number, not '-1'"),
     ],
 )

@@ -6,7 +6,7 @@ reads what the session has to say, with hyperframe and HPACK and none of our own
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import hpack
 import pytest
@@ -30,6 +30,7 @@ from shared.http2.session import (
     SessionLimits,
     SessionStream,
 )
+from shared.http2.window_growth import WindowGrowth
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES = 9
@@ -39,7 +40,9 @@ LAST_OF_ALL = 2**31 - 1
 WINDOW = 65535
 """The smallest windows that a session may have, and those that a peer starts with."""
 
-SMALL = SessionLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW)
+SMALL = SessionLimits(
+    stream_window_bytes=WINDOW, most_stream_window_bytes=WINDOW, connection_window_bytes=WINDOW
+)
 
 POST = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"a"), (b":path", b"/_hbone/15003")]
 GET = [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"a"), (b":path", b"/")]
@@ -220,8 +223,16 @@ def _tuple(event: events.Event) -> Told:
 class Dialogue:
     """A session with its peer played by the test. What was said up to the first request is taken."""
 
-    def __init__(self, *, client: bool, limits: SessionLimits | None = None) -> None:
-        self.session = Session(client=client, limits=limits)
+    def __init__(
+        self,
+        *,
+        client: bool,
+        limits: SessionLimits | None = None,
+        growth_bytes: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        growth = WindowGrowth(lambda: growth_bytes)
+        self.session = Session(client=client, limits=limits, growth=growth, clock=clock)
         self._decoder = hpack.Decoder()
         if not client:
             self.session.receive_data(PREFACE)

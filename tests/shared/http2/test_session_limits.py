@@ -20,7 +20,7 @@ def test_a_client_speaks_first() -> None:
 
 
 def test_a_server_says_the_same_without_the_clients_settings() -> None:
-    limits = SessionLimits(5, 70000, WINDOW, 20000, 10000)
+    limits = SessionLimits(5, 70000, 70000, WINDOW, 20000, 10000)
     session = Session(client=False, limits=limits)
     assert read(bytes(session.data_to_send())) == ["SETTINGS {3: 5, 4: 70000, 5: 20000, 6: 10000}"]
 

@@ -8,7 +8,7 @@ from shared.http2.session_stream import Awaited, SessionStream
 
 
 def stream(content_length: int | None) -> SessionStream:
-    made = SessionStream(1, 0, 0)
+    made = SessionStream(1, 0, 0, 0)
     if content_length is not None:
         made.await_body(content_length)
     return made
@@ -31,7 +31,7 @@ def test_a_body_brings_what_was_promised_and_then_ends() -> None:
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"CONNECT"])
 def test_nothing_comes_before_the_answer(method: bytes) -> None:
-    asked = SessionStream(1, 0, 0)
+    asked = SessionStream(1, 0, 0, 0)
     asked.await_response(method)
     assert asked.awaited.is_response
     assert not asked.count_body(0, ends=True)
@@ -47,14 +47,14 @@ def test_nothing_comes_before_the_answer(method: bytes) -> None:
     ],
 )
 def test_what_content_length_means_in_a_response(method: bytes, status: bytes, awaited: Awaited) -> None:
-    asked = SessionStream(1, 0, 0)
+    asked = SessionStream(1, 0, 0, 0)
     asked.await_response(method)
     asked.response_came(status, 7)
     assert asked.awaited is awaited
 
 
 def test_a_response_to_head_has_no_body() -> None:
-    asked = SessionStream(1, 0, 0)
+    asked = SessionStream(1, 0, 0, 0)
     asked.await_response(b"HEAD")
     asked.response_came(b"200", 7)
     assert not asked.count_body(1, ends=False)

@@ -28,7 +28,10 @@ from tests.shared.http2.dialogue import (
 )
 
 HALF = WINDOW // 2 + 1
-"""Credit that a session with the smallest windows gives back at once: what is less is collected."""
+"""Credit that a connection with the smallest window gives back at once: what is less is collected."""
+
+QUARTER = WINDOW // 4 + 1
+"""The same of a stream."""
 
 FRAME = 16384
 """The largest frame."""
@@ -171,15 +174,18 @@ def test_windows_of_streams_that_are_over() -> None:
 # What may come.
 
 
-def test_credit_is_given_when_half_a_window_is_consumed() -> None:
+def test_credit_is_given_when_a_part_of_a_window_is_consumed() -> None:
+    """A quarter of a stream's, half of the connection's."""
     talk = Dialogue.server(SMALL)
     stream = talk.asked()
     talk.received(data(1, bytes(FRAME)), data(1, bytes(FRAME)))
     assert talk.sent() == [], "nothing is consumed"
-    talk.session.consumed(stream, HALF - 1)
+    talk.session.consumed(stream, QUARTER - 1)
     assert talk.sent() == []
     talk.session.consumed(stream, 1)
-    assert talk.sent() == [f"WINDOW_UPDATE 1 +{HALF}", f"WINDOW_UPDATE 0 +{HALF}"]
+    assert talk.sent() == [f"WINDOW_UPDATE 1 +{QUARTER}"]
+    talk.session.consumed(stream, HALF - QUARTER)
+    assert talk.sent() == [f"WINDOW_UPDATE 1 +{HALF - QUARTER}", f"WINDOW_UPDATE 0 +{HALF}"]
 
 
 def test_the_connections_credit_is_collected_over_streams() -> None:
@@ -188,7 +194,11 @@ def test_the_connections_credit_is_collected_over_streams() -> None:
         stream = talk.asked(number)
         talk.received(data(number, bytes(FRAME)))
         talk.session.consumed(stream, FRAME)
-    assert talk.sent() == [f"WINDOW_UPDATE 0 +{2 * FRAME}"]
+    assert talk.sent() == [
+        f"WINDOW_UPDATE 1 +{FRAME}",
+        f"WINDOW_UPDATE 3 +{FRAME}",
+        f"WINDOW_UPDATE 0 +{2 * FRAME}",
+    ]
 
 
 def test_an_ended_stream_needs_no_credit_but_its_connection_does() -> None:
@@ -204,7 +214,11 @@ def test_padding_is_credited_at_once() -> None:
     stream = talk.asked()
     frame_count = HALF // 256
     talk.received(*[data(1, pad=255)] * frame_count)
-    assert talk.sent() == [f"WINDOW_UPDATE 1 +{HALF}", f"WINDOW_UPDATE 0 +{HALF}"]
+    assert talk.sent() == [
+        f"WINDOW_UPDATE 1 +{QUARTER}",
+        f"WINDOW_UPDATE 1 +{QUARTER}",
+        f"WINDOW_UPDATE 0 +{HALF}",
+    ]
     assert stream.held == 0
 
 

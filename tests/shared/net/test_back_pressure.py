@@ -10,6 +10,9 @@ import random
 from collections.abc import Iterable
 from typing import cast
 
+import pytest
+
+from shared.http2 import window_growth
 from shared.http2.session import SessionLimits
 from shared.net.http2.connection import CONGESTED_BYTES
 from shared.net.legs.read_buffer import BULK_READ_BYTES, READ_BYTES
@@ -23,8 +26,17 @@ MUCH = 64
 """MiB: several times what socket buffers, windows and legs take together."""
 
 LIMITS = SessionLimits()
+
+GROWTH_BYTES = 8 * MIB
+"""By which all windows together may grow here."""
+
 TCP_MARK = 64 << 10
 """uvloop's own mark for a transport's write buffer."""
+
+
+@pytest.fixture(autouse=True)
+def growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_growth.PROCESS, "most", lambda: GROWTH_BYTES)
 
 
 def tcp_unsent(world: World) -> Iterable[int]:
@@ -51,13 +63,16 @@ def connections_unsent(world: World) -> Iterable[int]:
 
 def check_bounds(world: World) -> None:
     """What each leg and connection holds, against its mark and what a paused leg may push after that."""
-    assert max(tcp_unsent(world)) <= TCP_MARK + LIMITS.stream_window_bytes
+    windows = max(state.window for end in world.ends for state in end.session.streams.values())
+    assert windows <= LIMITS.stream_window_bytes + GROWTH_BYTES
+    assert max(tcp_unsent(world)) <= TCP_MARK + LIMITS.stream_window_bytes + GROWTH_BYTES
     assert max(stream_waiting(world)) <= BULK_READ_BYTES
     streams = max(end.open_streams for end in world.ends)
     most = CONGESTED_BYTES + BULK_READ_BYTES + (streams + 1) * READ_BYTES
     assert max(connections_unsent(world)) <= most
     for end in world.ends:
-        assert sum(state.held for state in end.session.streams.values()) <= LIMITS.connection_window_bytes
+        held = sum(state.held for state in end.session.streams.values())
+        assert held <= LIMITS.connection_window_bytes + GROWTH_BYTES
 
 
 async def stalled(world: World, sender: Peer) -> None:

@@ -823,9 +823,9 @@ async def test_credit_is_given_for_what_is_passed_on() -> None:
     line = Line(client=False, limits=SMALL)
     joined(line.request(1))
     line.get(data(1, bytes(16384)))
-    assert await line.sent() == []
+    assert await line.sent() == ["WINDOW_UPDATE 1 +16384"]
     line.get(data(1, bytes(16384)))
-    assert await line.sent() == ["WINDOW_UPDATE 1 +32768", "WINDOW_UPDATE 0 +32768"]
+    assert await line.sent() == ["WINDOW_UPDATE 1 +16384", "WINDOW_UPDATE 0 +32768"]
 
 
 async def test_a_peer_that_asks_and_does_not_read() -> None:
