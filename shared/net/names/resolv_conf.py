@@ -38,9 +38,7 @@ class SearchList:
     way round."""
 
     def candidates(self, name: str) -> list[str]:
-        """The absolute names to ask for, in order; one that is absolute already is the only one."""
-        if name.endswith("."):
-            return [name]
+        """The absolute names to ask for, in order, for a name that is not absolute itself."""
         searched = [f"{name}.{domain}." for domain in self.domains]
         # A longer one cannot exist.
         searched = [candidate for candidate in searched if len(candidate) <= MAX_NAME_CHARS + 1]

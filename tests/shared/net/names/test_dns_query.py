@@ -195,15 +195,6 @@ async def test_nobody_at_the_name_server_s_port(server: NameServer) -> None:
     assert caught.value.text == "the name server 127.0.0.1:1 cannot be reached"
 
 
-async def test_the_second_name_server_is_asked_when_the_first_is_silent() -> None:
-    async with name_server() as silent, name_server() as other:
-        silent.faults = {"*": never}
-        other.names = {NAME: (FOUR,)}
-        answer = await look_up(NAME, [f"127.0.0.1:{silent.port}", f"127.0.0.1:{other.port}"])
-        assert answer == Answer((FOUR,), 30)
-        assert silent.asked
-
-
 @pytest.mark.parametrize("name", ["a..b.", "x" * 64 + ".test.", "." + "x.", "x." * 130])
 async def test_a_name_that_cannot_be(server: NameServer, name: str) -> None:
     outcome, _ = await asked(server, name)

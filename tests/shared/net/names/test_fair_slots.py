@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,17 +55,6 @@ def states(*entries: Entry) -> list[str]:
     return [entry.state for entry in entries]
 
 
-async def test_a_party_has_its_part_and_no_more() -> None:
-    all_ = slots()
-    a = await entered(all_, "a", "a", "a")
-    (b,) = await entered(all_, "b")
-    assert states(*a, b) == ["in", "in", "waits", "in"]
-    assert (all_.taken, all_.waiting) == (3, 1)
-    a[0].leave()
-    await settled()
-    assert states(*a) == ["in", "in", "in"]
-
-
 async def test_parties_are_served_in_turn_however_long_their_queues() -> None:
     all_ = slots(most=2, most_each=2)
     first = await entered(all_, "a", "a")
@@ -109,20 +97,6 @@ async def test_when_all_queues_are_full_the_longest_makes_room() -> None:
     holder.leave()
     await settled()
     assert states(a[0]) == ["in"]
-
-
-async def test_who_leaves_while_waiting_is_forgotten() -> None:
-    all_ = slots(most=1, most_each=1)
-    (holder,) = await entered(all_, "a")
-    gone, patient = await entered(all_, "a", "b")
-    gone.task.cancel()
-    await settled()
-    assert all_.waiting == 1
-    holder.leave()
-    await settled()
-    assert states(gone, patient) == ["left", "in"]
-    patient.leave()
-    assert (all_.taken, all_.waiting) == (0, 0)
 
 
 async def test_a_slot_given_in_the_moment_of_leaving_is_not_lost() -> None:
@@ -184,10 +158,3 @@ async def play(steps: list[tuple[str, str, int]]) -> None:
     for entry in [*entries, *inside]:
         entry.task.cancel()
     await settled()
-
-
-async def test_the_error_is_the_caller_s_word() -> None:
-    all_ = slots(most=1, most_each=1, most_waiting_each=0)
-    await entered(all_, "a")
-    with pytest.raises(LimitError, match="a: own"):
-        await all_.enter("a")

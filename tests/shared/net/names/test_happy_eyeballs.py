@@ -65,11 +65,6 @@ async def test_a_silent_endpoint_gives_way_after_its_head_start() -> None:
         assert asyncio.get_running_loop().time() - started >= happy_eyeballs.HEAD_START_S * 0.9
 
 
-async def test_all_refuse() -> None:
-    with pytest.raises(ConnectionRefusedError):
-        await connected(closed("127.0.0.1"), closed("127.0.0.2"))
-
-
 async def test_cancellation_ends_all_attempts() -> None:
     with silent("127.0.0.1") as one, silent("127.0.0.2") as other:
         with pytest.raises(TimeoutError):

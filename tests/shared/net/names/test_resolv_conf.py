@@ -41,10 +41,6 @@ def test_with_ndots_1_a_dotted_name_is_asked_as_it_is_first(tmp_path: Path) -> N
     assert found.candidates("db")[-1] == "db."
 
 
-def test_an_absolute_name_is_the_only_candidate(tmp_path: Path) -> None:
-    assert read(tmp_path, POD).candidates("db.prod.") == ["db.prod."]
-
-
 @pytest.mark.parametrize(
     ("text", "domains", "ndots"),
     [
