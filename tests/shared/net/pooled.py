@@ -26,7 +26,7 @@ from shared.tasks import spawn
 from tests.shared.conftest import Credentials
 from tests.shared.http2.dialogue import POST
 from tests.shared.net.loopback import until
-from tests.support.http2_peer import Http2Peer
+from tests.support.http2_peer import Http2Peer, Service
 
 LONG_S = 3600.0
 
@@ -37,6 +37,9 @@ def h2c(port: int) -> Origin:
 
 class Pooled:
     """A pool with its counters."""
+
+    service: Service
+    """Whom it leads to, where `serving` has made it."""
 
     def __init__(
         self, limits: PoolLimits, resolve: Resolve, chance: float, wall_clock: Callable[[], float]
@@ -93,6 +96,14 @@ async def pooled(
         await pooled.pool.close(0.0)
         await until(lambda: not pooled.pool.origins)
         assert (pooled.counts.open, pooled.counts.draining, pooled.counts.waiting) == (0, 0, 0)
+
+
+@asynccontextmanager
+async def serving(streams_per_connection: int = 100, **options: Any) -> AsyncIterator[tuple[Pooled, Origin]]:
+    """A pool, and the origin of a service."""
+    async with Service.listening() as service, pooled(streams_per_connection, **options) as world:
+        world.service = service
+        yield world, h2c(service.port)
 
 
 def allow(peer: Http2Peer, streams: int) -> None:

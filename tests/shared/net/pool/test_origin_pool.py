@@ -30,7 +30,7 @@ from tests.shared.http2.dialogue import (
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import PATIENCE_S, until
-from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled
+from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled, serving
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
 from tests.support.wall_clock import Clock
@@ -42,18 +42,16 @@ CONNECTIONS = 3
 
 
 async def test_one_dial_for_eighty_openers() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         streams = await asyncio.gather(*[world.open(origin) for _ in range(80)])
         assert sorted(stream.id for stream in streams) == list(range(1, 160, 2))
         assert len({stream.connection for stream in streams}) == 1
-        assert (len(service.connections), world.opened) == (1, 1)
+        assert (len(world.service.connections), world.opened) == (1, 1)
 
 
 async def test_a_second_connection_is_dialled_before_the_first_is_full() -> None:
     """At 81 of 100; the first goes on to be filled."""
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         streams = [await world.open(origin) for _ in range(80)]
         await until(lambda: world.pool.origins[origin]._dialling is None)
         assert world.opened == 1
@@ -68,19 +66,17 @@ async def test_a_second_connection_is_dialled_before_the_first_is_full() -> None
 
 
 async def test_whoever_comes_all_at_once_leaves_a_spare_connection_behind() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         streams = await asyncio.gather(*[world.open(origin) for _ in range(100)])
         assert len({stream.connection for stream in streams}) == 1
         await until(lambda: world.opened == 2)
 
 
 async def test_a_spare_connection_that_cannot_be_had_is_in_nobody_s_way() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=10) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=10) as (world, origin):
         for _ in range(8):
             await world.open(origin)
-        service.stop_listening()
+        world.service.stop_listening()
         for _ in range(2):
             await world.open(origin)
         await until(lambda: world.counts.dials_failed_total == 1)
@@ -89,8 +85,7 @@ async def test_a_spare_connection_that_cannot_be_had_is_in_nobody_s_way() -> Non
 
 
 async def test_a_second_connection_only_when_the_first_is_full() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=3) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=3) as (world, origin):
         first = [await world.open(origin) for _ in range(3)]
         assert len(world.connections(origin)) == 1
         second = await world.open(origin)
@@ -102,8 +97,7 @@ async def test_a_second_connection_only_when_the_first_is_full() -> None:
 
 
 async def test_as_many_connections_as_openers_need() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=10) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=10) as (world, origin):
         streams = await asyncio.gather(*[world.open(origin) for _ in range(35)])
         assert len({stream.connection for stream in streams}) == 4
         assert world.opened == 4
@@ -141,34 +135,24 @@ async def test_a_dial_that_hangs_is_not_in_another_origins_way(credentials: Cred
 
 
 async def test_max_concurrent_streams_of_the_peer() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         first = await world.open(origin)
-        allow(service.connections[0], 2)
+        allow(world.service.connections[0], 2)
         await until(lambda: first.connection.room == 1)
         assert (await world.open(origin)).connection is first.connection
         assert (await world.open(origin)).connection is not first.connection
-        allow(service.connections[0], 3)
+        allow(world.service.connections[0], 3)
         await until(lambda: first.connection.room == 1)
         assert (await world.open(origin)).connection is first.connection
-
-
-async def test_the_streams_of_a_connection_in_use_are_bounded_by_both() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=2) as world:
-        origin = h2c(service.port)
-        streams = [await world.open(origin) for _ in range(5)]
-        assert [connection.open_streams for connection in world.connections(origin)] == [2, 2, 1]
-        assert streams[0].connection.room > 0, "the peer would take more"
 
 
 # Connections that end.
 
 
 async def test_goaway_moves_new_streams_to_a_new_connection() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         old = await world.open(origin)
-        asked = await service.request()
+        asked = await world.service.request()
         asked.peer.say_goaway(1)
         await until(lambda: not old.connection.usable)
         assert (world.opened, world.counts.open, world.counts.draining) == (1, 1, 1)
@@ -185,22 +169,20 @@ async def test_goaway_moves_new_streams_to_a_new_connection() -> None:
 
 
 async def test_streams_that_goaway_leaves_out_can_be_opened_again() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         left_out = await world.open(origin)
-        (await service.request()).peer.say_goaway(0)
+        (await world.service.request()).peer.say_goaway(0)
         with pytest.raises(StreamResetError, match="stream not taken, GOAWAY: NO_ERROR"):
             await left_out.response(PATIENCE_S)
         again = await world.open(origin)
-        (await service.request()).respond(200)
+        (await world.service.request()).respond(200)
         assert await again.response(PATIENCE_S) == 200
 
 
 async def test_a_dead_connection_is_dropped() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         first = await world.open(origin)
-        service.connections[0].drop()
+        world.service.connections[0].drop()
         with pytest.raises(StreamResetError, match="lost"):
             await first.response(PATIENCE_S)
         assert world.pool.origins == {}
@@ -209,19 +191,17 @@ async def test_a_dead_connection_is_dropped() -> None:
 
 
 async def test_an_idle_connection_that_dies_is_dropped() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         (await world.open(origin)).abort()
         assert len(world.connections(origin)) == 1
-        await until(lambda: bool(service.connections))
-        service.connections[0].drop()
+        await until(lambda: bool(world.service.connections))
+        world.service.connections[0].drop()
         await until(lambda: not world.pool.origins)
 
 
 @hasty
 async def test_an_idle_connection_is_closed() -> None:
-    async with Service.listening() as service, pooled(idle_timeout_s=300.0, max_age_s=0) as world:
-        origin = h2c(service.port)
+    async with serving(idle_timeout_s=300.0, max_age_s=0) as (world, origin):
         stream = await world.open(origin)
         await asyncio.sleep(2 * 300)
         assert not stream.over, "in use"
@@ -236,7 +216,7 @@ async def test_an_idle_connection_is_closed() -> None:
         await asyncio.sleep(300 + 1)
         assert world.pool.origins == {}
         assert world.closed() == {"idle": 1}
-        (peer,) = service.connections
+        (peer,) = world.service.connections
         assert peer.goaway
         await until(lambda: peer.lost)
 
@@ -334,11 +314,7 @@ async def test_a_dial_that_nobody_waits_for_any_more(credentials: Credentials) -
 
 
 async def test_room_is_waited_for_when_there_are_too_many_connections() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=CONNECTIONS) as (world, origin):
         streams = [await world.open(origin) for _ in range(CONNECTIONS)]
         waiting = [spawn(world.open(origin), name=f"waits {number}") for number in range(3)]
         text = f"no free stream on {CONNECTIONS} connections within 0.01 s"
@@ -353,23 +329,15 @@ async def test_room_is_waited_for_when_there_are_too_many_connections() -> None:
 
 
 async def test_who_waits_for_room_dials_when_a_connection_is_lost() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=CONNECTIONS) as (world, origin):
         waiting = await world.wait_behind(origin, CONNECTIONS)
-        service.connections[1].drop()
+        world.service.connections[1].drop()
         await waiting
         assert world.opened == CONNECTIONS + 1
 
 
 async def test_only_so_many_wait() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=1, max_waiting=3) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=1, max_waiting=3) as (world, origin):
         first = await world.open(origin)
         waiting = [spawn(world.open(origin), name=f"waits {number}") for number in range(3)]
         await until(lambda: world.counts.waiting == 3)
@@ -383,28 +351,6 @@ async def test_only_so_many_wait() -> None:
         for task in waiting:
             (await task).abort()
         assert world.counts.waiting == 0
-
-
-async def test_who_came_first_is_served_first() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=1) as world,
-    ):
-        origin = h2c(service.port)
-        stream = await world.open(origin)
-        order: list[int] = []
-
-        async def come(number: int) -> None:
-            taken = await world.open(origin)
-            order.append(number)
-            taken.abort()
-
-        waiting = [spawn(come(number), name=f"waits {number}") for number in range(5)]
-        await until(lambda: world.counts.waiting == 5)
-        waiting[1].cancel()
-        stream.abort()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert order == [0, 2, 3, 4]
 
 
 # After a failure.
@@ -489,26 +435,11 @@ async def test_who_comes_during_the_backoff_waits_for_the_next_attempt() -> None
         await until(lambda: world.pool.origins[origin].backoff.reason == "")
 
 
-@hasty
-async def test_the_wait_between_dials_is_bounded() -> None:
-    loop = asyncio.get_running_loop()
-    async with pooled(chance=1.0) as world:
-        origin = h2c(closed_port())
-        for _ in range(12):
-            with pytest.raises(DialError):
-                await world.open(origin)
-        started = loop.time()
-        with pytest.raises(DialError, match=r"refused$"):
-            await world.open(origin)
-        assert MOST_S - 0.5 < loop.time() - started < MOST_S + 0.5
-
-
 async def test_the_deadline_s_error_has_the_last_failure_too() -> None:
     """All are full and no other can be had."""
-    async with Service.listening() as service, pooled(streams_per_connection=1) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1) as (world, origin):
         await world.open(origin)
-        service.stop_listening()
+        world.service.stop_listening()
         with pytest.raises(UpstreamError) as caught:
             await world.open(origin, 0.05)
         assert str(caught.value) == (
@@ -520,10 +451,9 @@ async def test_the_deadline_s_error_has_the_last_failure_too() -> None:
 
 async def test_a_peer_that_allows_no_stream_is_not_dialled_for_ever() -> None:
     """Its SETTINGS come with the end of the dial, or with the first streams."""
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         first = await world.open(origin)
-        allow(service.connections[0], 0)
+        allow(world.service.connections[0], 0)
         await until(lambda: first.connection.room <= 0)
         (await world.open(origin)).abort()
         assert world.opened == 2
@@ -534,10 +464,9 @@ async def test_a_peer_that_allows_no_stream_is_not_dialled_for_ever() -> None:
 
 @hasty
 async def test_an_old_connection_ends_with_its_last_stream() -> None:
-    async with Service.listening() as service, pooled(max_age_s=600.0, ping_interval_s=0.0) as world:
-        origin = h2c(service.port)
+    async with serving(max_age_s=600.0, ping_interval_s=0.0) as (world, origin):
         old = await world.open(origin)
-        asked = await service.request()
+        asked = await world.service.request()
         await asyncio.sleep(600)
         assert world.pool.origins[origin].members[0].connection is not old.connection, "a successor is there"
         assert (world.counts.open, world.counts.draining) == (2, 1)
@@ -552,8 +481,7 @@ async def test_an_old_connection_ends_with_its_last_stream() -> None:
 
 @hasty
 async def test_an_idle_connection_that_is_old_has_no_successor() -> None:
-    async with Service.listening() as service, pooled(max_age_s=100.0, idle_timeout_s=1000.0) as world:
-        origin = h2c(service.port)
+    async with serving(max_age_s=100.0, idle_timeout_s=1000.0) as (world, origin):
         (await world.open(origin)).abort()
         await asyncio.sleep(94)
         assert len(world.connections(origin)) == 1
@@ -569,12 +497,9 @@ class Zone:
         self.port = port
         self.hosts = hosts
         self.asked = 0
-        self.error: OSError | None = None
 
     async def resolve(self, _: Address) -> list[Endpoint]:
         self.asked += 1
-        if self.error is not None:
-            raise self.error
         return [(socket.AF_INET, (host, self.port)) for host in self.hosts]
 
 
@@ -625,17 +550,6 @@ async def test_answers_that_take_turns_drain_nothing() -> None:
         assert stream.connection.usable
 
 
-@hasty
-async def test_a_resolver_that_fails_changes_nothing() -> None:
-    async with listening_everywhere() as zone, pooled(resolve=zone.resolve, resolve_interval_s=30.0) as world:
-        origin = Origin("http", "service", Address("service.example", zone.port))
-        stream = await world.open(origin)
-        zone.error = socket.gaierror(-3, "Temporary failure in name resolution")
-        await asyncio.sleep(300)
-        assert zone.asked >= 10
-        assert stream.connection.usable
-
-
 # Certificates that change.
 
 
@@ -665,11 +579,7 @@ async def test_a_renewed_ca_file_counts_for_the_next_connection(
 
 
 async def test_more_streams_at_run_time() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=1) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=1) as (world, origin):
         first = await world.open(origin)
         waiting = spawn(world.open(origin), name="waits")
         await until(lambda: world.counts.waiting == 1)
@@ -683,8 +593,7 @@ async def test_more_streams_at_run_time() -> None:
 
 @hasty
 async def test_a_shorter_idle_timeout_counts_for_idle_connections() -> None:
-    async with Service.listening() as service, pooled(idle_timeout_s=1000.0) as world:
-        origin = h2c(service.port)
+    async with serving(idle_timeout_s=1000.0) as (world, origin):
         (await world.open(origin)).abort()
         world.pool.set_limits(replace(world.pool.limits, idle_timeout_s=10.0))
         await asyncio.sleep(11)
@@ -718,8 +627,7 @@ async def test_without_tls_there_is_no_certificate_to_end() -> None:
 
 
 async def test_a_connection_stands_once_its_peer_has_spoken() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         await asyncio.gather(*[world.pool.of(origin).connected(LONG_S) for _ in range(20)])
         (connection,) = world.connections(origin)
         assert connection.speaks_http2
@@ -729,8 +637,7 @@ async def test_a_connection_stands_once_its_peer_has_spoken() -> None:
 
 
 async def test_a_connection_that_is_full_stands() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=1) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1) as (world, origin):
         await world.open(origin)
         await until(lambda: world.connections(origin)[0].speaks_http2)
         await world.pool.of(origin).connected(LONG_S)
@@ -781,8 +688,7 @@ async def test_a_peer_that_says_nothing() -> None:
 
 
 async def test_an_idle_timeout_of_nothing_is_in_nobody_s_way() -> None:
-    async with Service.listening() as service, pooled(idle_timeout_s=0.0) as world:
-        origin = h2c(service.port)
+    async with serving(idle_timeout_s=0.0) as (world, origin):
         await world.pool.of(origin).connected(LONG_S)
         await until(lambda: origin not in world.pool.origins)
         assert world.closed() == {"idle": 1}
@@ -791,10 +697,9 @@ async def test_an_idle_timeout_of_nothing_is_in_nobody_s_way() -> None:
 @hasty
 async def test_a_connection_on_which_nobody_had_anything_is_not_kept_long() -> None:
     """Names come from clients: one that leads to a 404 must not cost a connection for minutes."""
-    async with Service.listening() as service, pooled(idle_timeout_s=1000.0) as world:
-        origin = h2c(service.port)
+    async with serving(idle_timeout_s=1000.0) as (world, origin):
         stream = await world.pool.of(origin).open(POST, LONG_S)
-        (await service.request()).respond(404, end=True)
+        (await world.service.request()).respond(404, end=True)
         assert await stream.response(PATIENCE_S) == 404
         stream.close()
         await asyncio.sleep(IN_VAIN_S - 1)

@@ -16,7 +16,7 @@ from shared.tasks import spawn
 from tests.shared.conftest import Credentials
 from tests.shared.http2.dialogue import POST
 from tests.shared.net.loopback import PATIENCE_S, until
-from tests.shared.net.pooled import gated, h2c, pooled
+from tests.shared.net.pooled import gated, h2c, pooled, serving
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
 from tests.support.world import free_port
@@ -26,30 +26,18 @@ CONNECTIONS = 3
 # The table of origins.
 
 
-async def test_origins_long_gone_do_not_pile_up() -> None:
-    async with pooled() as world:
-        ports = [closed_port() for _ in range(20)]
-        await asyncio.gather(*[world.open(h2c(port)) for port in ports], return_exceptions=True)
-        assert world.pool.origins == {}
-
-
 async def test_an_origin_is_not_forgotten_while_somebody_is_about_to_dial_it() -> None:
     """The last connection goes while an opener waits for room: it dials for the pool that the table knows."""
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=CONNECTIONS) as (world, origin):
         waiting = await world.wait_behind(origin, CONNECTIONS)
-        for peer in service.connections:
+        for peer in world.service.connections:
             peer.drop()
         stream = await waiting
         assert world.connections(origin) == [stream.connection]
 
 
 async def test_a_stream_without_waiting_needs_a_connection_with_room() -> None:
-    async with Service.listening() as service, pooled(streams_per_connection=2) as world:
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=2) as (world, origin):
         assert world.pool.open_now(origin, POST) is None
         assert world.pool.origins == {}
         first = await world.open(origin)
@@ -60,11 +48,7 @@ async def test_a_stream_without_waiting_needs_a_connection_with_room() -> None:
 
 
 async def test_close() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=CONNECTIONS) as (world, origin):
         stream = await world.open(origin)
         await world.pool.close(0.0)
         assert stream.over
@@ -87,11 +71,7 @@ async def test_close_tells_who_waits_for_a_dial(credentials: Credentials) -> Non
 
 
 async def test_close_tells_who_waits_for_room() -> None:
-    async with (
-        Service.listening() as service,
-        pooled(streams_per_connection=1, connections_per_origin=CONNECTIONS) as world,
-    ):
-        origin = h2c(service.port)
+    async with serving(streams_per_connection=1, connections_per_origin=CONNECTIONS) as (world, origin):
         waiting = await world.wait_behind(origin, CONNECTIONS)
         await world.pool.close(0.0)
         with pytest.raises(DialError, match="we are stopping"):
@@ -129,10 +109,9 @@ async def test_close_waits_for_no_one_beyond_its_time() -> None:
 
 
 async def test_a_drain_lets_streams_finish() -> None:
-    async with Service.listening() as service, pooled() as world:
-        origin = h2c(service.port)
+    async with serving() as (world, origin):
         stream = await world.open(origin)
-        asked = await service.request()
+        asked = await world.service.request()
         world.pool.drain()
         with pytest.raises(DialError, match="we are stopping"):
             await world.open(origin)

@@ -33,12 +33,9 @@ class Room:
 
     def __init__(self, count: int) -> None:
         self.opened: list[Opened] = []
-        self.ends: list[bool] = []
-        """Whether each request that was opened for has no body."""
         self._left = count
 
     def open_now(self, asked: tuple[Headers, bool]) -> Stream | None:
-        self.ends.append(asked[1])
         if not self._left:
             return None
         self._left -= 1
@@ -70,16 +67,6 @@ async def test_in_order_as_long_as_there_is_room() -> None:
         with pytest.raises(DialError, match="no more"):
             await task
     assert (len(queue), counts.waiting) == (0, 0)
-
-
-async def test_a_request_without_a_body_ends_as_it_begins() -> None:
-    queue = stream_queue(OriginCounts())
-    for ends in (True, False):
-        spawn(queue.wait((POST, ends), LONG_S), name="waits")
-    await turns()
-    room = Room(2)
-    queue.serve(room.open_now)
-    assert room.ends == [True, False]
 
 
 async def test_each_has_an_error_of_its_own() -> None:
