@@ -102,13 +102,6 @@ async def test_a_peer_that_never_says_settings() -> None:
     assert lost == [connection]
 
 
-@hasty
-async def test_settings_in_time() -> None:
-    line = Line(client=False)
-    await asyncio.sleep(PREFACE_TIMEOUT_S + 1)
-    assert not line.connection.lost
-
-
 # Streams.
 
 
@@ -118,6 +111,7 @@ async def test_a_request_comes_with_its_headers() -> None:
     assert (stream.id, list(stream.headers), stream.bodiless) == (1, POST, False)
     stream = line.request(3, GET, end=True)
     assert (stream.id, stream.bodiless, stream.connection) == (3, True, line.connection)
+    assert joined(stream).story == ["ended"]
     assert line.connection.open_streams == 2
 
 

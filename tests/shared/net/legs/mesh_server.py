@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from OpenSSL import SSL
 
 from shared.errors import DeniedError
+from shared.net.legs.tls_handshake import server_context
+from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.trust.spiffe import SpiffeId
 from tests.support.tls_client import VERSIONS
 
@@ -21,3 +27,11 @@ def anybody(chain: list[bytes]) -> None:
 
 def nobody(chain: list[bytes]) -> None:
     raise DeniedError("peer denied: no rule allows it")
+
+
+def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
+    """What such a server has: its folder, and the rule."""
+    certificates, key, roots = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
+    return server_context(
+        certificates, key, roots, verify, alpn=("istio", "istio-http/1.1", "http/1.1", "h2")
+    )

@@ -12,25 +12,12 @@ from shared.net.legs.small_writes import (
     MARK_BYTES,
     SMALL_BYTES,
     UNSENT_BYTES,
-    SmallWrites,
 )
 from shared.net.legs.tcp import TcpLeg
 from tests.shared.net.in_memory import Seen, Wire
 from tests.shared.net.loopback import until
 
 PIECE = b"0123456789"
-
-
-def test_what_is_kept_goes_on_in_one_piece() -> None:
-    wire = Wire()
-    small = SmallWrites(wire, PIECE)
-    small.begin()
-    assert wire.marks == (0, None)
-    small.add(memoryview(PIECE))
-    assert (len(small), wire.writes) == (2 * len(PIECE), [])
-    small.send()
-    assert (wire.writes, len(small)) == ([2 * PIECE], 0)
-    assert wire.marks == (None, None)
 
 
 # A leg on it.
@@ -64,11 +51,13 @@ def test_a_leg_keeps_small_pieces_until_the_transport_has_sent_what_it_has() -> 
     leg.pause_writing()  # as a transport says when its mark is lowered
     assert (wire.writes, seen.story) == ([], [])
     assert leg.buffered_bytes == UNSENT_BYTES + 1 + 100 * len(PIECE)
+    assert wire.marks == (0, None)
     leg.write(bytes(SMALL_BYTES))
     assert wire.writes == [], "what is large waits behind what is small, too"
     wire.unsent = 0
     leg.resume_writing()
     assert wire.writes == [100 * PIECE + bytes(SMALL_BYTES)]
+    assert wire.marks == (None, None)
     leg.write(PIECE)
     assert wire.writes[1:] == [PIECE]
 

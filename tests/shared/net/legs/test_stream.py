@@ -17,7 +17,6 @@ from shared.net.legs.stream import (
 from shared.net.legs.tcp_end import LAST_BYTES_TIMEOUT_S
 from shared.tasks import spawn
 from tests.shared.http2.dialogue import (
-    GET,
     OK,
     POST,
     TRAILERS,
@@ -70,12 +69,6 @@ async def test_response() -> None:
     assert await waiting == 404
     assert header_value(stream.headers, b"x") == b"y"
     assert await stream.response(5) == 404, "asked again"
-
-
-async def test_a_response_that_came_before_it_was_asked_for() -> None:
-    line, stream = client()
-    line.get(headers(1, OK), data(1, b"body"))
-    assert await stream.response(5) == 200
 
 
 async def test_a_whole_response_and_a_reset_before_it_was_asked_for() -> None:
@@ -326,17 +319,6 @@ async def test_a_stream_at_rest_holds_no_buffer() -> None:
     assert stream._early is None and stream._waiting is None
 
 
-async def test_small_writes_of_one_turn_are_one_write() -> None:
-    line, stream = server()
-    await line.sent()
-    for _ in range(100):
-        stream.write(b"a" * 100)
-    assert line.wire.writes == [], "before the turn ends"
-    await asyncio.sleep(0)
-    assert len(line.wire.writes) == 1
-    assert await line.sent() == ["DATA 1 " + repr(b"a" * 100)] * 100
-
-
 async def test_a_closed_window() -> None:
     line, stream = server()
     seen = joined(stream)
@@ -555,10 +537,3 @@ async def test_nothing_raises_on_a_stream_that_is_gone(how: str) -> None:
         event for event in told if event not in ("full", "drained")
     ]
     assert line.connection.open_streams == 0
-
-
-async def test_a_get_is_bodiless_and_ended() -> None:
-    line = Line(client=False)
-    stream = line.request(1, GET, end=True)
-    assert stream.bodiless
-    assert joined(stream).story == ["ended"]

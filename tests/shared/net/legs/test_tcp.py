@@ -14,9 +14,7 @@ from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.read_buffer import BULK_READ_BYTES, READ_BYTES
 from shared.net.legs.tcp import (
     BULK_READS,
-    CLOSE_TIMEOUT_S,
     EARLY_BYTES,
-    CloseWatch,
     TcpLeg,
     address_text,
 )
@@ -57,13 +55,6 @@ async def test_reset_after_the_end(leg: TcpLeg, peer: Peer) -> None:
     leg.write(b"a socket that only writes hears of it when it does")
     await until(lambda: len(seen.story) == 2)
     assert str(seen.story[1]).startswith("failed: connection reset: ")
-
-
-async def test_what_comes_before_join_is_kept(leg: TcpLeg, peer: Peer) -> None:
-    await peer.send(b"early")
-    peer.fin()
-    await until(lambda: leg._ended)
-    assert joined(leg).story == [b"early", "ended"]
 
 
 async def test_what_came_before_a_reset_can_be_had(leg: TcpLeg, peer: Peer) -> None:
@@ -301,35 +292,12 @@ async def test_no_reference_to_a_view_is_kept(leg: TcpLeg, peer: Peer) -> None:
 # Letting go.
 
 
-async def test_close_lets_everything_written_leave(leg: TcpLeg, peer: Peer) -> None:
-    joined(leg)
-    leg.write(bytes(UNREAD_MIB * MIB))
-    leg.close()
-    assert await peer.ended() == FIN
-    assert len(peer.received) == UNREAD_MIB * MIB
-
-
 async def test_abort_is_a_reset(leg: TcpLeg, peer: Peer) -> None:
     joined(leg)
     leg.write(bytes(UNREAD_MIB * MIB))
     leg.abort()
     assert await peer.ended() == RST
     assert len(peer.received) < UNREAD_MIB * MIB
-
-
-@hasty
-async def test_a_watched_peer_that_reads_slowly_gets_everything() -> None:
-    wire = Wire()
-    wire.unsent = 100
-    watch = CloseWatch(wire)
-    for left in (99, 50, 1):
-        await asyncio.sleep(CLOSE_TIMEOUT_S - 1)
-        wire.unsent = left
-        await asyncio.sleep(1)
-        assert not wire.aborted
-    await asyncio.sleep(CLOSE_TIMEOUT_S + 1)
-    assert wire.aborted
-    watch.cancel()
 
 
 @hasty

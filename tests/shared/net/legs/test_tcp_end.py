@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 
 import pytest
 
@@ -249,9 +248,3 @@ async def test_what_the_peer_s_kernel_has_taken_is_counted() -> None:
         assert acknowledged_bytes(transport) == before + 1000
         leg.abort()
         await until(lambda: acknowledged_bytes(transport) is None)
-
-
-def test_the_reset_option_is_linger_of_no_time() -> None:
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        assert struct.unpack("ii", sock.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)

@@ -27,11 +27,10 @@ from shared.net.legs import tcp_end
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.legs.tls import CONTROL_LIMIT_BYTES, RECORD_BYTES, TlsServerLeg
-from shared.net.legs.tls_handshake import server_context
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tasks import spawn
 from shared.tls import alerts
-from tests.shared.net.legs.mesh_server import TRUST_DOMAIN, anybody, each_version, nobody
+from tests.shared.net.legs.mesh_server import TRUST_DOMAIN, context_of, each_version, nobody
 from tests.support.tls_client import PATIENCE_S, TlsClient, client_context, reason
 
 MIB = 1 << 20
@@ -185,15 +184,25 @@ class Bench:
         return reason(caught.value)
 
 
-def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
-    certificates, key, roots = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
-    return server_context(certificates, key, roots, verify, alpn=("istio",))
-
-
 @pytest.fixture
 async def bench(files: Path) -> AsyncIterator[Bench]:
     async with Bench(context_of(files)) as started:
         yield started
+
+
+@pytest.fixture
+async def _tunnel(bench: Bench, authority: Authority, certificate: KeyPair) -> tuple[TlsClient, Tunnel]:
+    return await bench.tunnel(client_context(authority, certificate))
+
+
+@pytest.fixture
+def client(_tunnel: tuple[TlsClient, Tunnel]) -> TlsClient:
+    return _tunnel[0]
+
+
+@pytest.fixture
+def tunnel(_tunnel: tuple[TlsClient, Tunnel]) -> Tunnel:
+    return _tunnel[1]
 
 
 @pytest.fixture
@@ -336,7 +345,7 @@ async def test_a_handshake_in_single_bytes_succeeds(
     assert (await bench.leg()).certificate
 
 
-@pytest.mark.parametrize(("offered", "agreed"), [((b"h2", b"istio"), "istio"), ((b"h2",), "")])
+@pytest.mark.parametrize(("offered", "agreed"), [((b"h2", b"istio"), "istio"), ((b"istio-h2",), "")])
 async def test_the_owner_sees_what_alpn_agreed(
     bench: Bench, authority: Authority, certificate: KeyPair, offered: tuple[bytes, ...], agreed: str
 ) -> None:
@@ -384,9 +393,8 @@ async def test_what_comes_before_join_is_kept_and_bounded(
     assert tunnel.data == upload
 
 
-async def test_a_paused_leg_pushes_nothing(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
+async def test_a_paused_leg_pushes_nothing(client: TlsClient, tunnel: Tunnel) -> None:
     upload = _pattern(16 * MIB, 4)
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
     tunnel.on_data = tunnel.leg.pause_reading
     sending = spawn(client.send_all(upload), name="test client")
     await client.until_stuck()
@@ -401,10 +409,7 @@ async def test_a_paused_leg_pushes_nothing(bench: Bench, authority: Authority, c
     assert tunnel.data == upload
 
 
-async def test_a_client_that_does_not_read_makes_the_leg_full(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_a_client_that_does_not_read_makes_the_leg_full(client: TlsClient, tunnel: Tunnel) -> None:
     piece = _pattern(READ_BYTES, 5)
     pieces = await tunnel.fill(piece)
     assert not tunnel.has_room.is_set()
@@ -474,10 +479,7 @@ async def test_the_client_ends_first_and_still_gets_its_answer(
     await client.fin()
 
 
-async def test_fin_after_close_notify_leaves_the_answer_alone(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_fin_after_close_notify_leaves_the_answer_alone(client: TlsClient, tunnel: Tunnel) -> None:
     client.send(b"question")
     client.end()
     client.cut()
@@ -508,10 +510,7 @@ async def test_the_server_ends_first_and_the_connection_stays_open(
     await client.fin()
 
 
-async def test_fin_without_close_notify_is_truncation(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_fin_without_close_notify_is_truncation(client: TlsClient, tunnel: Tunnel) -> None:
     client.send(b"all of i")
     client.cut()
     error = await tunnel.over()
@@ -522,10 +521,7 @@ async def test_fin_without_close_notify_is_truncation(
         await client.receive()
 
 
-async def test_truncation_of_a_paused_leg_comes_after_the_data(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_truncation_of_a_paused_leg_comes_after_the_data(client: TlsClient, tunnel: Tunnel) -> None:
     tunnel.on_data = tunnel.leg.pause_reading
     client.send(b"one")
     while not tunnel.data:
@@ -545,11 +541,8 @@ async def _write_until_it_is_over(tunnel: Tunnel) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_client_that_has_ended_and_is_gone_loses_nothing(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
+async def test_a_client_that_has_ended_and_is_gone_loses_nothing(client: TlsClient, tunnel: Tunnel) -> None:
     """It closes its socket over bytes of ours, so the kernel says RST; the app is slow, we write."""
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
     tunnel.leg.pause_reading()
     client.send(bytes(100_000))
     client.end()
@@ -561,9 +554,8 @@ async def test_a_client_that_has_ended_and_is_gone_loses_nothing(
 
 
 async def test_a_client_that_has_not_ended_and_is_gone_has_broken_off(
-    bench: Bench, authority: Authority, certificate: KeyPair
+    client: TlsClient, tunnel: Tunnel
 ) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
     tunnel.leg.pause_reading()
     client.send(bytes(100_000))
     await asyncio.sleep(ACKNOWLEDGED_S)
@@ -572,11 +564,8 @@ async def test_a_client_that_has_not_ended_and_is_gone_has_broken_off(
     assert isinstance(await tunnel.over(), StreamResetError)
 
 
-async def test_close_over_unread_bytes_destroys_nothing(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
+async def test_close_over_unread_bytes_destroys_nothing(client: TlsClient, tunnel: Tunnel) -> None:
     """And FIN, which would end the tunnel's response, waits for the client's."""
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
     tunnel.leg.write(bytes(8 * MIB))
     tunnel.leg.close()
     sending = spawn(client.send_all(bytes(8 * MIB)), name="test client sends")
@@ -588,10 +577,7 @@ async def test_close_over_unread_bytes_destroys_nothing(
     await client.fin()
 
 
-async def test_a_reset_by_the_client_breaks_the_leg(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_a_reset_by_the_client_breaks_the_leg(client: TlsClient, tunnel: Tunnel) -> None:
     client.reset()
     error = await tunnel.over()
     assert isinstance(error, StreamResetError)
@@ -604,16 +590,14 @@ async def test_a_reset_by_the_client_breaks_the_leg(
     tunnel.leg.abort()
 
 
-async def test_abort_resets_the_client(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_abort_resets_the_client(client: TlsClient, tunnel: Tunnel) -> None:
     tunnel.leg.abort()
     with pytest.raises(ConnectionResetError):
         await client.receive()
     assert not tunnel.end.done()
 
 
-async def test_abort_cuts_a_close_short(bench: Bench, authority: Authority, certificate: KeyPair) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_abort_cuts_a_close_short(client: TlsClient, tunnel: Tunnel) -> None:
     await tunnel.fill(bytes(READ_BYTES))
     tunnel.leg.close()
     tunnel.leg.close()
@@ -624,11 +608,10 @@ async def test_abort_cuts_a_close_short(bench: Bench, authority: Authority, cert
 
 
 async def test_a_close_ends_with_a_reset_if_the_client_takes_nothing(
-    bench: Bench, authority: Authority, certificate: KeyPair, monkeypatch: pytest.MonkeyPatch
+    client: TlsClient, tunnel: Tunnel, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FIN would make what it got look like the whole."""
     monkeypatch.setattr(tcp_end, "LAST_BYTES_TIMEOUT_S", 0.2)
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
     await tunnel.fill(bytes(READ_BYTES))
     tunnel.leg.close()
     async with asyncio.timeout(PATIENCE_S):
@@ -647,10 +630,7 @@ async def test_a_leg_that_was_lost_before_join_says_so(
     assert isinstance(await tunnel.over(), StreamResetError)
 
 
-async def test_a_forged_record_breaks_the_leg_and_is_answered(
-    bench: Bench, authority: Authority, certificate: KeyPair
-) -> None:
-    client, tunnel = await bench.tunnel(client_context(authority, certificate))
+async def test_a_forged_record_breaks_the_leg_and_is_answered(client: TlsClient, tunnel: Tunnel) -> None:
     client.send(b"genuine")
     client.writer.write(b"\x17\x03\x03\x00\x20" + bytes(32))
     error = await tunnel.over()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,26 +17,18 @@ from shared.errors import (
     ClientHelloError,
     ConfigError,
     DeniedError,
-    StreamResetError,
     TlsFailureError,
     UnavailableError,
 )
-from shared.net.legs.tls_handshake import ServerHandshake, outgoing, server_context
+from shared.net.legs.tls_handshake import ServerHandshake, outgoing
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tls import alerts
-from tests.shared.net.legs.mesh_server import CLIENT, SERVER, TRUST_DOMAIN, anybody, each_version, nobody
+from tests.shared.net.legs.mesh_server import CLIENT, SERVER, TRUST_DOMAIN, context_of, each_version, nobody
 from tests.support import odd_chains
 from tests.support.tls_client import client_context, reason
 
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
 MALFORMED_HELLO = b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03"
-
-
-def context_of(files: Path, verify: Callable[[list[bytes]], None] = anybody) -> SSL.Context:
-    certificates, key, roots = (files / name for name in (CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE))
-    return server_context(
-        certificates, key, roots, verify, alpn=("istio", "istio-http/1.1", "http/1.1", "h2")
-    )
 
 
 @pytest.fixture
@@ -107,22 +98,6 @@ def test_what_is_written_last_completes_the_client_s_handshake(
     assert client.recv(100) == b"welcome"
 
 
-@pytest.mark.parametrize(
-    ("version", "alert"),
-    [
-        pytest.param(SSL.TLS1_2_VERSION, "handshake failure", id="tls12"),
-        pytest.param(SSL.TLS1_3_VERSION, "certificate required", id="tls13"),
-    ],
-)
-def test_a_client_without_certificate(
-    server: ServerHandshake, authority: Authority, version: int, alert: str
-) -> None:
-    client = client_of(client_context(authority, None, version=version))
-    error = failure(client, server)
-    assert str(error) == "tls handshake: peer did not return a certificate"
-    assert alert in told(client, server.alert_to_send(error))
-
-
 @each_version
 def test_a_certificate_of_another_authority(
     server: ServerHandshake, authority: Authority, version: int
@@ -135,12 +110,15 @@ def test_a_certificate_of_another_authority(
 
 
 @each_version
-def test_an_expired_certificate(server: ServerHandshake, authority: Authority, version: int) -> None:
+def test_an_expired_certificate(files: Path, authority: Authority, version: int) -> None:
+    seen: list[list[bytes]] = []
+    server = ServerHandshake(context_of(files, seen.append))
     old = authority.issue(CLIENT, lifetime_s=-60)
     client = client_of(client_context(authority, old, version=version))
     error = failure(client, server)
     assert str(error) == "tls handshake: client certificate refused: cert has expired (depth 0)"
     assert "certificate expired" in told(client, server.alert_to_send(error))
+    assert seen == [], "the rule is not asked about a chain that OpenSSL refuses"
 
 
 def test_a_certificate_for_servers_only(server: ServerHandshake, authority: Authority) -> None:
@@ -176,17 +154,6 @@ def test_who_is_denied_by_the_rule_fails_its_handshake(
         with pytest.raises(TlsFailureError):
             server.certificate()
     assert capfd.readouterr().err == ""  # where a callback's traceback would go
-
-
-@each_version
-def test_the_rule_is_not_asked_about_a_chain_that_openssl_refuses(
-    files: Path, authority: Authority, version: int
-) -> None:
-    seen: list[list[bytes]] = []
-    server = ServerHandshake(context_of(files, seen.append))
-    old = authority.issue(CLIENT, lifetime_s=-60)
-    failure(client_of(client_context(authority, old, version=version)), server)
-    assert seen == []
 
 
 # Handshakes that do not come to an end.
@@ -226,12 +193,6 @@ def test_a_cipher_without_forward_secrecy(
     error = failure(client, server)
     assert "no shared cipher" in str(error)
     assert "handshake failure" in told(client, server.alert_to_send(error))
-
-
-def test_a_client_that_gives_up_says_why(server: ServerHandshake, certificate: KeyPair) -> None:
-    client = client_of(client_context(Authority.create(TRUST_DOMAIN), certificate))
-    with pytest.raises(StreamResetError, match=r"the client gave up: .*unknown ca"):
-        shake(client, server)
 
 
 def test_a_client_that_has_heard_nothing_is_told_in_plain(server: ServerHandshake) -> None:
