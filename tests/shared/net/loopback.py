@@ -15,10 +15,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from shared.address import Address
+from shared.errors import DialError
 from shared.http2.session import SessionLimits
 from shared.listen import bound_address, listen
-from shared.net.dial import Origin, dial
+from shared.net.dial import Origin, dial, dial_http2
 from shared.net.http2.connection import Connection
 from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import TcpLeg
@@ -180,6 +183,29 @@ async def dialled() -> AsyncIterator[tuple[TcpLeg, Peer]]:
         await app.close()
         await until(lambda: leg._transport.is_closing())
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def connected(origin: Origin) -> AsyncIterator[Connection]:
+    """An HTTP/2 connection to `origin`."""
+    lost = asyncio.Event()
+    connection = await dial_http2(
+        origin, PATIENCE_S, lambda: Connection(client=True, on_lost=lambda _: lost.set())
+    )
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await lost.wait()
+
+
+async def not_connected(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
+    """Why there is no HTTP/2 connection to `origin`."""
+    with pytest.raises(DialError) as caught:
+        await dial_http2(origin, timeout_s, lambda: Connection(client=True))
+    connect, _, cause = str(caught.value).partition(f"{origin}: ")
+    assert connect == "connect to "
+    return cause
 
 
 def joined(leg: TcpLeg) -> Seen:

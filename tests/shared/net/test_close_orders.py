@@ -211,19 +211,6 @@ async def test_a_target_that_speaks_first() -> None:
         await world.over()
 
 
-async def test_a_target_that_says_all_before_the_tunnel_stands() -> None:
-    async with World.running() as world:
-        client, app = await world.tunnel()
-        app.send_soon(DOWN)
-        await app.all_sent()
-        app.fin()
-        assert await client.ended() == FIN
-        assert bytes(client.received) == DOWN
-        client.fin()
-        assert await app.ended() == FIN
-        await world.over()
-
-
 async def test_one_connection_through_all_of_it() -> None:
     """No window leaks: after many tunnels that ended badly the connection still carries more than its own."""
     async with World.running() as world:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,10 +21,9 @@ from shared.net.tls.contexts import ALPN_H2, server_context
 from tests.shared.conftest import Credentials
 from tests.shared.http2.dialogue import POST
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.in_memory import Seen
-from tests.shared.net.loopback import PATIENCE_S, App, until
+from tests.shared.net.loopback import PATIENCE_S, App, connected, dialled, joined, not_connected, until
 from tests.support.http2_peer import Service
-from tests.support.metadata_server import closed_port
+from tests.support.metadata_server import closed_port, listening
 from tests.support.network import needs_ipv6
 
 NO_SUCH_HOST = "no-such-host.invalid"
@@ -41,32 +36,10 @@ async def over(leg: TcpLeg) -> None:
     await asyncio.sleep(0)
 
 
-@contextmanager
-def full_backlog() -> Iterator[int]:
-    """A port whose queue of connections is full: the kernel answers no further SYN."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        port = listener.getsockname()[1]
-        for _ in range(4):
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            assert waiting.connect_ex(("127.0.0.1", port)) == errno.EINPROGRESS
-        yield port
-
-
 async def refused(address: Address, timeout_s: float = PATIENCE_S) -> str:
     """Why `address` cannot be dialled."""
     with pytest.raises(DialError) as caught:
         await dial(address, timeout_s)
-    return str(caught.value)
-
-
-async def refused_http2(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
-    """Why `origin` cannot be dialled."""
-    with pytest.raises(DialError) as caught:
-        await dial_http2(origin, timeout_s, lambda: Connection(client=True))
     return str(caught.value)
 
 
@@ -89,27 +62,25 @@ async def test_a_bare_socket() -> None:
     await app.close()
 
 
-async def test_no_bare_socket() -> None:
+async def test_no_bare_socket(full_port: int) -> None:
     port = closed_port()
     with pytest.raises(DialError) as caught:
         await dial_socket(Address("localhost", port), PATIENCE_S)
     assert str(caught.value) == f"connect to localhost:{port}: connection refused"
-    with full_backlog() as port, pytest.raises(DialError) as caught:
-        await dial_socket(Address("127.0.0.1", port), 0.2)
-    assert str(caught.value) == f"connect to 127.0.0.1:{port}: no answer within 0.2 s"
+    with pytest.raises(DialError) as caught:
+        await dial_socket(Address("127.0.0.1", full_port), 0.2)
+    assert str(caught.value) == f"connect to 127.0.0.1:{full_port}: no answer within 0.2 s"
 
 
 async def test_dial() -> None:
-    app = App()
-    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
-    peer = await app.accept()
-    assert leg.peer_name == f"127.0.0.1:{app.port}"
-    await peer.send(b"220 ready")
-    seen = Seen()
-    leg.join(seen)
-    await until(lambda: seen.story == [b"220 ready"])
-    await over(leg)
-    await app.close()
+    async with dialled() as (leg, peer):
+        host, port = peer.sock.getsockname()
+        assert leg.peer_name == f"{host}:{port}"
+        sock = leg._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "small writes are not held back"
+        await peer.send(b"220 ready")
+        seen = joined(leg)
+        await until(lambda: seen.story == [b"220 ready"])
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
@@ -120,27 +91,11 @@ async def test_to_loopback_the_connection_is_there_at_once(host: str) -> None:
         await over(leg)
 
 
-async def test_what_loopback_does_not_take_at_once_has_its_time() -> None:
-    with full_backlog() as port:
-        assert await refused(Address("127.0.0.1", port), 0.1) == (
-            f"connect to 127.0.0.1:{port}: no answer within 0.1 s"
-        )
-
-
-async def test_small_writes_are_not_held_back() -> None:
-    app = App()
-    leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
-    sock = leg._transport.get_extra_info("socket")
-    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    await over(leg)
-    await app.close()
-
-
 async def test_nobody_listens() -> None:
     port = closed_port()
-    assert await refused(Address("127.0.0.1", port)) == f"connect to 127.0.0.1:{port}: connection refused"
     with pytest.raises(DialError) as caught:
         await dial(Address("127.0.0.1", port), PATIENCE_S)
+    assert str(caught.value) == f"connect to 127.0.0.1:{port}: connection refused"
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
 
 
@@ -150,10 +105,10 @@ async def test_no_such_host() -> None:
 
 
 @hasty
-async def test_no_answer() -> None:
-    with full_backlog() as port:
-        address = Address("127.0.0.1", port)
-        assert await refused(address, 2.5) == f"connect to {address}: no answer within 2.5 s"
+async def test_no_answer(full_port: int) -> None:
+    """Though loopback, it has its time."""
+    address = Address("127.0.0.1", full_port)
+    assert await refused(address, 2.5) == f"connect to {address}: no answer within 2.5 s"
 
 
 @pytest.mark.parametrize(
@@ -179,19 +134,6 @@ def test_reason(error: OSError, text: str) -> None:
 
 
 # HTTP/2.
-
-
-@asynccontextmanager
-async def connected(origin: Origin) -> AsyncIterator[Connection]:
-    lost = asyncio.Event()
-    connection = await dial_http2(
-        origin, PATIENCE_S, lambda: Connection(client=True, on_lost=lambda _: lost.set())
-    )
-    try:
-        yield connection
-    finally:
-        connection.close()
-        await lost.wait()
 
 
 async def test_h2c() -> None:
@@ -223,14 +165,10 @@ async def test_a_certificate_of_somebody_else(credentials: Credentials) -> None:
     async with Service.listening(context) as service:
         address = Address("127.0.0.1", service.port)
         for ca in (credentials.other_ca, None):
-            text = await refused_http2(Origin("https", "localhost", address, ca))
-            assert re.fullmatch(
-                f"connect to https://localhost at {address}: certificate refused: .*certificate.*", text
-            ), text
-        text = await refused_http2(Origin("https", "hello.a.run.app", address, credentials.ca))
-        assert text.startswith(
-            f"connect to https://hello.a.run.app at {address}: certificate refused: Hostname"
-        )
+            text = await not_connected(Origin("https", "localhost", address, ca))
+            assert re.fullmatch("certificate refused: .*certificate.*", text), text
+        text = await not_connected(Origin("https", "hello.a.run.app", address, credentials.ca))
+        assert text.startswith("certificate refused: Hostname")
 
 
 async def test_a_server_without_http2(credentials: Credentials) -> None:
@@ -238,10 +176,8 @@ async def test_a_server_without_http2(credentials: Credentials) -> None:
     context.load_cert_chain(credentials.certificate, credentials.key)
     async with Service.listening(context) as service:
         address = Address("127.0.0.1", service.port)
-        text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
-        assert (
-            text == f"connect to https://localhost at {address}: the server does not offer HTTP/2 (ALPN h2)"
-        )
+        text = await not_connected(Origin("https", "localhost", address, credentials.ca))
+        assert text == "the server does not offer HTTP/2 (ALPN h2)"
         await until(lambda: all(peer.lost for peer in service.connections))
 
 
@@ -250,39 +186,32 @@ async def test_a_server_without_tls(credentials: Credentials) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(not_tls, "127.0.0.1", 0)
-    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
-    assert text.startswith(f"connect to https://localhost at {address}: TLS failed: ")
-    server.close()
+    async with listening(not_tls) as port:
+        origin = Origin("https", "localhost", Address("127.0.0.1", port), credentials.ca)
+        assert (await not_connected(origin)).startswith("TLS failed: ")
 
 
 async def test_a_server_that_hangs_up_in_the_handshake(credentials: Credentials) -> None:
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    text = await refused_http2(Origin("https", "localhost", address, credentials.ca))
-    assert text.startswith(f"connect to https://localhost at {address}: ")
-    server.close()
+    async with listening(hang_up) as port:
+        origin = Origin("https", "localhost", Address("127.0.0.1", port), credentials.ca)
+        assert await not_connected(origin)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_nobody_listens_for_http2(credentials: Credentials, scheme: str) -> None:
-    address = Address("127.0.0.1", closed_port())
-    text = await refused_http2(Origin(scheme, "localhost", address, credentials.ca))
-    assert text == f"connect to {scheme}://localhost at {address}: connection refused"
+    origin = Origin(scheme, "localhost", Address("127.0.0.1", closed_port()), credentials.ca)
+    assert await not_connected(origin) == "connection refused"
 
 
 @hasty
 async def test_a_handshake_that_hangs(credentials: Credentials) -> None:
     app = App()
-    address = Address("127.0.0.1", app.port)
-    text = await refused_http2(Origin("https", "localhost", address, credentials.ca), 3)
-    assert text == f"connect to https://localhost at {address}: not connected within 3 s"
+    origin = Origin("https", "localhost", Address("127.0.0.1", app.port), credentials.ca)
+    assert await not_connected(origin, 3) == "not connected within 3 s"
     await app.close()
 
 

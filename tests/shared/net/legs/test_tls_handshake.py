@@ -25,6 +25,7 @@ from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FIL
 from shared.tls import alerts
 from tests.shared.net.legs.mesh_server import CLIENT, SERVER, TRUST_DOMAIN, context_of, each_version, nobody
 from tests.support import odd_chains
+from tests.support.locked_key import locked
 from tests.support.tls_client import client_context, reason
 
 HALF_A_HELLO = b"\x16\x03\x01\x02\x00\x01"
@@ -316,12 +317,7 @@ def test_the_key_of_another_certificate_is_refused(files: Path, authority: Autho
 
 
 def test_an_encrypted_key_is_refused_without_asking(files: Path) -> None:
-    key = serialization.load_pem_private_key((files / PRIVATE_KEY_FILE).read_bytes(), None)
-    encrypted = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )
-    (files / PRIVATE_KEY_FILE).write_bytes(encrypted)
+    key = files / PRIVATE_KEY_FILE
+    key.write_bytes(locked(key.read_bytes()))
     with pytest.raises(ConfigError, match="the private key is encrypted"):
         context_of(files)

@@ -87,8 +87,12 @@ class MemoryLeg:
         self._story.append(f"{self.name} {what}")
 
 
-async def test_bytes_go_on_in_order_and_are_counted() -> None:
-    ends = Ends().start()
+@pytest.fixture
+async def ends() -> Ends:
+    return Ends().start()
+
+
+async def test_bytes_go_on_in_order_and_are_counted(ends: Ends) -> None:
     ends.relay.received(ends.down, b"ab")
     ends.relay.received(ends.up, memoryview(b"cde"))
     ends.relay.received(ends.down, bytearray(b"f"))
@@ -104,8 +108,7 @@ async def test_what_came_before_goes_first() -> None:
     assert ends.told() == ["down joined", "up <- hello", "up joined", "down <- 220 ready"]
 
 
-async def test_back_pressure() -> None:
-    ends = Ends().start()
+async def test_back_pressure(ends: Ends) -> None:
     ends.relay.full(ends.down)
     ends.relay.drained(ends.down)
     ends.relay.full(ends.up)
@@ -114,8 +117,7 @@ async def test_back_pressure() -> None:
 
 
 @pytest.mark.parametrize("first", ["down", "up"])
-async def test_each_direction_ends_by_itself(first: str) -> None:
-    ends = Ends().start()
+async def test_each_direction_ends_by_itself(ends: Ends, first: str) -> None:
     one, other = (ends.down, ends.up) if first == "down" else (ends.up, ends.down)
     ends.relay.ended(one)
     assert ends.told() == [f"{other.name} eof"]
@@ -127,8 +129,7 @@ async def test_each_direction_ends_by_itself(first: str) -> None:
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
 
 
-async def test_an_end_said_twice() -> None:
-    ends = Ends().start()
+async def test_an_end_said_twice(ends: Ends) -> None:
     ends.relay.ended(ends.down)
     ends.relay.ended(ends.down)
     assert ends.told() == ["up eof"]
@@ -137,8 +138,7 @@ async def test_an_end_said_twice() -> None:
 
 @pytest.mark.parametrize("broken", ["down", "up"])
 @pytest.mark.parametrize("other_ended", [True, False])
-async def test_a_leg_that_breaks_before_its_end(broken: str, other_ended: bool) -> None:
-    ends = Ends().start()
+async def test_a_leg_that_breaks_before_its_end(ends: Ends, broken: str, other_ended: bool) -> None:
     one, other = (ends.down, ends.up) if broken == "down" else (ends.up, ends.down)
     if other_ended:
         ends.relay.ended(other)
@@ -148,8 +148,7 @@ async def test_a_leg_that_breaks_before_its_end(broken: str, other_ended: bool) 
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, BROKE, one)
 
 
-async def test_a_downstream_that_breaks_after_its_end() -> None:
-    ends = Ends().start()
+async def test_a_downstream_that_breaks_after_its_end(ends: Ends) -> None:
     ends.relay.received(ends.down, b"last words")
     ends.relay.ended(ends.down)
     ends.relay.failed(ends.down, BROKE)
@@ -157,8 +156,7 @@ async def test_a_downstream_that_breaks_after_its_end() -> None:
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
 
 
-async def test_an_upstream_that_breaks_after_its_end() -> None:
-    ends = Ends().start()
+async def test_an_upstream_that_breaks_after_its_end(ends: Ends) -> None:
     ends.relay.full(ends.up)
     ends.relay.received(ends.up, b"answer")
     ends.relay.ended(ends.up)
@@ -168,9 +166,8 @@ async def test_an_upstream_that_breaks_after_its_end() -> None:
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
 
 
-async def test_a_downstream_that_is_done_with_what_it_got() -> None:
+async def test_a_downstream_that_is_done_with_what_it_got(ends: Ends) -> None:
     """No error, but no end either for what it was sending."""
-    ends = Ends().start()
     ends.relay.received(ends.up, b"answer")
     ends.relay.ended(ends.up)
     ends.told()
@@ -179,16 +176,14 @@ async def test_a_downstream_that_is_done_with_what_it_got() -> None:
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, None, None)
 
 
-async def test_a_downstream_that_lets_go_before_the_upstream_has_ended() -> None:
-    ends = Ends().start()
+async def test_a_downstream_that_lets_go_before_the_upstream_has_ended(ends: Ends) -> None:
     ends.relay.failed(ends.down, DONE)
     assert ends.told() == ["up aborted"]
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, DONE, ends.down)
 
 
-async def test_an_upstream_that_lets_go_before_its_end() -> None:
+async def test_an_upstream_that_lets_go_before_its_end(ends: Ends) -> None:
     """Even NO_ERROR says that there would have been more."""
-    ends = Ends().start()
     ends.relay.ended(ends.down)
     ends.told()
     ends.relay.failed(ends.up, DONE)
@@ -280,8 +275,7 @@ async def test_an_upstream_that_broke_before() -> None:
     assert (ends.finished, ends.relay.broken) == (1, ends.up)
 
 
-async def test_abort() -> None:
-    ends = Ends().start()
+async def test_abort(ends: Ends) -> None:
     ends.relay.abort(STOP)
     ends.relay.abort(BROKE)
     assert ends.told() == ["down aborted", "up aborted"]
@@ -291,8 +285,7 @@ async def test_abort() -> None:
 # A tunnel that is ended at rest.
 
 
-async def test_an_expired_tunnel_ends_as_though_the_upstream_had_ended() -> None:
-    ends = Ends().start()
+async def test_an_expired_tunnel_ends_as_though_the_upstream_had_ended(ends: Ends) -> None:
     assert ends.relay.expire(STOP)
     assert ends.told() == ["down eof"]
     ends.relay.received(ends.down, b"close_notify")
@@ -305,8 +298,7 @@ async def test_an_expired_tunnel_ends_as_though_the_upstream_had_ended() -> None
     assert ends.relay.sent_bytes == len(b"close_notify")
 
 
-async def test_an_upstream_that_ends_at_that_very_moment() -> None:
-    ends = Ends().start()
+async def test_an_upstream_that_ends_at_that_very_moment(ends: Ends) -> None:
     assert ends.relay.expire(STOP)
     ends.relay.ended(ends.up)
     assert ends.told() == ["down eof"], "once"
@@ -315,8 +307,7 @@ async def test_an_upstream_that_ends_at_that_very_moment() -> None:
 
 
 @hasty
-async def test_a_client_that_does_not_react_is_closed_all_the_same() -> None:
-    ends = Ends().start()
+async def test_a_client_that_does_not_react_is_closed_all_the_same(ends: Ends) -> None:
     assert ends.relay.expire(STOP)
     await asyncio.sleep(LINGER_S - 1)
     assert ends.told() == ["down eof"]
@@ -326,16 +317,14 @@ async def test_a_client_that_does_not_react_is_closed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["down", "up"])
-async def test_a_leg_that_breaks_after_that(name: str) -> None:
-    ends = Ends().start()
+async def test_a_leg_that_breaks_after_that(ends: Ends, name: str) -> None:
     assert ends.relay.expire(STOP)
     ends.relay.failed(ends.down if name == "down" else ends.up, BROKE)
     assert ends.told() == ["down eof", "down closed", "up closed"]
     assert (ends.finished, ends.relay.error) == (1, STOP)
 
 
-async def test_an_upstream_that_has_something_to_say_after_all() -> None:
-    ends = Ends().start()
+async def test_an_upstream_that_has_something_to_say_after_all(ends: Ends) -> None:
     assert ends.relay.expire(STOP)
     ends.relay.received(ends.up, b"too late")
     assert ends.told() == ["down eof", "down aborted", "up aborted"]
@@ -345,8 +334,7 @@ async def test_an_upstream_that_has_something_to_say_after_all() -> None:
 
 
 @pytest.mark.parametrize("why", ["down ended", "up ended", "down holds", "up holds", "over", "expired"])
-async def test_what_is_not_at_rest_does_not_expire(why: str) -> None:
-    ends = Ends().start()
+async def test_what_is_not_at_rest_does_not_expire(ends: Ends, why: str) -> None:
     leg = ends.down if why.startswith("down") else ends.up
     if why.endswith("ended"):
         ends.relay.ended(leg)
@@ -362,14 +350,12 @@ async def test_what_is_not_at_rest_does_not_expire(why: str) -> None:
     ends.relay.abort(BROKE)
 
 
-async def test_what_both_legs_hold() -> None:
-    ends = Ends().start()
+async def test_what_both_legs_hold(ends: Ends) -> None:
     ends.down.buffered, ends.up.buffered = 3, 4
     assert ends.relay.buffered_bytes == 7
 
 
-async def test_nothing_happens_after_the_end() -> None:
-    ends = Ends().start()
+async def test_nothing_happens_after_the_end(ends: Ends) -> None:
     ends.relay.failed(ends.up, BROKE)
     ends.told()
     for leg in (ends.down, ends.up):

@@ -7,12 +7,7 @@ import random
 
 import pytest
 
-from shared.address import Address
 from shared.errors import HboneError, IdleError, LifetimeError, LifetimeResetError
-from shared.listen import bound_address, listen
-from shared.net.dial import dial
-from shared.net.relay.relay import Relay
-from shared.net.relay.sweep import SLICE
 from shared.net.relay.tunnel_clock import (
     GRACE,
     JITTER,
@@ -201,22 +196,3 @@ async def test_a_deadline_wakes_nobody_once_closed() -> None:
     clock.close()
     await asyncio.sleep(HOUR_S)
     assert not tunnel.over
-
-
-async def test_ten_thousand_do_not_hold_up_the_loop() -> None:
-    """In slices: a look at all of them takes some milliseconds."""
-    server = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
-    legs = [await dial(bound_address(server), 5) for _ in "12"]
-    clock = TunnelClock(HOUR_S, HOUR_S)
-    for _ in range(10_000):
-        clock.watch(Relay(legs[0], legs[1], lambda _: None))
-    clock._sweep._begin()
-    turns = 1
-    while clock._sweep._left:
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns == 10_000 // SLICE + 1
-    clock.close()
-    for leg in legs:
-        leg.abort()
-    server.close()

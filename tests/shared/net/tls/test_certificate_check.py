@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
-    load_pem_private_key,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,6 +28,7 @@ from shared.net.tls.certificate_check import (
 )
 from shared.net.tls.certificate_folder import CertificatePaths, find
 from shared.trust.spiffe import SpiffeId
+from tests.support.locked_key import locked
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
 DAY = timedelta(days=1)
@@ -104,11 +103,10 @@ def test_somebody_elses_key(paths: CertificatePaths, mesh: Authority) -> None:
 
 
 def test_keys_that_are_of_no_use(paths: CertificatePaths) -> None:
-    key = load_pem_private_key(paths.private_key.read_bytes(), None)
-    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     other = ed25519.Ed25519PrivateKey.generate()
     for content, told in (
-        (locked, "the private key is encrypted"),
+        (locked(paths.private_key.read_bytes()), "the private key is encrypted"),
+        (b"", "no private key in PEM"),
         (b"no key", "no private key in PEM"),
         (paths.certificates.read_bytes(), "no private key in PEM"),
         (

@@ -6,13 +6,10 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from shared.address import Address
 from shared.credentials.certificates import certificate_writer
@@ -26,8 +23,7 @@ from shared.errors import (
     StreamResetError,
     UnavailableError,
 )
-from shared.net.dial import Origin, dial_http2
-from shared.net.http2.connection import Connection
+from shared.net.dial import Origin
 from shared.net.pool import pool
 from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles, in_use
 from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
@@ -39,9 +35,10 @@ from shared.net.tls.mesh_tls import (
 )
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId
-from tests.shared.net.loopback import until
+from tests.shared.net.loopback import connected, not_connected, until
 from tests.shared.net.pooled import pooled
 from tests.support.http2_peer import Service
+from tests.support.locked_key import locked
 from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in, trust
 from tests.support.wall_clock import Clock
 
@@ -126,13 +123,8 @@ def test_a_key_of_another_certificate(mesh: Authority, server: Path) -> None:
 
 
 def test_nobody_is_asked_for_a_passphrase(server: Path) -> None:
-    key = serialization.load_pem_private_key((server / PRIVATE_KEY_FILE).read_bytes(), None)
-    locked = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )
-    (server / PRIVATE_KEY_FILE).write_bytes(locked)
+    key = server / PRIVATE_KEY_FILE
+    key.write_bytes(locked(key.read_bytes()))
     with pytest.raises(ConfigError, match="no certificate chain for the key"):
         server_context(server, tls12=False)
 
@@ -159,25 +151,6 @@ def origin(service: Service, identity: MeshIdentity) -> Origin:
     return Origin("https", "ztunnel", Address("127.0.0.1", service.port), identity=identity)
 
 
-@asynccontextmanager
-async def dialled(service: Service, identity: MeshIdentity) -> AsyncIterator[Connection]:
-    lost = asyncio.Event()
-    connection = await dial_http2(
-        origin(service, identity),
-        PATIENCE_S,
-        lambda: Connection(client=True, on_lost=lambda _: lost.set()),
-    )
-    yield connection
-    connection.close()
-    await lost.wait()
-
-
-async def refused(service: Service, identity: MeshIdentity) -> str:
-    with pytest.raises(DialError) as caught:
-        await dial_http2(origin(service, identity), PATIENCE_S, lambda: Connection(client=True))
-    return str(caught.value).removeprefix(f"connect to {origin(service, identity)}: ")
-
-
 class Names:
     """What clients asked a context for."""
 
@@ -189,7 +162,7 @@ class Names:
 async def test_both_prove_who_they_are_without_a_name(server: Path, client: MeshIdentity) -> None:
     context = server_context(server, tls12=False)
     names = Names(context)
-    async with Service.listening(context) as service, dialled(service, client) as connection:
+    async with Service.listening(context) as service, connected(origin(service, client)) as connection:
         stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])
         asked = await service.request()
         asked.respond(200)
@@ -202,7 +175,7 @@ async def test_a_name_can_be_sent(server: Path, client: MeshIdentity) -> None:
     context = server_context(server, tls12=False)
     names = Names(context)
     named = MeshIdentity(client.folder, client.peers, "outbound_.80_._.hello")
-    async with Service.listening(context) as service, dialled(service, named):
+    async with Service.listening(context) as service, connected(origin(service, named)):
         assert names.seen == ["outbound_.80_._.hello"]
 
 
@@ -221,9 +194,9 @@ async def test_the_server_has_to_be_the_one_we_want(
     wanted = MeshIdentity(client.folder, peers)
     async with Service.listening(server_context(server, tls12=False)) as service:
         if reason:
-            assert await refused(service, wanted) == reason
+            assert await not_connected(origin(service, wanted)) == reason
         else:
-            async with dialled(service, wanted):
+            async with connected(origin(service, wanted)):
                 pass
         assert not service.asked
 
@@ -233,7 +206,7 @@ async def test_a_server_of_another_mesh(tmp_path: Path, client: MeshIdentity) ->
     other = Authority.create(TRUST_DOMAIN)
     other.write(tmp_path / "other", other.issue(SERVER))
     async with Service.listening(server_context(tmp_path / "other", tls12=False)) as service:
-        assert (await refused(service, client)).startswith("certificate refused: ")
+        assert (await not_connected(origin(service, client))).startswith("certificate refused: ")
 
 
 async def test_a_root_vouches_for_its_own_trust_domain_only(
@@ -244,13 +217,16 @@ async def test_a_root_vouches_for_its_own_trust_domain_only(
     for folder in (server, client.folder):
         trust(folder, mesh.root_pem, other.root_pem)
     async with Service.listening(server_context(server, tls12=False)) as service:
-        assert await refused(service, client) == (
+        assert await not_connected(origin(service, client)) == (
             f"peer certificate denied: a root of other.local may not vouch for {SERVER}"
         )
         assert not service.asked
     mesh.write(server, mesh.issue(SERVER))
     trust(server, mesh.root_pem, other.root_pem)
-    async with Service.listening(server_context(server, tls12=False)) as service, dialled(service, client):
+    async with (
+        Service.listening(server_context(server, tls12=False)) as service,
+        connected(origin(service, client)),
+    ):
         pass
 
 
@@ -268,7 +244,7 @@ async def test_a_hundred_rotations_of_a_client_disturb_no_tunnel(
 ) -> None:
     monkeypatch.setitem(CertificateFiles.__init__.__kwdefaults__ or {}, "look_every_s", 0.0)
     context = server_context(server, tls12=False)
-    async with Service.listening(context) as service, dialled(service, client) as connection:
+    async with Service.listening(context) as service, connected(origin(service, client)) as connection:
         stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])
         asked = await service.request()
         asked.respond(200)
@@ -277,7 +253,7 @@ async def test_a_hundred_rotations_of_a_client_disturb_no_tunnel(
             pair = mesh.issue(CLIENT)
             contents = Contents(pair.certificate_pem, pair.key_pem, mesh.root_pem)
             certificate_writer.write(client.folder, contents)
-            async with dialled(service, client) as newcomer:
+            async with connected(origin(service, client)) as newcomer:
                 newcomer.open([(b":method", b"CONNECT"), (b":authority", b"a:1")])
                 shown = (await service.request()).peer.tls.getpeercert(binary_form=True)
                 assert shown == ssl.PEM_cert_to_DER_cert(pair.certificate_pem.decode()), "at once"
@@ -291,19 +267,19 @@ async def test_a_server_whose_certificate_is_a_client_s(
 ) -> None:
     mesh.write(server, mesh.issue(SERVER, server=False))
     async with Service.listening(server_context(server, tls12=False)) as service:
-        assert "certificate refused: " in await refused(service, client)
+        assert "certificate refused: " in await not_connected(origin(service, client))
 
 
 async def test_a_server_without_a_spiffe_id(mesh: Authority, server: Path, client: MeshIdentity) -> None:
     mesh.write(server, mesh.issue(dns_names=["ztunnel"]))
     async with Service.listening(server_context(server, tls12=False)) as service:
-        assert "0 URI names instead of one" in await refused(service, client)
+        assert "0 URI names instead of one" in await not_connected(origin(service, client))
 
 
 async def test_our_own_certificate_is_missing(server: Path, tmp_path: Path) -> None:
     nobody = MeshIdentity(tmp_path / "nobody", (str(SERVER),))
     async with Service.listening(server_context(server, tls12=False)) as service:
-        assert await refused(service, nobody) == (
+        assert await not_connected(origin(service, nobody)) == (
             f"our own certificates: {tmp_path}/nobody/certificates.pem: No such file or directory"
         )
 
@@ -456,8 +432,8 @@ async def test_a_server_of_an_alias_is_one_of_ours(server: Path, client: MeshIde
     mesh.write(client.folder, mesh.issue(CLIENT))
     wanted = replace(client, trust=TrustDomain(TRUST_DOMAIN, ("old.local",)))
     async with Service.listening(server_context(server, tls12=False)) as service:
-        assert "no rule allows it" in await refused(service, client)
-        async with dialled(service, wanted):
+        assert "no rule allows it" in await not_connected(origin(service, client))
+        async with connected(origin(service, wanted)):
             pass
 
 
