@@ -14,17 +14,16 @@ from shared.net.http2.connection import Connection
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.read_buffer import READ_BUFFER, READ_BYTES
 from shared.net.legs.stream import Stream
+from shared.net.legs.tcp import TcpLeg
 from tests.shared.http2.dialogue import (
     POST,
     PREFACE,
-    WINDOW,
     Fields,
     headers,
     read,
     settings,
 )
 
-SMALL = SessionLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW)
 PEER = ("192.0.2.7", 4431)
 
 
@@ -116,6 +115,20 @@ class Seen:
 
     def drained(self, leg: Leg) -> None:
         self.story.append("drained")
+
+
+def joined(leg: Leg) -> Seen:
+    """The relay's end of `leg`."""
+    seen = Seen()
+    leg.join(seen)
+    return seen
+
+
+def on_a_wire() -> tuple[TcpLeg, Wire, Seen]:
+    """A joined leg whose transport does as the test says."""
+    leg, wire = TcpLeg(), Wire()
+    leg.connection_made(wire)
+    return leg, wire, joined(leg)
 
 
 def feed(connection: Connection, data: bytes) -> None:

@@ -32,7 +32,6 @@ from shared.net.relay.relay import Relay
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
 from shared.tunnel import tunnel_request
-from tests.shared.net.in_memory import Seen
 
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
@@ -206,12 +205,6 @@ async def not_connected(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
     connect, _, cause = str(caught.value).partition(f"{origin}: ")
     assert connect == "connect to "
     return cause
-
-
-def joined(leg: TcpLeg) -> Seen:
-    seen = Seen()
-    leg.join(seen)
-    return seen
 
 
 class _Accepted(TcpLeg):

@@ -21,7 +21,8 @@ from shared.net.tls.contexts import ALPN_H2, server_context
 from tests.shared.conftest import Credentials
 from tests.shared.http2.dialogue import POST
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.loopback import PATIENCE_S, App, connected, dialled, joined, not_connected, until
+from tests.shared.net.in_memory import joined
+from tests.shared.net.loopback import PATIENCE_S, App, connected, dialled, not_connected, until
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port, listening
 from tests.support.network import needs_ipv6

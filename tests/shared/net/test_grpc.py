@@ -59,13 +59,15 @@ async def ask(
     metadata: dict[str, str] | None = None,
     timeout_s: float = PATIENCE_S,
     max_bytes: int = 100_000,
+    tls: ssl.SSLContext | None = None,
+    server_name: str = "localhost",
 ) -> Reply:
     return await call(
         Address("127.0.0.1", port),
         path,
         message,
-        tls=client_context(credentials.ca, 0.0),
-        server_name="localhost",
+        tls=tls or client_context(credentials.ca, 0.0),
+        server_name=server_name,
         metadata=metadata or {},
         timeout_s=timeout_s,
         max_bytes=max_bytes,
@@ -213,16 +215,7 @@ async def test_a_server_of_another_authority(credentials: Credentials) -> None:
             (ssl.create_default_context(cafile=str(credentials.ca)), "istiod.example", "istiod.example"),
         ):
             with pytest.raises(DialError, match=rf"connect to {address} as {name}: .*{complaint}"):
-                await call(
-                    address,
-                    "/a/b",
-                    b"",
-                    tls=tls,
-                    server_name=name,
-                    metadata={},
-                    timeout_s=PATIENCE_S,
-                    max_bytes=1,
-                )
+                await ask(credentials, service.port, tls=tls, server_name=name)
 
 
 async def test_a_server_without_http2(credentials: Credentials) -> None:

@@ -34,6 +34,7 @@ from tests.shared.http2.dialogue import (
     OK,
     POST,
     PREFACE,
+    SMALL,
     WINDOW,
     data,
     frame,
@@ -47,7 +48,7 @@ from tests.shared.http2.dialogue import (
     window,
 )
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.in_memory import SMALL, Line, Seen, Wire, feed
+from tests.shared.net.in_memory import Line, Seen, Wire, feed, joined
 from tests.shared.net.loopback import PATIENCE_S, until
 
 PEER_NAME = "192.0.2.7:4431"
@@ -61,13 +62,6 @@ def drained(line: Line) -> Line:
     line.connection.drain()
     line.get(goaway_seen())
     return line
-
-
-def joined(stream: Stream) -> Seen:
-    """A relay's end for `stream`."""
-    seen = Seen()
-    stream.join(seen)
-    return seen
 
 
 # Start.

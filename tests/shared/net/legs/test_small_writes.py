@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,25 +12,14 @@ from shared.net.legs.small_writes import (
     UNSENT_BYTES,
 )
 from shared.net.legs.tcp import TcpLeg
-from tests.shared.net.in_memory import Seen, Wire
-from tests.shared.net.loopback import until
+from tests.shared.net.in_memory import joined, on_a_wire
+from tests.shared.net.loopback import FIN, Peer, until
 
 PIECE = b"0123456789"
 
 
-# A leg on it.
-
-
-def leg_on(wire: Wire) -> tuple[TcpLeg, Seen]:
-    leg, seen = TcpLeg(), Seen()
-    leg.connection_made(wire)
-    leg.join(seen)
-    return leg, seen
-
-
 def test_only_what_is_small_and_comes_behind_something_is_kept() -> None:
-    wire = Wire()
-    leg, _ = leg_on(wire)
+    leg, wire, _ = on_a_wire()
     wire.unsent = UNSENT_BYTES
     leg.write(PIECE)
     wire.unsent = UNSENT_BYTES + 1
@@ -43,8 +30,7 @@ def test_only_what_is_small_and_comes_behind_something_is_kept() -> None:
 
 
 def test_a_leg_keeps_small_pieces_until_the_transport_has_sent_what_it_has() -> None:
-    wire = Wire()
-    leg, seen = leg_on(wire)
+    leg, wire, seen = on_a_wire()
     wire.unsent = UNSENT_BYTES + 1
     for _ in range(100):
         leg.write(PIECE)
@@ -63,8 +49,7 @@ def test_a_leg_keeps_small_pieces_until_the_transport_has_sent_what_it_has() -> 
 
 
 def test_a_leg_that_keeps_much_is_full() -> None:
-    wire = Wire()
-    leg, seen = leg_on(wire)
+    leg, wire, seen = on_a_wire()
     wire.unsent = UNSENT_BYTES + 1
     for _ in range(MARK_BYTES // len(PIECE)):
         leg.write(PIECE)
@@ -80,8 +65,7 @@ def test_a_leg_that_keeps_much_is_full() -> None:
 
 @pytest.mark.parametrize("end", ["write_eof", "close"])
 async def test_an_end_comes_after_what_is_kept(end: str) -> None:
-    wire = Wire()
-    leg, _ = leg_on(wire)
+    leg, wire, _ = on_a_wire()
     wire.unsent = UNSENT_BYTES + 1
     leg.write(PIECE)
     getattr(leg, end)()
@@ -90,8 +74,7 @@ async def test_an_end_comes_after_what_is_kept(end: str) -> None:
 
 
 def test_what_is_kept_is_dropped_with_the_connection() -> None:
-    wire = Wire()
-    leg, seen = leg_on(wire)
+    leg, wire, seen = on_a_wire()
     wire.unsent = UNSENT_BYTES + 1
     leg.write(PIECE)
     wire.unsent = 0
@@ -103,22 +86,8 @@ def test_what_is_kept_is_dropped_with_the_connection() -> None:
 # Against the kernel.
 
 
-@pytest.fixture
-async def stalled() -> AsyncIterator[tuple[TcpLeg, socket.socket]]:
-    """A leg, and its peer that does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        loop = asyncio.get_running_loop()
-        _, leg = await loop.create_connection(TcpLeg, "127.0.0.1", server.getsockname()[1])
-        peer, _ = server.accept()
-        with peer:
-            peer.setblocking(False)
-            leg.join(Seen())
-            yield leg, peer
-            leg.abort()
-
-
-async def test_every_byte_arrives_in_order(stalled: tuple[TcpLeg, socket.socket]) -> None:
-    leg, peer = stalled
+async def test_every_byte_arrives_in_order(leg: TcpLeg, peer: Peer) -> None:
+    joined(leg)
     sent = bytearray()
     while leg.buffered_bytes < 2 * UNSENT_BYTES:
         leg.write(bytes(SMALL_BYTES))
@@ -131,9 +100,6 @@ async def test_every_byte_arrives_in_order(stalled: tuple[TcpLeg, socket.socket]
         if number % 100 == 0:
             await asyncio.sleep(0)
     leg.write_eof()
-    received = bytearray()
-    loop = asyncio.get_running_loop()
-    while data := await asyncio.wait_for(loop.sock_recv(peer, 1 << 20), 20):
-        received += data
-    assert received == sent
+    assert await peer.ended() == FIN
+    assert peer.received == sent
     await until(lambda: leg.buffered_bytes == 0)

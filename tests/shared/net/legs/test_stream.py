@@ -19,6 +19,7 @@ from shared.tasks import spawn
 from tests.shared.http2.dialogue import (
     OK,
     POST,
+    SMALL,
     TRAILERS,
     WINDOW,
     data,
@@ -30,7 +31,7 @@ from tests.shared.http2.dialogue import (
     window,
 )
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.in_memory import SMALL, Line, Seen
+from tests.shared.net.in_memory import Line, Seen, joined
 
 
 def client() -> tuple[Line, Stream]:
@@ -50,12 +51,6 @@ def server() -> tuple[Line, Stream]:
     line.connection._flush()
     line.wire.take()
     return line, stream
-
-
-def joined(stream: Stream) -> Seen:
-    seen = Seen()
-    stream.join(seen)
-    return seen
 
 
 # The response.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from typing import cast
 
@@ -19,8 +18,9 @@ from shared.net.legs.tcp import (
     address_text,
 )
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.in_memory import Seen, Wire
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, joined, until
+from tests.shared.net.in_memory import Seen, joined, on_a_wire
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, until
+from tests.support.few_files import most_open_files
 
 MIB = 1 << 20
 UNREAD_MIB = 32
@@ -175,13 +175,6 @@ async def test_pause_and_resume(leg: TcpLeg, peer: Peer) -> None:
 
 
 # Large reads.
-
-
-def on_a_wire() -> tuple[TcpLeg, Wire, Seen]:
-    """A joined leg that reads what the test says, by `read`."""
-    leg, wire = TcpLeg(), Wire()
-    leg.connection_made(wire)
-    return leg, wire, joined(leg)
 
 
 def read(leg: TcpLeg, data: bytes) -> None:
@@ -390,13 +383,8 @@ async def test_detach_of_a_connection_that_has_broken(leg: TcpLeg, peer: Peer) -
 async def test_detach_without_a_descriptor_leaves_the_leg_as_it_was(leg: TcpLeg, peer: Peer) -> None:
     await peer.send(b"early")
     await until(lambda: leg.early_bytes > 0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            leg.detach()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with most_open_files(1), pytest.raises(OSError, match="Too many open files"):
+        leg.detach()
     assert joined(leg).story == [b"early"]
 
 

@@ -22,7 +22,8 @@ from shared.net.legs.tcp_end import (
     unsent_bytes,
 )
 from tests.shared.net.hasty_loop import hasty
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, joined, until
+from tests.shared.net.in_memory import joined
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, until
 
 MIB = 1 << 20
 UNREAD_MIB = 32

@@ -76,14 +76,6 @@ async def test_each_question_has_a_port_of_its_own(server: NameServer) -> None:
     assert len({query.peer for query in server.asked}) == 8
 
 
-async def test_one_family_only(server: NameServer) -> None:
-    for address in (SIX, FOUR):
-        server.names = {NAME: (address,)}
-        outcome, took_s = await asked(server)
-        assert outcome == Answer((address,), 30)
-        assert took_s < SOON_S  # the other one's "none" is waited for, and comes
-
-
 @pytest.mark.parametrize("lost", ["A", "AAAA"])
 @pytest.mark.parametrize(
     "fault",
@@ -94,7 +86,7 @@ async def test_one_family_fails(server: NameServer, lost: str, fault: Fault) -> 
     server.faults = {NAME: only(lost, fault)}
     outcome, took_s = await asked(server)
     assert outcome == Answer((FOUR if lost == "AAAA" else SIX,), 30)
-    assert took_s < SOON_S
+    assert took_s < SOON_S  # "none" is waited for, and comes
 
 
 async def test_the_second_family_may_be_a_little_late(
@@ -153,18 +145,14 @@ async def test_a_question_that_is_lost_is_repeated(server: NameServer) -> None:
         (failing(REFUSED), "refused", "the name server {} refuses to look it up (REFUSED)"),
         (failing(4), "failed", "the name server {} cannot look it up (NOTIMP)"),
         (garbage, "malformed", "the name server {} gives answers that are no DNS"),
-        (only("A", empty), "", ""),
     ],
-    ids=["NXDOMAIN", "no address", "SERVFAIL", "REFUSED", "NOTIMP", "garbage", "fine"],
+    ids=["NXDOMAIN", "no address", "SERVFAIL", "REFUSED", "NOTIMP", "garbage"],
 )
 async def test_each_failure_has_its_words(server: NameServer, fault: Fault, kind: str, text: str) -> None:
     server.faults = {NAME: fault}
     outcome, took_s = await asked(server)
-    if kind:
-        assert isinstance(outcome, ResolveError)
-        assert (outcome.kind, outcome.text) == (kind, text.format(f"127.0.0.1:{server.port}"))
-    else:
-        assert outcome == Answer((SIX,), 30)
+    assert isinstance(outcome, ResolveError)
+    assert (outcome.kind, outcome.text) == (kind, text.format(f"127.0.0.1:{server.port}"))
     assert took_s < SOON_S
 
 

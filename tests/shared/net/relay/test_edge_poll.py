@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import select
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ import pytest
 from shared.net.relay.edge_poll import ENDS, EdgePoll
 from tests.shared.net.loopback import until
 from tests.shared.net.relay.test_splice import connected_pair
+from tests.support.few_files import most_open_files
 
 
 class Owner:
@@ -139,13 +139,8 @@ async def test_closed_by_who_is_told(edges: EdgePoll, pair: tuple[socket.socket,
 
 async def test_no_descriptor_left(edges: EdgePoll, pair: tuple[socket.socket, socket.socket]) -> None:
     owner, (near, _) = Owner(), pair
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            edges.watch(near.fileno(), owner)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with most_open_files(0), pytest.raises(OSError, match="Too many open files"):
+        edges.watch(near.fileno(), owner)
     edges.watch(near.fileno(), owner)
     await until(lambda: bool(owner.told))
     edges.close()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from shared.net.relay.pipes import (
     Pipe,
     Pipes,
 )
+from tests.support.few_files import most_open_files
 
 
 def open_files() -> int:
@@ -82,12 +82,8 @@ def test_none_at_all() -> None:
 
 
 def test_no_descriptor_left(pipes: Pipes) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
+    with most_open_files(0):
         assert pipes.lend() is None
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     pipes.give_back(take(pipes))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import threading
 import time
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,11 @@ def test_a_client_s_folder_may_come_later(mesh: Authority, tmp_path: Path) -> No
 # Both ends, on a socket.
 
 
+def listening(folder: Path) -> AbstractAsyncContextManager[Service]:
+    """A server with the certificates in `folder`."""
+    return Service.listening(server_context(folder, tls12=False))
+
+
 def origin(service: Service, identity: MeshIdentity) -> Origin:
     return Origin("https", "ztunnel", Address("127.0.0.1", service.port), identity=identity)
 
@@ -192,7 +198,7 @@ async def test_the_server_has_to_be_the_one_we_want(
     server: Path, client: MeshIdentity, peers: tuple[str, ...], reason: str
 ) -> None:
     wanted = MeshIdentity(client.folder, peers)
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         if reason:
             assert await not_connected(origin(service, wanted)) == reason
         else:
@@ -205,7 +211,7 @@ async def test_a_server_of_another_mesh(tmp_path: Path, client: MeshIdentity) ->
     """The name alone is worth nothing."""
     other = Authority.create(TRUST_DOMAIN)
     other.write(tmp_path / "other", other.issue(SERVER))
-    async with Service.listening(server_context(tmp_path / "other", tls12=False)) as service:
+    async with listening(tmp_path / "other") as service:
         assert (await not_connected(origin(service, client))).startswith("certificate refused: ")
 
 
@@ -216,17 +222,14 @@ async def test_a_root_vouches_for_its_own_trust_domain_only(
     other.write(server, other.issue(SERVER))
     for folder in (server, client.folder):
         trust(folder, mesh.root_pem, other.root_pem)
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         assert await not_connected(origin(service, client)) == (
             f"peer certificate denied: a root of other.local may not vouch for {SERVER}"
         )
         assert not service.asked
     mesh.write(server, mesh.issue(SERVER))
     trust(server, mesh.root_pem, other.root_pem)
-    async with (
-        Service.listening(server_context(server, tls12=False)) as service,
-        connected(origin(service, client)),
-    ):
+    async with listening(server) as service, connected(origin(service, client)):
         pass
 
 
@@ -266,19 +269,19 @@ async def test_a_server_whose_certificate_is_a_client_s(
     mesh: Authority, server: Path, client: MeshIdentity
 ) -> None:
     mesh.write(server, mesh.issue(SERVER, server=False))
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         assert "certificate refused: " in await not_connected(origin(service, client))
 
 
 async def test_a_server_without_a_spiffe_id(mesh: Authority, server: Path, client: MeshIdentity) -> None:
     mesh.write(server, mesh.issue(dns_names=["ztunnel"]))
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         assert "0 URI names instead of one" in await not_connected(origin(service, client))
 
 
 async def test_our_own_certificate_is_missing(server: Path, tmp_path: Path) -> None:
     nobody = MeshIdentity(tmp_path / "nobody", (str(SERVER),))
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         assert await not_connected(origin(service, nobody)) == (
             f"our own certificates: {tmp_path}/nobody/certificates.pem: No such file or directory"
         )
@@ -369,7 +372,7 @@ async def test_a_revoked_server_is_left_alone(mesh: Authority, server: Path, cli
     crl = client.folder / "crl.pem"
     put(crl, revocation_list(mesh, serial_in(server)))
     wanted = replace(client, crl=crl)
-    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+    async with listening(server) as service, pooled() as world:
         with pytest.raises(DialError, match="peer certificate denied: it is revoked"):
             await world.open(origin(service, wanted))
         (watch,) = world.pool.watches.values()
@@ -386,8 +389,8 @@ async def test_a_server_that_is_revoked_later_loses_its_connections(
     other = tmp_path / "other"
     mesh.write(other, mesh.issue(SERVER))
     async with (
-        Service.listening(server_context(server, tls12=False)) as leaving,
-        Service.listening(server_context(other, tls12=False)) as staying,
+        listening(server) as leaving,
+        listening(other) as staying,
         pooled() as world,
     ):
         stream = await world.open(origin(leaving, wanted))
@@ -409,7 +412,7 @@ async def test_a_server_that_is_revoked_later_loses_its_connections(
 
 async def test_lists_that_cannot_be_used_are_a_failed_dial(server: Path, client: MeshIdentity) -> None:
     wanted = replace(client, crl=client.folder / "crl.pem")
-    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+    async with listening(server) as service, pooled() as world:
         with pytest.raises(DialError, match=r"revocation lists: .*crl\.pem: No such file"):
             await world.open(origin(service, wanted))
 
@@ -418,7 +421,7 @@ async def test_the_lists_that_are_followed_are_bounded(
     mesh: Authority, server: Path, client: MeshIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "MAX_WATCHES", 2)
-    async with Service.listening(server_context(server, tls12=False)) as service, pooled() as world:
+    async with listening(server) as service, pooled() as world:
         for number in range(4):
             crl = client.folder / f"crl-{number}.pem"
             put(crl, revocation_list(mesh))
@@ -431,7 +434,7 @@ async def test_a_server_of_an_alias_is_one_of_ours(server: Path, client: MeshIde
     mesh.write(server, mesh.issue(SpiffeId("old.local", SERVER.path)))
     mesh.write(client.folder, mesh.issue(CLIENT))
     wanted = replace(client, trust=TrustDomain(TRUST_DOMAIN, ("old.local",)))
-    async with Service.listening(server_context(server, tls12=False)) as service:
+    async with listening(server) as service:
         assert "no rule allows it" in await not_connected(origin(service, client))
         async with connected(origin(service, wanted)):
             pass
@@ -444,10 +447,7 @@ async def test_a_server_whose_certificate_ends_gets_no_new_streams(
     mesh: Authority, server: Path, client: MeshIdentity, clock: Clock
 ) -> None:
     """The loop's timers know nothing of it: the machine has slept."""
-    async with (
-        Service.listening(server_context(server, tls12=False)) as service,
-        pooled(wall_clock=clock) as world,
-    ):
+    async with listening(server) as service, pooled(wall_clock=clock) as world:
         stream = await world.open(origin(service, client))
         old = stream.connection
         assert old.certificate_ends == end_in(server)
@@ -462,10 +462,7 @@ async def test_a_server_whose_certificate_ends_gets_no_new_streams(
 
 
 async def test_it_is_noticed_without_a_stream(server: Path, client: MeshIdentity, clock: Clock) -> None:
-    async with (
-        Service.listening(server_context(server, tls12=False)) as service,
-        pooled(wall_clock=clock) as world,
-    ):
+    async with listening(server) as service, pooled(wall_clock=clock) as world:
         clock.now = end_in(server) - 0.1
         stream = await world.open(origin(service, client))
         clock.turn(0.2)
