@@ -36,7 +36,13 @@ from shared.tunnel import tunnel_request
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
 
+ACKNOWLEDGED_S = 0.05
+"""After which the kernel has acknowledged what it has room for: RST then destroys nothing."""
+
 READ_BYTES = 1 << 16
+UNREAD_MIB = 32
+"""More than both kernel buffers of a loopback connection hold."""
+
 FIN = "FIN"
 RST = "RST"
 
@@ -51,6 +57,12 @@ async def until(condition: Callable[[], bool]) -> None:
 async def turn() -> None:
     """One turn of the loop."""
     await asyncio.sleep(0)
+
+
+async def turns(count: int) -> None:
+    """So many of them."""
+    for _ in range(count):
+        await turn()
 
 
 class Peer:

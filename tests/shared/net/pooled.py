@@ -25,7 +25,7 @@ from shared.ops.pool_counts import OriginCounts
 from shared.tasks import spawn
 from tests.shared.conftest import Credentials
 from tests.shared.http2.dialogue import POST
-from tests.shared.net.loopback import until
+from tests.shared.net.loopback import turns, until
 from tests.support.http2_peer import Http2Peer, Service
 
 LONG_S = 3600.0
@@ -153,6 +153,5 @@ async def gated(port: int) -> AsyncIterator[Gate]:
     finally:
         gate.open.set()
         server.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await turns(20)
         await asyncio.gather(*pumps)

@@ -31,7 +31,7 @@ from shared.http2.peer_settings import FIRST_WINDOW
 from shared.http2.session import DATA_BYTES, SessionLimits
 from shared.net.http2.connection import Connection
 from tests.shared.conftest import Credentials
-from tests.shared.net.loopback import World, until
+from tests.shared.net.loopback import ACKNOWLEDGED_S, World, until
 from tests.support import http2_peer
 from tests.support.close_model import MOST_BYTES, Carried, End, StreamEnd
 from tests.support.tcp_peer import PATIENCE_S
@@ -49,9 +49,6 @@ SMALL_BUFFER_BYTES = 64 << 10
 probe."""
 
 SMALL_WINDOWS = SessionLimits(stream_window_bytes=FIRST_WINDOW, connection_window_bytes=FIRST_WINDOW)
-
-ACKNOWLEDGED_S = 0.05
-"""After which the kernel has acknowledged what it has room for."""
 
 TURNS = 8
 """Turns of the loop after each step: enough for a small piece to cross, not enough for a large one."""

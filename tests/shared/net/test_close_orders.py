@@ -12,15 +12,12 @@ from h2.errors import ErrorCodes
 
 from shared.errors import StreamResetError
 from shared.net.relay.relay import Relay
-from tests.shared.net.loopback import FIN, RST, Peer, World, until
+from tests.shared.net.loopback import ACKNOWLEDGED_S, FIN, RST, Peer, World, until
 from tests.support.http2_peer import PeerStream, Service
 
 UP = random.Random(1).randbytes(300_000)
 DOWN = random.Random(2).randbytes(300_000)
 """Several reads and many frames: what a whole tunnel never holds at once."""
-
-ACKNOWLEDGED_S = 0.05
-"""After which the kernel has acknowledged what it has room for: RST then destroys nothing."""
 
 sizes = pytest.mark.parametrize(
     ("up", "down"),

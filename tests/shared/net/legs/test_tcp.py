@@ -19,12 +19,10 @@ from shared.net.legs.tcp import (
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import Seen, joined, on_a_wire
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, until
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, UNREAD_MIB, Peer, dialled, turns, until
 from tests.support.few_files import most_open_files
 
 MIB = 1 << 20
-UNREAD_MIB = 32
-"""More than both kernel buffers of a loopback connection hold."""
 
 
 # What it pushes.
@@ -130,8 +128,7 @@ async def test_an_end_and_a_reset_before_join(leg: TcpLeg, peer: Peer) -> None:
 async def test_what_is_kept_before_join_is_bounded(leg: TcpLeg, peer: Peer) -> None:
     peer.send_soon(bytes(UNREAD_MIB * MIB))
     await until(lambda: leg.early_bytes >= EARLY_BYTES)
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     assert leg.early_bytes < EARLY_BYTES + READ_BYTES
     assert peer.is_sending
     seen = joined(leg)
@@ -152,8 +149,7 @@ async def test_a_relay_that_is_full_at_once(leg: TcpLeg, peer: Peer) -> None:
     seen = Full()
     leg.join(seen)
     await peer.send(b"x")
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     assert seen.story == [bytes(EARLY_BYTES)]
     leg.resume_reading()
     await until(lambda: seen.story == [bytes(EARLY_BYTES) + b"x"])
@@ -164,8 +160,7 @@ async def test_pause_and_resume(leg: TcpLeg, peer: Peer) -> None:
     leg.pause_reading()
     leg.pause_reading()
     peer.send_soon(bytes(UNREAD_MIB * MIB))
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     assert seen.story == []
     assert peer.is_sending
     leg.resume_reading()
@@ -335,8 +330,7 @@ async def test_nothing_raises_between_a_failed_write_and_the_news_of_it(
     leg.write(b"to nobody")
     leg.write(b"still nobody")
     getattr(leg, method)()
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await turns(20)
     assert len(seen.story) <= 1
 
 
@@ -360,8 +354,7 @@ async def test_detach_gives_the_bare_socket_away(leg: TcpLeg, peer: Peer) -> Non
     sock, early = leg.detach()
     with sock:
         assert (bytes(early), sock.gettimeout()) == (b"early", 0.0)
-        for _ in range(3):  # the transport is gone by then, and the peer has heard nothing of it
-            await asyncio.sleep(0)
+        await turns(3)  # the transport is gone by then, and the peer has heard nothing of it
         assert leg._transport.is_closing()
         await peer.send(b"late")
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(sock, b"still here"), PATIENCE_S)

@@ -23,11 +23,9 @@ from shared.net.legs.tcp_end import (
 )
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import joined
-from tests.shared.net.loopback import FIN, PATIENCE_S, RST, Peer, dialled, until
+from tests.shared.net.loopback import FIN, PATIENCE_S, RST, UNREAD_MIB, Peer, dialled, turns, until
 
 MIB = 1 << 20
-UNREAD_MIB = 32
-"""More than both kernel buffers of a loopback connection hold."""
 
 
 # The last bytes.
@@ -43,8 +41,7 @@ async def test_a_peer_that_does_not_read_is_reset_in_the_end(leg: TcpLeg, peer: 
     assert leg._transport.get_write_buffer_size() > 0
     await asyncio.sleep(2 * LONGEST_LOOK_S)
     peer.start_reading()
-    for _ in range(1000):
-        await asyncio.sleep(0)
+    await turns(1000)
     assert peer.end == RST
 
 
@@ -87,8 +84,7 @@ async def test_a_closed_leg_finds_out_that_its_peer_is_gone(leg: TcpLeg, peer: P
     peer.fin()
     await until(lambda: leg._ended)
     leg.write(bytes(4 * READ_BYTES))
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await turns(50)
     assert leg._transport.get_write_buffer_size() == 0
     leg.close()
     assert not leg._transport.is_closing(), "more than is left to the kernel alone"

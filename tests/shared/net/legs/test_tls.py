@@ -31,12 +31,10 @@ from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FIL
 from shared.tasks import spawn
 from shared.tls import alerts
 from tests.shared.net.legs.mesh_server import TRUST_DOMAIN, context_of, each_version, nobody
+from tests.shared.net.loopback import ACKNOWLEDGED_S
 from tests.support.tls_client import PATIENCE_S, TlsClient, client_context, reason
 
 MIB = 1 << 20
-
-ACKNOWLEDGED_S = 0.05
-"""After which the kernel has acknowledged what it has room for: RST then destroys nothing."""
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
 

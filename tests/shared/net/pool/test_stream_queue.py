@@ -14,6 +14,7 @@ from shared.net.pool.stream_queue import WaitQueue, stream_queue
 from shared.ops.pool_counts import OriginCounts
 from shared.tasks import spawn
 from tests.shared.http2.dialogue import POST
+from tests.shared.net.loopback import turns
 
 LONG_S = 3600.0
 
@@ -47,16 +48,11 @@ def waiting(queue: WaitQueue[tuple[Headers, bool], Stream], count: int) -> list[
     return [spawn(queue.wait((POST, False), LONG_S), name=f"waits {number}") for number in range(count)]
 
 
-async def turns() -> None:
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
 async def test_in_order_as_long_as_there_is_room() -> None:
     counts = OriginCounts()
     queue = stream_queue(counts)
     tasks = waiting(queue, 5)
-    await turns()
+    await turns(3)
     assert (len(queue), counts.waiting) == (5, 5)
     room = Room(3)
     queue.serve(room.open_now)
@@ -72,7 +68,7 @@ async def test_in_order_as_long_as_there_is_room() -> None:
 async def test_each_has_an_error_of_its_own() -> None:
     queue = stream_queue(OriginCounts())
     tasks = waiting(queue, 10)
-    await turns()
+    await turns(3)
     cause = OSError("cause")
     error = DialError("refused")
     error.__cause__ = cause
@@ -86,7 +82,7 @@ async def test_each_has_an_error_of_its_own() -> None:
 async def test_whoever_has_given_up_gets_nothing() -> None:
     queue = stream_queue(OriginCounts())
     tasks = waiting(queue, 2)
-    await turns()
+    await turns(3)
     tasks[0].cancel()
     room = Room(1)
     queue.serve(room.open_now)
@@ -99,7 +95,7 @@ async def test_whoever_has_given_up_gets_nothing() -> None:
 async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> None:
     queue = stream_queue(OriginCounts())
     (task,) = waiting(queue, 1)
-    await turns()
+    await turns(3)
     room = Room(1)
     queue.serve(room.open_now)
     task.cancel()
@@ -112,7 +108,7 @@ async def test_an_answer_in_the_last_turn_counts() -> None:
     queue = stream_queue(OriginCounts())
     loop = asyncio.get_running_loop()
     task = spawn(queue.wait((POST, False), 0.01), name="waits")
-    await turns()
+    await turns(3)
     room = Room(1)
     due = loop.time() + 0.05
     while loop.time() < due:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from shared.net.relay.edge_poll import ENDS, EdgePoll
-from tests.shared.net.loopback import until
+from tests.shared.net.loopback import turns, until
 from tests.shared.net.relay.test_splice import connected_pair
 from tests.support.few_files import most_open_files
 
@@ -44,17 +44,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield near, far
 
 
-async def some_turns() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_how_it_is_now_is_told_once(edges: EdgePoll, pair: tuple[socket.socket, socket.socket]) -> None:
     owner, (near, far) = Owner(), pair
     far.send(b"x")
     edges.watch(near.fileno(), owner)
     await until(lambda: bool(owner.told))
-    await some_turns()
+    await turns(10)
     assert owner.told == [(near.fileno(), select.EPOLLIN | select.EPOLLOUT)]
     far.send(b"y")
     await until(lambda: len(owner.told) == 2)
@@ -89,7 +84,7 @@ async def test_a_forgotten_socket_is_not_told_of_though_its_connection_lives_on(
     again.close()
     edges.forget(-1)
     far.send(b"x")
-    await some_turns()
+    await turns(10)
     assert (owner.told, len(edges)) == ([], 0)
     edges.close()
 
@@ -106,7 +101,7 @@ async def test_two_of_one_turn_of_which_the_first_ends_the_second(edges: EdgePol
     for sock in socks:
         edges.watch(sock.fileno(), owner)
     await until(lambda: bool(owner.told))
-    await some_turns()
+    await turns(10)
     assert len(owner.told) == 1
     for sock in socks:
         sock.close()
@@ -118,7 +113,7 @@ async def test_another_turn(edges: EdgePoll, pair: tuple[socket.socket, socket.s
     edges.watch(near.fileno(), owner)
     edges.again(owner)
     assert owner.turns == 0
-    await some_turns()
+    await turns(10)
     assert owner.turns == 1
     edges.close()
 
@@ -133,7 +128,7 @@ async def test_closed_by_who_is_told(edges: EdgePoll, pair: tuple[socket.socket,
     edges.watch(near.fileno(), owner)
     edges.watch(far.fileno(), owner)
     await until(lambda: bool(owner.told))
-    await some_turns()
+    await turns(10)
     assert len(owner.told) == 1
 
 

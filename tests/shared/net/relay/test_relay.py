@@ -100,14 +100,6 @@ async def test_bytes_go_on_in_order_and_are_counted(ends: Ends) -> None:
     assert (ends.relay.sent_bytes, ends.relay.received_bytes) == (3, 3)
 
 
-async def test_what_came_before_goes_first() -> None:
-    """And the downstream is the first to be joined: a TLS leg takes nothing before."""
-    ends = Ends()
-    ends.down.early, ends.up.early = b"hello", b"220 ready"
-    ends.relay.start()
-    assert ends.told() == ["down joined", "up <- hello", "up joined", "down <- 220 ready"]
-
-
 async def test_back_pressure(ends: Ends) -> None:
     ends.relay.full(ends.down)
     ends.relay.drained(ends.down)
@@ -243,6 +235,8 @@ async def test_a_relay_that_is_over_forgets_its_deadline(how: str) -> None:
 
 
 async def test_both_had_ended_and_one_had_broken_before() -> None:
+    """What came before goes first, and the downstream is the first to be joined: a TLS leg takes nothing
+    before."""
     ends = Ends()
     ends.down.early, ends.down.early_end = b"question", True
     ends.up.early, ends.up.early_end, ends.up.early_error = b"answer", True, BROKE
