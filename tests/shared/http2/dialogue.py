@@ -142,16 +142,21 @@ def code_name(code: int) -> str:
         return hex(code)
 
 
-def read(wire: bytes, decoder: hpack.Decoder | None = None) -> list[str]:
-    """The frames in `wire`, one line each."""
-    decoder = decoder or hpack.Decoder()
-    said = []
+def parsed_frames(wire: bytes) -> list[Frame]:
+    """The frames in `wire`, by hyperframe."""
+    found = []
     while wire:
         parsed, size = Frame.parse_frame_header(memoryview(wire[:FRAME_HEADER_BYTES]))
         parsed.parse_body(memoryview(wire[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + size]))
         wire = wire[FRAME_HEADER_BYTES + size :]
-        said.append(_line(parsed, decoder))
-    return said
+        found.append(parsed)
+    return found
+
+
+def read(wire: bytes, decoder: hpack.Decoder | None = None) -> list[str]:
+    """The frames in `wire`, one line each."""
+    decoder = decoder or hpack.Decoder()
+    return [_line(parsed, decoder) for parsed in parsed_frames(wire)]
 
 
 def _line(parsed: Frame, decoder: hpack.Decoder) -> str:

@@ -11,6 +11,7 @@ from shared.http2.frame_rules import SessionError
 from shared.http2.session_limits import SessionLimits
 from tests.shared.http2.dialogue import (
     GET,
+    HEAD,
     OK,
     POST,
     TRAILERS,
@@ -176,6 +177,15 @@ def test_data_before_the_response() -> None:
     assert stream.over
 
 
+def test_a_response_to_head_has_no_body() -> None:
+    talk = Dialogue.client()
+    for number in (1, 3):
+        talk.opened(HEAD, end=True)
+        talk.received(headers(number, [*OK, length(7)]))
+    assert talk.received(data(1, end=True)) == [("ended", 1)]
+    assert talk.received(data(3, b"x")) == [("reset", 3, "PROTOCOL_ERROR", "by us")]
+
+
 def test_a_body_of_the_promised_length() -> None:
     talk = Dialogue.server()
     talk.asked(1, [*POST, length(5)])
@@ -208,12 +218,6 @@ def test_a_body_of_another_length(client: bool, promised: int, bodies: list[byte
     assert talk.session.streams == {}
     assert talk.received(ping(b"12345678")) == [], "the connection goes on"
     assert talk.sent()[-1] == "PING ACK b'12345678'"
-
-
-def test_the_largest_frame() -> None:
-    talk = Dialogue.server()
-    talk.asked()
-    assert talk.received(data(1, bytes(16384))) == [("data", 1, bytes(16384))]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 
 import pytest
@@ -11,11 +10,13 @@ from shared.http2 import frames
 from shared.http2.flood_guard import FloodLimits
 from shared.http2.header_receiver import FIELDS_PER_STREAM, FREE_FIELDS
 from shared.http2.session import SessionLimits
+from tests.shared.http2 import dialogue
 from tests.shared.http2.dialogue import (
     INITIAL_WINDOW,
     OK,
     POST,
     Dialogue,
+    data,
     headers,
     ping,
     settings,
@@ -40,11 +41,7 @@ def server(limits: FloodLimits = FEW, max_streams: int = 250) -> Dialogue:
 
 
 def reset(number: int) -> bytes:
-    return frames.header(4, frames.RST_STREAM, 0, number) + struct.pack(">I", frames.CANCEL)
-
-
-def data(number: int, payload: bytes = b"", flags: int = 0) -> bytes:
-    return frames.header(len(payload), frames.DATA, flags, number) + payload
+    return dialogue.reset(number, frames.CANCEL)
 
 
 def priority(number: int) -> bytes:
@@ -260,20 +257,13 @@ def test_streams_beyond_the_limit() -> None:
     assert talk.broke(headers(13, POST)) == f"{CALM}: too many streams opened in vain"
 
 
-def test_empty_data() -> None:
+@pytest.mark.parametrize("pad", [None, 2], ids=["empty", "nothing but padding"])
+def test_data_without_a_byte(pad: int | None) -> None:
     talk = server()
     talk.asked()
     for _ in range(5):
-        talk.received(data(1))
-    assert talk.broke(data(1)) == f"{CALM}: too many empty DATA frames"
-
-
-def test_data_that_is_nothing_but_padding() -> None:
-    talk = server()
-    talk.asked()
-    for _ in range(5):
-        talk.received(data(1, b"\x02\0\0", frames.FLAG_PADDED))
-    assert talk.broke(data(1, b"\x02\0\0", frames.FLAG_PADDED)) == f"{CALM}: too many empty DATA frames"
+        talk.received(data(1, pad=pad))
+    assert talk.broke(data(1, pad=pad)) == f"{CALM}: too many empty DATA frames"
 
 
 def test_window_updates_beyond_what_our_data_calls_for() -> None:

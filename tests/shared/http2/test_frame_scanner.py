@@ -39,12 +39,6 @@ def test_a_wrong_preface(cut: int) -> None:
     assert read(bytes(session.data_to_send())) == ["GOAWAY 0 PROTOCOL_ERROR"]
 
 
-def test_http1_is_no_preface() -> None:
-    session = Session(client=False)
-    with pytest.raises(SessionError, match="not HTTP/2"):
-        session.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-
-
 def test_half_a_frame_has_a_time_until_it_is_whole() -> None:
     session = Dialogue.server().session
     wire = headers(1, POST)

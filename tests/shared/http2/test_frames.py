@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.http2 import frames
+from tests.shared.http2.dialogue import parsed_frames
 
 STREAM_IDS = st.integers(0, frames.MAX_STREAM_ID)
 
@@ -83,7 +84,7 @@ def test_headers_in_as_many_frames_as_every_peer_takes() -> None:
     for size in (0, 1, frames.MAX_PAYLOAD_BYTES, frames.MAX_PAYLOAD_BYTES + 1, 3 * frames.MAX_PAYLOAD_BYTES):
         block = bytes(range(256)) * (size // 256) + bytes(size % 256)
         for ends in (False, True):
-            parsed = whole(frames.headers(7, block, end_stream=ends))
+            parsed = parsed_frames(frames.headers(7, block, end_stream=ends))
             assert (
                 b"".join(each.data for each in parsed if isinstance(each, HeadersFrame | ContinuationFrame))
                 == block
@@ -95,17 +96,6 @@ def test_headers_in_as_many_frames_as_every_peer_takes() -> None:
             ]
             assert ["END_HEADERS" in each.flags for each in parsed] == [False] * (len(parsed) - 1) + [True]
             assert ("END_STREAM" in parsed[0].flags) is ends
-
-
-def whole(wire: bytes) -> list[Frame]:
-    """Every frame in `wire`, by hyperframe."""
-    parsed = []
-    while wire:
-        each, size = Frame.parse_frame_header(memoryview(wire[: frames.HEADER_BYTES]))
-        each.parse_body(memoryview(wire[frames.HEADER_BYTES : frames.HEADER_BYTES + size]))
-        wire = wire[frames.HEADER_BYTES + size :]
-        parsed.append(each)
-    return parsed
 
 
 def test_small_frames_are_hyperframes() -> None:

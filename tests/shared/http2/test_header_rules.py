@@ -299,9 +299,11 @@ def test_content_length() -> None:
     assert examine([*POST, (b"content-length", b"9" * LENGTH_DIGITS)]).content_length == 10**LENGTH_DIGITS - 1
 
 
-@pytest.mark.parametrize("values", [[b"5", b"6"], [b"x"], [b""], [b"+1"], [b"9" * 5000]])
+@pytest.mark.parametrize("values", [[b"5", b"6"], [b"x"], [b""], [b"+1"], [b"-1"], [b"1 2"], [b"9" * 5000]])
 def test_a_content_length_that_is_none(values: list[bytes]) -> None:
-    assert shape([*POST, *((b"content-length", value) for value in values)]) is Shape.MALFORMED
+    block = examine([*POST, *((b"content-length", value) for value in values)])
+    assert block.shape is Shape.MALFORMED
+    assert block.fault == ("several content-lengths" if len(values) > 1 else "content-length is not a number")
 
 
 def test_cookies_become_one() -> None:

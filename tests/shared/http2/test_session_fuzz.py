@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,10 +183,3 @@ def act(session: Session, stream: SessionStream, action: str, responded: set[Ses
         session.announce_goaway()
     elif action == "goaway":
         session.goaway()
-
-
-@pytest.mark.parametrize("size", [0, 1, 8])
-def test_nothing_happens_before_a_frame_is_whole(size: int) -> None:
-    session = Session(client=True)
-    session.receive_data(settings()[:size])
-    assert session.events() == []

@@ -7,18 +7,14 @@ import pytest
 from hyperframe.frame import SettingsFrame
 
 from shared.http2 import frames
-from shared.http2.header_encoder import ENCODER_TABLE_BYTES
 from shared.http2.session import DATA_BYTES, STREAMS_BEFORE_SETTINGS, Session
 from tests.shared.http2.dialogue import (
     MAX_STREAMS,
-    OK,
     POST,
     Dialogue,
     goaway,
-    headers,
     ping,
     read,
-    reset,
     settings,
     window,
 )
@@ -76,19 +72,6 @@ def test_no_room_when_the_stream_numbers_are_used_up() -> None:
     session._streams.newest = 2**31 - 5
     assert session.open_stream(POST).id == 2**31 - 3
     assert session.room == 0
-
-
-def test_our_header_table_stays_small_whatever_a_peer_offers() -> None:
-    talk = Dialogue.client()
-    talk.received(settings({SettingsFrame.HEADER_TABLE_SIZE: 1 << 24}))
-    talk.sent()
-    decoder = hpack.Decoder()
-    decoder.max_allowed_table_size = 1 << 24
-    for number in range(200):
-        talk.session.open_stream([*POST, (b"x", b"%d" % number * 100)])
-        talk.received(headers(2 * number + 1, OK, end=True), reset(2 * number + 1, 0))
-        read(bytes(talk.session.data_to_send()), decoder)
-    assert decoder.header_table_size == ENCODER_TABLE_BYTES
 
 
 def test_a_header_table_smaller_than_ours() -> None:

@@ -11,14 +11,13 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import pytest
-from hyperframe.frame import Frame, RstStreamFrame
+from hyperframe.frame import RstStreamFrame
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.http2 import frames
 from shared.http2.session import Session, SessionError, SessionLimits
 from tests.shared.http2.dialogue import (
-    FRAME_HEADER_BYTES,
     GET,
     OK,
     POST,
@@ -31,6 +30,7 @@ from tests.shared.http2.dialogue import (
     data,
     frame,
     headers,
+    parsed_frames,
     ping,
     reset,
     settings,
@@ -95,10 +95,7 @@ def verdict(error: str, wire: bytes) -> str:
     """One line for what a frame has done: `wire` is what was said to it."""
     if error:
         return f"connection {error}"
-    while wire:
-        said, size = Frame.parse_frame_header(memoryview(wire[:FRAME_HEADER_BYTES]))
-        said.parse_body(memoryview(wire[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + size]))
-        wire = wire[FRAME_HEADER_BYTES + size :]
+    for said in parsed_frames(wire):
         if isinstance(said, RstStreamFrame):
             return f"stream {code_name(said.error_code)}"
     return "nothing"

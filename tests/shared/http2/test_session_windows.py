@@ -43,17 +43,11 @@ def used_up(talk: Dialogue, stream: SessionStream) -> None:
     """Sends until the stream's first window and the connection's are closed."""
     assert talk.session.send_data(stream, bytes(WINDOW + 1)) == WINDOW
     assert talk.session.send_data(stream, b"x") == 0
+    assert (stream.send_window, talk.session.send_window) == (0, 0)
     assert len(talk.sent()) == WINDOW // DATA_BYTES + 1
 
 
 # What may be sent.
-
-
-def test_the_first_windows() -> None:
-    talk = Dialogue.client()
-    stream = talk.opened()
-    used_up(talk, stream)
-    assert (stream.send_window, talk.session.send_window) == (0, 0)
 
 
 def test_both_windows_have_to_open() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from shared.http2 import frames
 from shared.http2.past_streams import REMEMBERED_STREAMS
+from shared.http2.session import Session
 from shared.http2.session_stream import StreamState
 from tests.shared.http2.dialogue import (
     LAST_OF_ALL,
@@ -107,10 +112,11 @@ def test_our_goaway_lets_open_streams_go_on() -> None:
     assert talk.sent() == ["HEADERS 5 :status=200", "DATA 5 b'z'"]
 
 
-def test_a_client_has_taken_no_stream() -> None:
+@pytest.mark.parametrize("say", [Session.goaway, Session.announce_goaway], ids=["at once", "in two steps"])
+def test_a_client_has_taken_no_stream_and_says_it_once(say: Callable[[Session], None]) -> None:
     talk = Dialogue.client()
     talk.opened()
-    talk.session.goaway()
+    say(talk.session)
     assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
 
 
@@ -143,12 +149,6 @@ def test_other_pings_say_nothing_of_goaway() -> None:
     assert talk.sent() == [*ANNOUNCED, "PING ACK b'goaway\\x00\\x00'"]
     talk.session.goaway()
     assert talk.received(goaway_seen()) == [], "said already, as it took too long"
-    assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
-
-
-def test_a_client_says_it_once() -> None:
-    talk = Dialogue.client()
-    talk.session.announce_goaway()
     assert talk.sent() == ["GOAWAY 0 NO_ERROR"]
 
 
