@@ -110,15 +110,6 @@ def test_resets_that_cross_the_end_of_their_streams_are_no_flood() -> None:
     assert talk.broke(reset(99)) == f"{CALM}: too many control frames"
 
 
-def test_answers_on_streams_that_are_over() -> None:
-    talk = Dialogue.client(SessionLimits(floods=FEW))
-    talk.opened()
-    talk.received(reset(1))
-    for _ in range(4):
-        talk.received(reset(1))
-    assert talk.broke(reset(1)) == f"{CALM}: too many control frames"
-
-
 def test_interim_responses_without_end() -> None:
     talk = Dialogue.client(SessionLimits(floods=FEW))
     talk.opened()

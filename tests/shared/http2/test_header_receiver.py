@@ -132,21 +132,32 @@ def test_malformed_headers_cost_their_stream_and_nothing_else(
     talk.asked(5)
 
 
-@pytest.mark.parametrize("field", [(b"no-status", b"1"), (b":status", b"20")], ids=["none", "malformed"])
-def test_a_response_without_a_status_costs_its_stream_and_nothing_else(field: tuple[bytes, bytes]) -> None:
+@pytest.mark.parametrize(
+    "response",
+    [
+        headers(1, [(b"no-status", b"1")]),
+        headers(1, [(b":status", b"20")]),
+        headers(1, [(b":status", b"103")], end=True),
+    ],
+    ids=["no status", "malformed status", "interim and the end"],
+)
+def test_a_wrong_response_costs_its_stream_and_nothing_else(response: bytes) -> None:
     talk = Dialogue.client()
     talk.opened()
     talk.opened()
-    (ended, fine) = talk.received(headers(1, [field]), headers(3, OK))
+    (ended, fine) = talk.received(response, headers(3, OK))
     assert (ended, fine) == (("reset", 1, "PROTOCOL_ERROR", "by us"), ("response", 3, b"200"))
     assert talk.sent() == ["RST_STREAM 1 PROTOCOL_ERROR"]
 
 
-def test_malformed_trailers_cost_their_stream_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    "trailers", [headers(1, OK, end=True), headers(1, TRAILERS)], ids=["malformed", "without the end"]
+)
+def test_wrong_trailers_cost_their_stream_and_nothing_else(trailers: bytes) -> None:
     talk = Dialogue.server()
     talk.asked(1)
     talk.asked(3)
-    assert talk.received(headers(1, [(b":status", b"200")], end=True), data(3, b"x")) == [
+    assert talk.received(trailers, data(3, b"x")) == [
         ("reset", 1, "PROTOCOL_ERROR", "by us"),
         ("data", 3, b"x"),
     ]
@@ -235,24 +246,6 @@ def test_streams_over_the_limit_are_refused_without_hurting_others() -> None:
     assert talk.received(headers(7, GET, end=True))[0] == ("request", 7, b"GET", True)
     assert talk.received(headers(9, GET, end=True)) == []
     assert talk.sent() == ["RST_STREAM 1 CANCEL", "RST_STREAM 9 REFUSED_STREAM"]
-
-
-def test_an_interim_response_that_ends_the_stream() -> None:
-    talk = Dialogue.client()
-    talk.opened()
-    assert talk.received(headers(1, [(b":status", b"103")], end=True)) == [
-        ("reset", 1, "PROTOCOL_ERROR", "by us")
-    ]
-
-
-def test_trailers_that_do_not_end_the_stream() -> None:
-    talk = Dialogue.server()
-    talk.asked(1)
-    talk.asked(3)
-    assert talk.received(headers(1, TRAILERS), data(3, b"x")) == [
-        ("reset", 1, "PROTOCOL_ERROR", "by us"),
-        ("data", 3, b"x"),
-    ]
 
 
 def test_a_continuation_of_another_streams_block() -> None:

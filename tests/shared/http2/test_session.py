@@ -113,12 +113,6 @@ def test_the_peers_goaway_lets_open_streams_go_on() -> None:
     assert talk.sent() == ["DATA 1 b'y'", "DATA 1 b'' END"]
 
 
-def test_pings_are_answered() -> None:
-    talk = Dialogue.server()
-    assert talk.received(ping(b"abcdefgh"), ping(b"12345678", ack=True)) == []
-    assert talk.sent() == ["PING ACK b'abcdefgh'"]
-
-
 @pytest.mark.parametrize("kind", [0xA, 0xC, 0x10, 0xFF])
 @pytest.mark.parametrize("number", [0, 1, 9])
 def test_unknown_frames_are_ignored(kind: int, number: int) -> None:

@@ -26,13 +26,9 @@ from tests.shared.http2.dialogue import (
     POST,
     SMALL,
     TRAILERS,
-    WINDOW,
     Told,
     told,
 )
-
-MAX_FRAME = h2.settings.SettingCodes.MAX_FRAME_SIZE
-STREAM_WINDOW = h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
 
 
 class Pair:
@@ -48,9 +44,6 @@ class Pair:
         self.h2_told: list[h2.events.Event] = []
         self.received: dict[int, bytearray] = {}
         self.h2_received: dict[int, bytearray] = {}
-        self.reads = True
-        """Whether the session's owner consumes what comes."""
-        self.h2_reads = True
         self.exchange()
 
     def exchange(self) -> None:
@@ -67,7 +60,7 @@ class Pair:
         self.h2_told.append(event)
         if isinstance(event, h2.events.DataReceived):
             self.h2_received.setdefault(event.stream_id, bytearray()).extend(event.data or b"")
-            if self.h2_reads and event.flow_controlled_length:
+            if event.flow_controlled_length:
                 self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
 
     def _session_takes(self, events: list[Event]) -> None:
@@ -75,8 +68,7 @@ class Pair:
         for event in events:
             if isinstance(event, DataReceived):
                 self.received.setdefault(event.stream.id, bytearray()).extend(event.data)
-                if self.reads:
-                    self.session.consumed(event.stream, len(event.data))
+                self.session.consumed(event.stream, len(event.data))
 
     def saw(self, kind: type) -> bool:
         """Whether h2 has told of such an event since the last question."""
@@ -192,14 +184,6 @@ def test_ends_in_either_order(tunnel: Tunnel, ours_first: bool) -> None:
     assert (pair.h2.open_inbound_streams, pair.h2.open_outbound_streams) == (0, 0)
 
 
-@either_end
-def test_the_end_comes_with_the_last_bytes(tunnel: Tunnel) -> None:
-    pair, stream = tunnel()
-    pair.h2.send_data(stream.id, b"last", end_stream=True, pad_length=3)
-    pair.exchange()
-    assert pair.told == [("data", stream.id, b"last"), ("ended", stream.id)]
-
-
 def test_trailers() -> None:
     pair, stream = client()
     pair.h2.send_headers(stream.id, TRAILERS, end_stream=True)
@@ -234,63 +218,6 @@ def test_resets_both_ways(tunnel: Tunnel) -> None:
     pair.session.receive_data(pair.h2.data_to_send())
     assert stream.over
     pair.exchange()
-
-
-def test_max_streams_of_the_peer() -> None:
-    pair = Pair(client=True)
-    pair.h2.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 3})
-    pair.exchange()
-    for left in (3, 2, 1):
-        assert pair.session.room == left
-        pair.session.open_stream(POST)
-    assert pair.session.room == 0
-    pair.exchange()
-
-
-def test_our_max_streams_is_what_h2_keeps_to() -> None:
-    pair = Pair(client=False, limits=SessionLimits(max_streams=2))
-    for number in (1, 3):
-        pair.h2.send_headers(number, POST)
-    with pytest.raises(h2.exceptions.TooManyStreamsError):
-        pair.h2.send_headers(5, POST)
-
-
-def test_a_window_changed_in_mid_stream() -> None:
-    pair, stream = client()
-    pair.h2_reads = False
-    pair.h2.increment_flow_control_window(1 << 20)
-    pair.exchange()
-    assert pair.session.send_data(stream, bytes(1000)) == 1000
-    pair.exchange()
-    pair.h2.update_settings({STREAM_WINDOW: 500})
-    pair.exchange()
-    assert stream.send_window == 500 - 1000
-    assert pair.session.send_data(stream, b"x") == 0
-    pair.h2.update_settings({STREAM_WINDOW: 3000, MAX_FRAME: 1 << 20})
-    pair.exchange()
-    assert pair.session.send_data(stream, bytes(5000)) == 2000
-    pair.exchange()
-    assert len(pair.h2_received[1]) == 3000
-
-
-def test_a_peer_that_sends_without_being_read_stops_at_the_window() -> None:
-    pair, stream = server(SMALL)
-    pair.reads = False
-    for _ in range(3):
-        pair.h2.send_data(1, bytes(16384))
-    pair.h2.send_data(1, bytes(16383))
-    pair.exchange()
-    assert pair.h2.local_flow_control_window(1) == 0
-    pair.session.consumed(stream, WINDOW)
-    pair.exchange()
-    assert pair.h2.local_flow_control_window(1) == WINDOW
-
-
-def test_our_goaway_is_understood() -> None:
-    pair, _ = server()
-    pair.session.goaway()
-    pair.exchange()
-    assert pair.saw(h2.events.ConnectionTerminated)
 
 
 def test_the_first_of_two_goaways_leaves_no_stream_out() -> None:
