@@ -28,18 +28,9 @@ from shared.trust.jwt_check import Issuer, TokenChecker
 from tests.shared.net.loopback import until
 from tests.support.key_server import KeyServer, served
 from tests.support.metadata_server import closed_port, listening
+from tests.support.wall_clock import Clock
 
 AUDIENCE = "https://hello.a.run.app"
-
-
-class Clock:
-    """Stands still until it is turned."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +103,7 @@ async def test_who_gives_up_takes_the_answer_from_nobody(old: Issuer) -> None:
         assert (await patient)["aud"] == AUDIENCE and impatient.cancelled()
 
 
-async def test_an_issuer_that_rotates_its_keys_is_followed(old: Issuer, new: Issuer) -> None:
-    clock = Clock()
+async def test_an_issuer_that_rotates_its_keys_is_followed(old: Issuer, new: Issuer, clock: Clock) -> None:
     async with served(old) as server:
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
@@ -125,8 +115,9 @@ async def test_an_issuer_that_rotates_its_keys_is_followed(old: Issuer, new: Iss
             verify.check_now(bearer(old))
 
 
-async def test_tokens_of_unknown_keys_cannot_make_us_ask_all_the_time(old: Issuer, new: Issuer) -> None:
-    clock = Clock()
+async def test_tokens_of_unknown_keys_cannot_make_us_ask_all_the_time(
+    old: Issuer, new: Issuer, clock: Clock
+) -> None:
     async with served(old) as server:
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
@@ -154,9 +145,8 @@ async def test_tokens_of_unknown_keys_cannot_make_us_ask_all_the_time(old: Issue
     ],
 )
 async def test_old_keys_serve_while_newer_ones_are_fetched(
-    old: Issuer, new: Issuer, said: str, age: str, counts_s: float
+    old: Issuer, new: Issuer, said: str, age: str, counts_s: float, clock: Clock
 ) -> None:
-    clock = Clock()
     async with served(old) as server:
         server.cache_control, server.age = said, age
         verify = Verifier(key_set(server, clock))
@@ -170,8 +160,7 @@ async def test_old_keys_serve_while_newer_ones_are_fetched(
         assert server.asked == 2
 
 
-async def test_a_key_that_was_withdrawn_while_nobody_came(old: Issuer, new: Issuer) -> None:
-    clock = Clock()
+async def test_a_key_that_was_withdrawn_while_nobody_came(old: Issuer, new: Issuer, clock: Clock) -> None:
     async with served(old) as server:
         server.cache_control = "max-age=600"
         verify = Verifier(key_set(server, clock))
@@ -184,9 +173,8 @@ async def test_a_key_that_was_withdrawn_while_nobody_came(old: Issuer, new: Issu
 
 
 async def test_keys_count_on_while_the_issuer_is_away_but_not_for_ever(
-    old: Issuer, caplog: pytest.LogCaptureFixture
+    old: Issuer, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    clock = Clock()
     async with served(old) as server:
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
@@ -203,8 +191,9 @@ async def test_keys_count_on_while_the_issuer_is_away_but_not_for_ever(
             await verify.check(bearer(old))
 
 
-async def test_a_new_key_while_the_issuer_is_away_is_not_called_a_bad_one(old: Issuer, new: Issuer) -> None:
-    clock = Clock()
+async def test_a_new_key_while_the_issuer_is_away_is_not_called_a_bad_one(
+    old: Issuer, new: Issuer, clock: Clock
+) -> None:
     async with served(old) as server:
         verify = Verifier(key_set(server, clock))
         await verify.check(bearer(old))
@@ -239,8 +228,9 @@ async def test_the_end_while_keys_are_fetched(old: Issuer) -> None:
         (b"no HTTP at all\r\n\r\n", "broken answer"),
     ],
 )
-async def test_garbage_is_told_and_a_failure_is_remembered(old: Issuer, answer: bytes, says: str) -> None:
-    clock = Clock()
+async def test_garbage_is_told_and_a_failure_is_remembered(
+    old: Issuer, answer: bytes, says: str, clock: Clock
+) -> None:
     async with served(old) as server:
         server.answer = answer
         verify = Verifier(key_set(server, clock))

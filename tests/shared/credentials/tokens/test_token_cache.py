@@ -47,6 +47,18 @@ async def metadata(
         cache.close()
 
 
+@pytest.fixture
+async def cache(clock: Clock) -> AsyncIterator[TokenCache]:
+    cache = TokenCache(now=clock)
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def minter(clock: Clock) -> HandMinter:
+    return HandMinter(clock)
+
+
 async def landed() -> None:
     """Waits for the requests in the background."""
     async with asyncio.timeout(PATIENCE_S):
@@ -65,8 +77,7 @@ async def error_of(tokens: TokenSource) -> TokenError:
 # A token's life.
 
 
-async def test_at_hand_while_it_is_kept() -> None:
-    clock = Clock()
+async def test_at_hand_while_it_is_kept(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         assert tokens.token_now() is None
         token = await tokens.token()
@@ -76,9 +87,8 @@ async def test_at_hand_while_it_is_kept() -> None:
         assert len(server.requests) == 1
 
 
-async def test_nothing_that_is_kept_shows_the_token() -> None:
+async def test_nothing_that_is_kept_shows_the_token(clock: Clock) -> None:
     """Tasks show what they came to, in the debug mode of asyncio for one."""
-    clock = Clock()
     seen: list[str] = []
     async with metadata(Mint(clock), clock) as (_, cache, tokens):
         asking = asyncio.ensure_future(tokens.token())  # noqa: TID251 - to be looked at while it runs
@@ -93,8 +103,7 @@ async def test_nothing_that_is_kept_shows_the_token() -> None:
     assert not any(part in text for text in seen for part in (token[:12], token[-12:]))
 
 
-async def test_refreshed_ahead_while_the_old_one_serves() -> None:
-    clock = Clock()
+async def test_refreshed_ahead_while_the_old_one_serves(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         old = await tokens.token()
         clock.turn(3300)
@@ -110,8 +119,7 @@ async def test_refreshed_ahead_while_the_old_one_serves() -> None:
         assert len(server.requests) == 2
 
 
-async def test_refreshed_by_the_timer_though_nobody_asks() -> None:
-    clock = Clock()
+async def test_refreshed_by_the_timer_though_nobody_asks(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, cache, tokens):
         await tokens.token()
         clock.turn(3299)
@@ -133,8 +141,7 @@ async def test_the_timer_itself() -> None:
         assert claims_of(tokens.token_now() or "")["serial"] >= 2
 
 
-async def test_what_nobody_asks_for_is_let_go() -> None:
-    clock = Clock()
+async def test_what_nobody_asks_for_is_let_go(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, cache, tokens):
         await tokens.token()
         clock.turn(3300)
@@ -148,8 +155,7 @@ async def test_what_nobody_asks_for_is_let_go() -> None:
         assert (cache.size, len(server.requests)) == (1, 3), "whoever holds its source can go on"
 
 
-async def test_a_clock_that_was_set_back_keeps_nothing_longer() -> None:
-    clock = Clock()
+async def test_a_clock_that_was_set_back_keeps_nothing_longer(clock: Clock) -> None:
     clock.turn(1e6)
     async with metadata(Mint(clock), clock) as (_, cache, tokens):
         await tokens.token()
@@ -161,8 +167,7 @@ async def test_a_clock_that_was_set_back_keeps_nothing_longer() -> None:
         assert cache.size == 0
 
 
-async def test_short_lives_are_kept_for_a_minute() -> None:
-    clock = Clock()
+async def test_short_lives_are_kept_for_a_minute(clock: Clock) -> None:
     async with metadata(Mint(clock, lifetime_s=10), clock) as (server, cache, tokens):
         await tokens.token()
         for _ in range(7):
@@ -175,9 +180,8 @@ async def test_short_lives_are_kept_for_a_minute() -> None:
         assert cache.size == 0
 
 
-async def test_a_machine_that_slept() -> None:
+async def test_a_machine_that_slept(clock: Clock) -> None:
     """No timer has run for hours, and the first that comes finds out by itself."""
-    clock = Clock()
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         old = await tokens.token()
         clock.turn(8 * 3600)
@@ -186,17 +190,7 @@ async def test_a_machine_that_slept() -> None:
         assert len(server.requests) == 2
 
 
-async def test_sixty_seconds_before_its_end_a_token_is_not_used_any_more() -> None:
-    clock = Clock()
-    async with metadata(Mint(clock), clock) as (_, _, tokens):
-        await tokens.token()
-        clock.turn(3540)
-        assert tokens.token_now() is None
-        assert claims_of(await tokens.token())["serial"] == 1
-
-
-async def test_a_kept_token_costs_no_task() -> None:
-    clock = Clock()
+async def test_a_kept_token_costs_no_task(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (_, _, tokens):
         token = await tokens.token()
         await landed()
@@ -211,8 +205,7 @@ async def test_a_kept_token_costs_no_task() -> None:
 # One request at a time.
 
 
-async def test_callers_share_one_request() -> None:
-    clock = Clock()
+async def test_callers_share_one_request(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, cache, tokens):
         server.gate.clear()
         others = cache.source(MetadataMinter(server.host), AUDIENCE)
@@ -224,8 +217,7 @@ async def test_callers_share_one_request() -> None:
         assert len(server.requests) == 1
 
 
-async def test_a_caller_that_gives_up_leaves_the_request_to_the_others() -> None:
-    clock = Clock()
+async def test_a_caller_that_gives_up_leaves_the_request_to_the_others(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         server.gate.clear()
         async with asyncio.TaskGroup() as group:
@@ -240,9 +232,7 @@ async def test_a_caller_that_gives_up_leaves_the_request_to_the_others() -> None
         assert len(server.requests) == 1
 
 
-async def test_identities_and_audiences_are_kept_apart() -> None:
-    clock = Clock()
-    cache = TokenCache(now=clock)
+async def test_identities_and_audiences_are_kept_apart(clock: Clock, cache: TokenCache) -> None:
     one, other = HandMinter(clock, "one"), HandMinter(clock, "other")
     async with asyncio.TaskGroup() as group:
         waiting = [
@@ -257,14 +247,13 @@ async def test_identities_and_audiences_are_kept_apart() -> None:
     assert (cache.size, cache.new_size) == (0, 4)
     cache.source(one, "a").accepted()
     assert (cache.size, cache.new_size) == (1, 3)
-    cache.close()
 
 
-async def test_not_all_keys_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_not_all_keys_ask_at_once(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, minter: HandMinter
+) -> None:
     monkeypatch.setattr(token_cache, "MAX_FLIGHTS", 2)
-    clock = Clock()
     cache = TokenCache(now=clock)
-    minter = HandMinter(clock)
     names = [f"a{number}" for number in range(5)]
     async with asyncio.TaskGroup() as group:
         for name in names:
@@ -277,21 +266,19 @@ async def test_not_all_keys_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     cache.close()
 
 
-async def test_the_slowest_minter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_slowest_minter(monkeypatch: pytest.MonkeyPatch, clock: Clock, cache: TokenCache) -> None:
     monkeypatch.setattr(token_cache, "MINT_TIMEOUT_S", 0.05)
-    clock = Clock()
-    cache = TokenCache(now=clock)
     error = await error_of(cache.source(HandMinter(clock), AUDIENCE))
     assert str(error) == f"no token from somebody: none within 0.05 s (asked for {AUDIENCE})"
     assert error.reason == "unreachable"
-    cache.close()
 
 
 # Failures.
 
 
-async def test_stale_while_the_server_fails_then_recovery(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+async def test_stale_while_the_server_fails_then_recovery(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
     mint = Mint(clock)
     async with metadata(mint, clock) as (server, cache, tokens):
         old = await tokens.token()
@@ -319,8 +306,7 @@ async def test_stale_while_the_server_fails_then_recovery(caplog: pytest.LogCapt
             assert "there is a new token" in caplog.records[-1].message
 
 
-async def test_a_failure_answers_for_a_short_while() -> None:
-    clock = Clock()
+async def test_a_failure_answers_for_a_short_while(clock: Clock) -> None:
     async with metadata(failing, clock) as (server, _, tokens):
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(error_of(tokens)) for _ in range(10)]
@@ -337,15 +323,13 @@ async def test_a_failure_answers_for_a_short_while() -> None:
         await tokens.token()
 
 
-async def test_tokens_that_are_not_fit() -> None:
-    clock = Clock()
+async def test_tokens_that_are_not_fit(clock: Clock, minter: HandMinter) -> None:
     counts = TokenCounts()
     cache = TokenCache(lambda *_: counts, now=clock)
     async with MetadataServer(Mint(clock, lifetime_s=-7)) as server:
         error = await error_of(cache.source(MetadataMinter(server.host), AUDIENCE))
     place = f"cannot use the token from metadata server at {server.host}: "
     assert str(error) == f"{place}it expired 7 s ago; is the clock right? (asked for {AUDIENCE})"
-    minter = HandMinter(clock)
     waiting = tasks.spawn(cache.source(minter, "b").token(), name="wait")
     await minter.is_asked_for("b")
     minter.waiting["c"] = minter.waiting["b"]
@@ -356,20 +340,18 @@ async def test_tokens_that_are_not_fit() -> None:
     cache.close()
 
 
-async def test_who_was_asked_is_said() -> None:
-    clock = Clock()
-    cache = TokenCache(now=clock)
+async def test_who_was_asked_is_said(clock: Clock, cache: TokenCache) -> None:
     minter = HandMinter(clock, "account a@b")
     waiting = tasks.spawn(cache.source(minter, "b").token(), name="wait")
     await minter.is_asked_for("b")
     minter.fail("b", "no token from there: no")
     with pytest.raises(TokenError, match=r"^no token from there: no \(account a@b was asked for b\)$"):
         await waiting
-    cache.close()
 
 
-async def test_failures_in_the_background_are_no_task_failures(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+async def test_failures_in_the_background_are_no_task_failures(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         await tokens.token()
         server.answer = failing
@@ -380,24 +362,10 @@ async def test_failures_in_the_background_are_no_task_failures(caplog: pytest.Lo
     assert [record.name for record in caplog.records] == ["hbone.tokens"]
 
 
-async def test_a_server_with_a_cache_of_its_own_is_not_asked_all_the_time() -> None:
-    clock = Clock()
-    mint = Mint(clock, lifetime_s=200)
-    async with metadata(mint, clock) as (server, _, tokens):
-        old = await tokens.token()
-        server.answer = lambda _: Answer(old.encode())
-        for _ in range(159):
-            clock.turn(1)
-            assert await tokens.token() == old
-            await landed()
-        assert len(server.requests) == 2
-
-
 # Rejected tokens.
 
 
-async def test_a_rejected_token_is_replaced_once() -> None:
-    clock = Clock()
+async def test_a_rejected_token_is_replaced_once(clock: Clock) -> None:
     counts = TokenCounts()
     async with MetadataServer(Mint(clock)) as server:
         cache = TokenCache(lambda *_: counts, now=clock)
@@ -420,8 +388,7 @@ async def test_a_rejected_token_is_replaced_once() -> None:
         cache.close()
 
 
-async def test_a_rejected_token_is_replaced_though_nobody_asks() -> None:
-    clock = Clock()
+async def test_a_rejected_token_is_replaced_though_nobody_asks(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, _, tokens):
         tokens.invalidate(await tokens.token())
         await server.seen(2)
@@ -443,8 +410,7 @@ def test_an_audience_is_needed() -> None:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-async def test_the_oldest_makes_room(accepted: bool) -> None:
-    clock = Clock()
+async def test_the_oldest_makes_room(accepted: bool, clock: Clock) -> None:
     async with MetadataServer(Mint(clock)) as server:
         minter = MetadataMinter(server.host)
         cache = TokenCache(most=2, most_new=2, now=clock)
@@ -462,11 +428,11 @@ async def test_the_oldest_makes_room(accepted: bool) -> None:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-async def test_no_room_while_all_are_being_asked_for(accepted: bool) -> None:
-    clock = Clock()
+async def test_no_room_while_all_are_being_asked_for(
+    accepted: bool, clock: Clock, minter: HandMinter
+) -> None:
     counts: dict[tuple[str, str], TokenCounts] = {}
     cache = TokenCache(lambda *key: counts.setdefault(key[:2], TokenCounts()), most=1, most_new=1, now=clock)
-    minter = HandMinter(clock)
     sources = [cache.source(minter, name) for name in ("a", "b")]
     if accepted:
         for source in sources:
@@ -481,8 +447,7 @@ async def test_no_room_while_all_are_being_asked_for(accepted: bool) -> None:
     cache.close()
 
 
-async def test_new_keys_push_out_none_that_was_accepted() -> None:
-    clock = Clock()
+async def test_new_keys_push_out_none_that_was_accepted(clock: Clock) -> None:
     async with MetadataServer(Mint(clock)) as server:
         minter = MetadataMinter(server.host)
         cache = TokenCache(most=2, most_new=3, now=clock)
@@ -500,9 +465,8 @@ async def test_new_keys_push_out_none_that_was_accepted() -> None:
         cache.close()
 
 
-async def test_one_more_accepted_key_makes_the_oldest_of_them_go() -> None:
+async def test_one_more_accepted_key_makes_the_oldest_of_them_go(clock: Clock) -> None:
     """And its token is asked for again as one that is known."""
-    clock = Clock()
     async with MetadataServer(Mint(clock)) as server:
         minter = MetadataMinter(server.host)
         cache = TokenCache(most=2, now=clock)
@@ -520,10 +484,10 @@ async def test_one_more_accepted_key_makes_the_oldest_of_them_go() -> None:
         cache.close()
 
 
-async def test_no_room_for_one_more_accepted_key_while_all_are_being_asked_for() -> None:
-    clock = Clock()
+async def test_no_room_for_one_more_accepted_key_while_all_are_being_asked_for(
+    clock: Clock, minter: HandMinter
+) -> None:
     cache = TokenCache(most=1, now=clock)
-    minter = HandMinter(clock)
     busy, other = cache.source(minter, "a"), cache.source(minter, "b")
     busy.accepted()
     first = tasks.spawn(busy.token(), name="wait")
@@ -540,9 +504,8 @@ async def test_no_room_for_one_more_accepted_key_while_all_are_being_asked_for()
     cache.close()
 
 
-async def test_a_fixed_audience_is_not_new() -> None:
+async def test_a_fixed_audience_is_not_new(clock: Clock) -> None:
     """It is the file's, not a client's: no admission, and no place among those that clients have made up."""
-    clock = Clock()
     async with MetadataServer(Mint(clock)) as server:
         minter = MetadataMinter(server.host)
         cache = TokenCache(most=2, most_new=1, now=clock)
@@ -586,10 +549,8 @@ def refuse() -> None:
     raise NotAdmitted
 
 
-async def test_a_new_key_needs_admission() -> None:
-    clock = Clock()
+async def test_a_new_key_needs_admission(clock: Clock, cache: TokenCache) -> None:
     async with MetadataServer(Mint(clock)) as server:
-        cache = TokenCache(now=clock)
         tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
         with pytest.raises(NotAdmitted):
             await tokens.token(refuse)
@@ -603,24 +564,18 @@ async def test_a_new_key_needs_admission() -> None:
             await tokens.token(refuse)
         tokens.accepted()
         assert await tokens.token(refuse) != token
-        cache.close()
 
 
-async def test_whoever_joins_a_request_needs_none() -> None:
-    clock = Clock()
-    cache = TokenCache(now=clock)
-    minter = HandMinter(clock)
+async def test_whoever_joins_a_request_needs_none(cache: TokenCache, minter: HandMinter) -> None:
     first = tasks.spawn(cache.source(minter, "a").token(), name="wait")
     await minter.is_asked_for("a")
     second = tasks.spawn(cache.source(minter, "a").token(refuse), name="wait")
     await asyncio.sleep(0)
     given = minter.give("a")
     assert await first == await second == given
-    cache.close()
 
 
-async def test_nothing_is_asked_ahead_for_a_new_key() -> None:
-    clock = Clock()
+async def test_nothing_is_asked_ahead_for_a_new_key(clock: Clock) -> None:
     async with MetadataServer(Mint(clock)) as server:
         cache = TokenCache(now=clock, chance=lambda: 0.0)
         tokens = cache.source(MetadataMinter(server.host), AUDIENCE)
@@ -637,11 +592,11 @@ async def test_nothing_is_asked_ahead_for_a_new_key() -> None:
         cache.close()
 
 
-async def test_new_keys_leave_requests_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_keys_leave_requests_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, minter: HandMinter
+) -> None:
     monkeypatch.setattr(token_cache, "MAX_NEW_FLIGHTS", 2)
-    clock = Clock()
     cache = TokenCache(now=clock)
-    minter = HandMinter(clock)
     names = [f"new-{number}" for number in range(5)]
     waiting = [tasks.spawn(cache.source(minter, name).token(), name="wait") for name in names]
     await minter.is_asked_for("new-1")
@@ -659,10 +614,7 @@ async def test_new_keys_leave_requests_to_the_others(monkeypatch: pytest.MonkeyP
     cache.close()
 
 
-async def test_who_waits_at_the_end_is_told() -> None:
-    clock = Clock()
-    cache = TokenCache(now=clock)
-    minter = HandMinter(clock)
+async def test_who_waits_at_the_end_is_told(cache: TokenCache, minter: HandMinter) -> None:
     waiting = tasks.spawn(cache.source(minter, "a").token(), name="wait")
     await minter.is_asked_for("a")
     cache.close()
@@ -670,8 +622,7 @@ async def test_who_waits_at_the_end_is_told() -> None:
         await waiting
 
 
-async def test_what_may_be_told() -> None:
-    clock = Clock()
+async def test_what_may_be_told(clock: Clock) -> None:
     async with metadata(Mint(clock), clock) as (server, cache, tokens):
         token = await tokens.token()
         (told,) = cache.statuses()

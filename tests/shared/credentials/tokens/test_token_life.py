@@ -77,19 +77,6 @@ def test_a_failure_answers_for_a_second_then_for_longer() -> None:
     assert life.remembered(now + 1) is None, "a success begins anew"
 
 
-def test_pauses_have_a_part_by_chance() -> None:
-    life = TokenLife(lambda: 0.0)
-    life.failed(WHY, START)
-    assert life.remembered(START + 0.49) is WHY
-    assert life.remembered(START + 0.5) is None
-
-
-def test_a_clock_that_is_set_back_forgets_a_failure() -> None:
-    life = TokenLife(lambda: 1.0)
-    life.failed(WHY, START)
-    assert life.remembered(START - 3600) is None
-
-
 def test_attempts_behind_the_callers_backs_get_rarer() -> None:
     life = born(chance=1.0)
     now, pauses = life.refresh_at_s, []

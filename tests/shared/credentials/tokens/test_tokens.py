@@ -134,18 +134,6 @@ async def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         await FileToken(pipe).token()
 
 
-async def test_a_file_that_goes_and_comes_back(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("one")
-    tokens = FileToken(file)
-    assert await tokens.token() == "one"
-    file.unlink()
-    with pytest.raises(TokenError):
-        await tokens.token()
-    file.write_text("three")
-    assert await tokens.token() == "three"
-
-
 # What is known of a JWT in a file.
 
 
@@ -155,8 +143,7 @@ def jwt_file(folder: Path, **claims: object) -> Path:
     return file
 
 
-async def test_a_file_whose_token_expires_is_not_sent_any_more(tmp_path: Path) -> None:
-    clock = Clock()
+async def test_a_file_whose_token_expires_is_not_sent_any_more(tmp_path: Path, clock: Clock) -> None:
     counts = TokenCounts()
     file = jwt_file(tmp_path, aud=AUDIENCE, exp=START + 600)
     tokens = FileToken(file, counts=counts, now=clock)
@@ -175,8 +162,7 @@ async def test_a_file_whose_token_expires_is_not_sent_any_more(tmp_path: Path) -
     assert (counts.refreshes_total, counts.failures_by_reason) == (2, {"expired": 1})
 
 
-async def test_a_clock_that_is_set_back_makes_it_good_again(tmp_path: Path) -> None:
-    clock = Clock()
+async def test_a_clock_that_is_set_back_makes_it_good_again(tmp_path: Path, clock: Clock) -> None:
     tokens = FileToken(jwt_file(tmp_path, exp=START - 1), now=clock)
     await _error(tokens)
     clock.turn(-60)
@@ -219,8 +205,7 @@ async def test_an_opaque_token_has_no_audience_to_look_at(tmp_path: Path) -> Non
     assert "opaque" not in str(error).replace(str(file), "")
 
 
-async def test_what_may_be_told_of_a_file(tmp_path: Path) -> None:
-    clock = Clock()
+async def test_what_may_be_told_of_a_file(tmp_path: Path, clock: Clock) -> None:
     file = jwt_file(tmp_path, aud=AUDIENCE, exp=START + 60)
     os.utime(file, (START - 5, START - 5))
     tokens = FileToken(file, AUDIENCE, now=clock)
