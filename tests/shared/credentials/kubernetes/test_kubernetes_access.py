@@ -19,7 +19,7 @@ from shared.errors import TokenError, UnavailableError
 from shared.net.http1 import Target
 from shared.net.tls.contexts import server_context
 from tests.support import odd_chains
-from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer, access, kubeconfig
+from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer, kubeconfig
 from tests.support.tls_verdicts import handshake
 
 
@@ -182,8 +182,3 @@ def test_addresses_of_a_pod(tmp_path: Path) -> None:
     assert in_cluster("10.0.0.1", "", tmp_path).namespace == "default"
     with pytest.raises(UnavailableError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT: "):
         in_cluster("10.0.0.1", "https", tmp_path)
-
-
-async def test_the_access_of_the_tests_is_one() -> None:
-    async with LocalApiServer() as server:
-        await minted(access(server))

@@ -58,6 +58,7 @@ async def test_the_metadata_server(google: Google) -> None:
 async def test_the_metadata_server_and_another_account(google: Google) -> None:
     minter = make_minter(google.settings(source="metadata", service_account=OTHER), tls=google.tls)
     assert isinstance(minter, Impersonated)
+    assert minter.identity == f"{OTHER} by metadata server at {google.metadata_host}"
     assert await owner(google, minter) == OTHER
 
 

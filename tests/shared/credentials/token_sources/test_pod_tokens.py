@@ -12,7 +12,7 @@ from shared.credentials.kubernetes import kubernetes_names
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.credentials.token_sources.pod_tokens import PodTokens, account_of, pod_tokens
 from shared.credentials.token_sources.token_settings import TokenSettings
-from shared.errors import TokenError, UnavailableError, UsageError
+from shared.errors import TokenError, UsageError
 from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer
 from tests.support.metadata_server import unsigned_token
 
@@ -116,8 +116,3 @@ def test_a_pod_without_a_token(folder: Path) -> None:
         UsageError, match=f"there is no token in {folder}, for it has automountServiceAccountToken"
     ):
         minter_from_env(GKE | POD)
-
-
-def test_an_address_that_is_none(folder: Path) -> None:
-    with pytest.raises(UnavailableError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT: "):
-        minter_from_env(GKE | POD | {"KUBERNETES_SERVICE_PORT": "x"})
