@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -26,6 +28,15 @@ def request_pem(key: Key, *names: x509.GeneralName) -> bytes:
 
 def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
+
+
+def gives(token: str) -> Callable[[], Awaitable[str]]:
+    """A source of nothing but this token, with which an authority is asked."""
+
+    async def source() -> str:
+        return token
+
+    return source
 
 
 async def refusal(signer: Signer, *secrets: str) -> str:

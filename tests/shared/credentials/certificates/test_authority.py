@@ -74,30 +74,6 @@ def test_mutual_tls_with_what_was_written(tmp_path: Path) -> None:
         handshake(client, accepting, "hello.other")
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"server": False}, "purpose"),
-        ({"lifetime_s": -60}, "expired"),
-    ],
-)
-def test_certificates_made_to_fail(tmp_path: Path, options: dict[str, int], complaint: str) -> None:
-    authority = Authority.create("demo.local")
-    server = authority.issue(dns_names=["hello.example"], **options)  # type: ignore[arg-type]  # a mixed table
-    client, accepting = contexts(authority, tmp_path, server, authority.issue(HELLO))
-    with pytest.raises(ssl.SSLCertVerificationError, match=complaint):
-        handshake(client, accepting, "hello.example")
-
-
-def test_another_root_of_the_same_name_is_not_trusted(tmp_path: Path) -> None:
-    authority, impostor = Authority.create("demo.local"), Authority.create("demo.local")
-    client, accepting = contexts(
-        authority, tmp_path, impostor.issue(dns_names=["hello.example"]), authority.issue(HELLO)
-    )
-    with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(client, accepting, "hello.example")
-
-
 def test_what_a_leaf_says_about_itself() -> None:
     authority = Authority.create("demo.local")
     certificate = leaf(authority.issue(HELLO))

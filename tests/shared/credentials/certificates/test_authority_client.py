@@ -16,23 +16,12 @@ from shared.credentials.certificates.authority_client import (
     quoted,
     to_pem,
 )
-from shared.errors import SigningError, TokenError
+from shared.errors import SigningError
 
 SECRET = "eyJhbGciOiJSUzI1NiJ9.eyJzZWNyZXQiOjF9.c2lnbmF0dXJl"
 
 
 # Tokens and deadlines.
-
-
-async def test_no_token() -> None:
-    async def none() -> str:
-        raise TokenError("no token from the metadata server: it answered 404")
-
-    with pytest.raises(SigningError) as caught:
-        await bearer(none, "CA of tests", 5)
-    assert str(caught.value) == (
-        "CA of tests: no token for it: no token from the metadata server: it answered 404"
-    )
 
 
 async def test_an_empty_token() -> None:

@@ -21,7 +21,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.certificates.certificate_keeper import CertificateKeeper, KeeperSettings, SystemClock
-from shared.credentials.certificates.renewal_schedule import RenewalRules
 from shared.errors import ConfigError, SigningError, UnavailableError
 from shared.net.tls import certificate_check, certificate_folder
 from shared.net.tls.certificate_check import Findings
@@ -474,7 +473,3 @@ TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
     max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
-
-
-def test_the_default_rules_are_what_the_documents_say() -> None:
-    assert RenewalRules() == RenewalRules(0.5, 0.1, 1.0, 300.0)

@@ -37,12 +37,6 @@ async def test_a_certificate_from_a_folder_that_was_not_there(tmp_path: Path) ->
     assert leaf.not_valid_after_utc - datetime.now(UTC) < timedelta(seconds=601)
 
 
-async def test_all_share_a_root(tmp_path: Path) -> None:
-    other = SpiffeId.of_workload("demo.local", "demo", "other")
-    signed = [await DevCa(tmp_path, identity).sign(request_pem(new_key()), 60) for identity in (HELLO, other)]
-    assert signed[0].roots_pem == signed[1].roots_pem == (tmp_path / "ca-cert.pem").read_bytes()
-
-
 def test_processes_that_begin_together_have_the_same_root(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from shared.errors import TokenError, UnavailableError
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
-from tests.support.certificate_requests import new_key, refusal, request_pem
+from tests.support.certificate_requests import gives, new_key, refusal, request_pem
 from tests.support.http2_peer import Service
 from tests.support.istiod import Istiod
 from tests.support.metadata_server import PATIENCE_S, closed_port, listening, unsigned_token
@@ -35,13 +35,6 @@ ENCRYPTED_KEY = new_key().private_bytes(
     Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"password")
 )
 OTHER_KEY = Authority.create("other.local").issue(HELLO).key_pem
-
-
-def gives(token: str) -> Callable[[], Awaitable[str]]:
-    async def source() -> str:
-        return token
-
-    return source
 
 
 @pytest.fixture
@@ -203,7 +196,6 @@ def test_nothing_to_prove_ourselves_with() -> None:
         ),
         (grpc.StatusCode.UNAVAILABLE, "", "UNAVAILABLE; ", "is istiod ready?"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "slow", "DEADLINE_EXCEEDED: slow; ", "overloaded"),
-        (grpc.StatusCode.INTERNAL, "a\x1b[0m\nb", "INTERNAL: a?[0m b", ""),
         (grpc.StatusCode.INTERNAL, "x" * 5000, "INTERNAL: " + "x" * 400 + "...", ""),
         (
             grpc.StatusCode.UNAUTHENTICATED,
@@ -251,7 +243,6 @@ async def test_another_service_on_that_port(istiod: Istiod) -> None:
     [
         ([], "the certificate chain in its answer is empty"),
         (["garbage"], "the certificate chain in its answer cannot be read: it is no certificate in PEM"),
-        (["<html>no</html>", "x"], "the certificate chain in its answer cannot be read"),
         (["ROOT", "garbage"], "the root in its answer cannot be read"),
         (["ROOT"] * 40, "the certificate chain in its answer has more than 32 certificates"),
     ],
