@@ -12,13 +12,15 @@ from shared.atomic_files import PUBLIC_MODE, write_atomically
 from shared.credentials.certificates.authority import Authority
 from shared.net.tls.certificate_folder import BUNDLES_FILE
 
+OTHER_KEY = {"kty": "EC", "use": "jwt-svid", "kid": "1"}
+
 
 def bundles(domains: dict[str, list[Authority]]) -> bytes:
-    """The map: by trust domain the authorities whose roots it lists."""
+    """The map: by trust domain the authorities whose roots it lists, beside a key of another use."""
     return json.dumps(
         {
             "trust_domains": {
-                domain: {"spiffe_sequence": 1, "keys": [_key(authority) for authority in authorities]}
+                domain: {"spiffe_sequence": 1, "keys": [OTHER_KEY, *map(_key, authorities)]}
                 for domain, authorities in domains.items()
             }
         }

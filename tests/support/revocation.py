@@ -63,6 +63,12 @@ def revocation_list(
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(encoding)
 
 
+def chain(pair: KeyPair, root: Authority) -> list[bytes]:
+    """What TLS has verified, in DER: the certificates that are shown, and the root."""
+    shown = x509.load_pem_x509_certificates(pair.certificate_pem)
+    return [one.public_bytes(Encoding.DER) for one in (*shown, root.root)]
+
+
 def put(file: Path, *lists: bytes) -> None:
     """The file as whoever distributes it replaces it."""
     write_atomically(file, b"".join(lists), PUBLIC_MODE)

@@ -102,17 +102,6 @@ def test_every_prefix_is_incomplete(recorded: str) -> None:
     assert {parse(data[:end]) for end in range(len(data))} == {None}
 
 
-@pytest.mark.parametrize("recorded", RECORDED)
-@pytest.mark.parametrize("cuts", [[1], [4], [5], [40], [200], [1, 2, 3, 4, 5, 40, 200], range(0, 2000, 40)])
-def test_split_over_records(recorded: str, cuts: Iterable[int]) -> None:
-    handshake = RECORDED[recorded][5:]
-    data = fragmented(handshake, [cut for cut in cuts if 0 < cut < len(handshake)])
-    whole = parse(RECORDED[recorded])
-    assert whole is not None
-    assert parse(data) == ClientHello(whole.server_name, whole.alpn, len(data))
-    assert {parse(data[:end]) for end in range(len(data))} == {None}
-
-
 # Legal, if unusual.
 
 

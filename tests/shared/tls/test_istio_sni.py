@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError, SniError
+from shared.errors import SniError
 from shared.tls.istio_sni import ISTIO_ALPN, MAX_NAME_CHARS, Destination, parse
 
 HOST = "hello.demo.svc.cluster.local"
@@ -93,12 +93,6 @@ def test_refusals(name: str, reason: str) -> None:
     with pytest.raises(SniError) as refused:
         parse(name)
     assert reason in str(refused.value)
-
-
-def test_what_the_edges_need() -> None:
-    assert issubclass(SniError, NoRouteError)
-    assert SniError.flag == "BAD_SNI"
-    assert SniError.alert == ALERT_UNRECOGNIZED_NAME
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,6 @@ def test_who_is_allowed_and_not_denied_may_come_in() -> None:
     assert verdict(policy, stranger) == f"peer {stranger} denied: no rule allows it"
 
 
-def test_who_is_denied_is_denied_though_a_closer_rule_allows_it() -> None:
-    assert "is denied" in verdict(PeerPolicy([str(HELLO)], [ALL]), HELLO)
-
-
-def test_nobody_by_default() -> None:
-    assert verdict(PeerPolicy([]), HELLO) == f"peer {HELLO} denied: no rule allows it"
-
-
 def test_a_peer_of_an_alias_is_denied_as_ours_is() -> None:
     policy = PeerPolicy([ALL], ["ns/demo/sa/bad"], TrustDomain("demo.local", ("old.local",)))
     assert verdict(policy, SpiffeId("old.local", "/ns/demo/sa/hello")) == "allowed"

@@ -8,27 +8,19 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.certificates.authority import Authority
 from shared.errors import ALERT_CERTIFICATE_REVOKED, DeniedError, RevokedError
 from shared.trust import revocations
 from shared.trust.revocation_lists import parse
 from shared.trust.revocations import Revocations
 from shared.trust.spiffe import SpiffeId
-from tests.support.revocation import HOUR_S, Hierarchy, revocation_list, serial
+from tests.support.revocation import HOUR_S, Hierarchy, chain, revocation_list, serial
 
 HELLO = SpiffeId("demo.local", "/ns/demo/sa/hello")
 DEMO = Authority.create("demo.local")
 OTHER = Authority.create("demo.local")  # of the same name, with another key
 LEAF = DEMO.issue(HELLO)
 DER = Encoding.DER
-
-
-def der(*pems: bytes) -> list[bytes]:
-    return [one.public_bytes(DER) for pem in pems for one in x509.load_pem_x509_certificates(pem)]
-
-
-def chain(leaf: KeyPair, root: Authority = DEMO) -> list[bytes]:
-    return der(leaf.certificate_pem, root.root_pem)
 
 
 def used(*lists: bytes, roots: tuple[Authority, ...] = (DEMO,)) -> Revocations:
@@ -40,17 +32,17 @@ def used(*lists: bytes, roots: tuple[Authority, ...] = (DEMO,)) -> Revocations:
 def test_a_revoked_leaf() -> None:
     asked = used(revocation_list(DEMO, serial(LEAF)))
     with pytest.raises(RevokedError) as caught:
-        asked.check(chain(LEAF))
+        asked.check(chain(LEAF, DEMO))
     assert "it is revoked: serial number" in str(caught.value)
     assert f"{serial(LEAF):x}" in str(caught.value)
     assert (caught.value.alert, caught.value.flag) == (ALERT_CERTIFICATE_REVOKED, "DENY")
-    asked.check(chain(DEMO.issue(HELLO)))
+    asked.check(chain(DEMO.issue(HELLO), DEMO))
 
 
 def test_who_was_let_in_is_found_by_a_few_bytes() -> None:
     asked = used(revocation_list(DEMO))
-    proof = asked.check(chain(LEAF))
-    assert proof == asked.check(chain(LEAF)) and len(proof) == 1 and len(proof[0][0]) == 16
+    proof = asked.check(chain(LEAF, DEMO))
+    assert proof == asked.check(chain(LEAF, DEMO)) and len(proof) == 1 and len(proof[0][0]) == 16
     asked.look_up(proof)
     asked.use(parse(revocation_list(DEMO, serial(LEAF))), [DEMO.root])
     with pytest.raises(RevokedError):
@@ -73,7 +65,7 @@ def test_several_domains_in_one_file() -> None:
     asked = used(
         revocation_list(DEMO, serial(LEAF)), revocation_list(away, serial(theirs)), roots=(DEMO, away)
     )
-    for revoked in (chain(LEAF), chain(theirs, away)):
+    for revoked in (chain(LEAF, DEMO), chain(theirs, away)):
         with pytest.raises(RevokedError):
             asked.check(revoked)
     assert asked.uncovered == []
@@ -84,13 +76,13 @@ def test_several_lists_of_one_issuer_count_together() -> None:
     asked = used(revocation_list(DEMO, serial(LEAF)), revocation_list(DEMO, serial(second)))
     for leaf in (LEAF, second):
         with pytest.raises(RevokedError):
-            asked.check(chain(leaf))
+            asked.check(chain(leaf, DEMO))
 
 
 def test_an_overdue_list_counts() -> None:
     asked = used(revocation_list(DEMO, serial(LEAF), due_s=-HOUR_S))
     with pytest.raises(RevokedError):
-        asked.check(chain(LEAF))
+        asked.check(chain(LEAF, DEMO))
     due = asked.lists[0].next_update
     assert due is not None and due < datetime.now(UTC)
 
@@ -100,7 +92,7 @@ def test_a_root_s_name_without_its_signature() -> None:
     with pytest.raises(ValueError, match="is not signed by the root of that name"):
         asked.use(parse(revocation_list(OTHER)), [DEMO.root])
     with pytest.raises(RevokedError):  # the old one stays
-        asked.check(chain(LEAF))
+        asked.check(chain(LEAF, DEMO))
 
 
 # Intermediates.
@@ -111,7 +103,7 @@ def test_a_revoked_intermediate() -> None:
     leaf = mesh.issue(HELLO)
     asked = used(revocation_list(mesh.root, mesh.intermediate.root.serial_number), roots=(mesh.root,))
     with pytest.raises(RevokedError, match="the certificate 1 above it is revoked"):
-        asked.check(der(leaf.certificate_pem, mesh.root_pem))
+        asked.check(chain(leaf, mesh.root))
 
 
 def test_an_intermediate_s_list_counts_as_soon_as_it_is_met() -> None:
@@ -119,14 +111,14 @@ def test_an_intermediate_s_list_counts_as_soon_as_it_is_met() -> None:
     leaf = mesh.issue(HELLO)
     asked = used(revocation_list(mesh.intermediate, serial(leaf)), roots=(mesh.root,))
     with pytest.raises(RevokedError, match="it is revoked"):
-        asked.check(der(leaf.certificate_pem, mesh.root_pem))
+        asked.check(chain(leaf, mesh.root))
 
 
 def test_an_intermediate_s_list_that_comes_later() -> None:
     mesh = Hierarchy()
     leaf = mesh.issue(HELLO)
     asked = used(revocation_list(mesh.root), roots=(mesh.root,))
-    proof = asked.check(der(leaf.certificate_pem, mesh.root_pem))
+    proof = asked.check(chain(leaf, mesh.root))
     assert len(proof) == 2
     asked.use(parse(revocation_list(mesh.intermediate, serial(leaf))), [mesh.root.root])
     with pytest.raises(RevokedError):
@@ -146,7 +138,7 @@ def test_the_issuers_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
     asked = used(revocation_list(DEMO))
     for _ in range(2):
         for mesh in meshes:
-            proof = asked.check(der(mesh.issue(HELLO).certificate_pem, mesh.root_pem))
+            proof = asked.check(chain(mesh.issue(HELLO), mesh.root))
             assert len(proof) == 2
     assert len(asked._intermediates) == 2 and len(asked._read) <= 4
 
@@ -154,13 +146,13 @@ def test_the_issuers_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
 def test_a_resumed_session_has_its_leaf_alone() -> None:
     mesh = Hierarchy()
     leaf = mesh.issue(HELLO)
-    whole = der(leaf.certificate_pem, mesh.root_pem)
+    whole = chain(leaf, mesh.root)
     asked = used(revocation_list(mesh.root), roots=(mesh.root,))
     proof = asked.check(whole)
     assert asked.complete(whole[0]) == whole
     assert asked.check(asked.complete(whole[0])) == proof
     assert asked.complete(whole[-1]) == [whole[-1]], "a root has nobody above it"
-    for stranger in (b"none", der(LEAF.certificate_pem)[0]):
+    for stranger in (b"none", chain(LEAF, DEMO)[0]):
         with pytest.raises(DeniedError, match="peer certificate denied"):
             asked.complete(stranger)
 
@@ -173,4 +165,4 @@ def test_a_chain_that_cannot_be_read() -> None:
 def test_a_chain_that_is_too_long() -> None:
     """Else what is above could not be looked up."""
     with pytest.raises(DeniedError, match="more than 16 certificates"):
-        used(revocation_list(DEMO)).check(chain(LEAF) + [DEMO.root.public_bytes(DER)] * 15)
+        used(revocation_list(DEMO)).check(chain(LEAF, DEMO) + [DEMO.root.public_bytes(DER)] * 15)

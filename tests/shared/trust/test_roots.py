@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,36 +17,15 @@ from shared.net.tls.root_files import ISTIO_ROOT_FILE, RootSources
 from shared.trust import roots
 from shared.trust.roots import bundle_map, merge, parse, trust_domain
 from shared.trust.spiffe import SpiffeId
+from tests.support.bundles import bundles
 
 ONE, TWO, THREE = (Authority.create(f"{name}.example") for name in ("one", "two", "three"))
-
-
-def bundles(**domains: list[bytes]) -> bytes:
-    """SPIFFE's map, with keys of another use beside those that count."""
-    return json.dumps(
-        {
-            "trust_domains": {
-                f"{name}.example": {
-                    "spiffe_sequence": 1,
-                    "keys": [
-                        {"kty": "EC", "use": "jwt-svid", "kid": "1"},
-                        *({"use": "x509-svid", "x5c": [base64.b64encode(der).decode()]} for der in ders),
-                    ],
-                }
-                for name, ders in domains.items()
-            }
-        }
-    ).encode()
-
-
-def der(authority: Authority) -> bytes:
-    return authority.root.public_bytes(Encoding.DER)
 
 
 def test_all_places_are_merged_in_order_and_each_root_counts_once(tmp_path: Path) -> None:
     pem, bundle, mounted = tmp_path / "roots.pem", tmp_path / "trust_bundles.json", tmp_path / "root-cert.pem"
     pem.write_bytes(TWO.root_pem + ONE.root_pem)
-    bundle.write_bytes(bundles(three=[der(THREE)], two=[der(TWO)]))
+    bundle.write_bytes(bundles({"three.example": [THREE], "two.example": [TWO]}))
     mounted.write_bytes(THREE.root_pem)
     sources = RootSources(
         texts={"CAROOT_ISTIOD": ONE.root_pem.decode()}, files=(pem, bundle), optional_files=(mounted,)
@@ -58,8 +35,8 @@ def test_all_places_are_merged_in_order_and_each_root_counts_once(tmp_path: Path
 
 def test_maps_of_bundles_are_put_together(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.json", "b.json", "roots.pem", "missing.json")]
-    files[0].write_bytes(bundles(one=[der(ONE)], two=[der(TWO)]))
-    files[1].write_bytes(bundles(two=[der(THREE)]))
+    files[0].write_bytes(bundles({"one.example": [ONE], "two.example": [TWO]}))
+    files[1].write_bytes(bundles({"two.example": [THREE]}))
     files[2].write_bytes(ONE.root_pem)
     found = RootSources(files=tuple(files[:3]), optional_files=(files[3],)).read_bundles()
     assert bundle_map(found, "x") == {"one.example": [ONE.root], "two.example": [TWO.root, THREE.root]}
@@ -139,7 +116,7 @@ def test_a_root_may_name_its_trust_domain() -> None:
 
 
 def test_the_map_of_bundles_has_roots_by_trust_domain() -> None:
-    assert bundle_map(bundles(one=[der(ONE), der(TWO)], three=[]), "x") == {
+    assert bundle_map(bundles({"one.example": [ONE, TWO], "three.example": []}), "x") == {
         "one.example": [ONE.root, TWO.root],
         "three.example": [],
     }

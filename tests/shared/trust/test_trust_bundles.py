@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.credentials.certificates.authority import Authority
 from shared.errors import ConfigError, DeniedError, UnavailableError
 from shared.net.tls.root_files import trust_bundles as read
 from shared.trust import trust_bundles
@@ -18,19 +17,13 @@ from shared.trust.roots import bundle_map
 from shared.trust.spiffe import SpiffeId
 from shared.trust.trust_bundles import TrustBundles
 from tests.support.bundles import bundles, tell
-from tests.support.revocation import Hierarchy
+from tests.support.revocation import Hierarchy, chain
 
 OURS, THEIRS = "ours.example", "theirs.example"
 US, THEM = SpiffeId(OURS, "/ns/demo/sa/hello"), SpiffeId(THEIRS, "/ns/demo/sa/hello")
 OUR_ROOT, THEIR_ROOT = Authority.create(OURS), Authority.create(THEIRS)
 NAMELESS, ANOTHER = Hierarchy(OURS), Hierarchy(THEIRS)
 """Authorities whose certificates have no URI, as Istio's."""
-
-
-def chain(pair: KeyPair, root: Authority) -> list[bytes]:
-    """What TLS has verified."""
-    found = x509.load_pem_x509_certificates(pair.certificate_pem)
-    return [one.public_bytes(Encoding.DER) for one in (*found, root.root)]
 
 
 def told(**domains: list[Authority]) -> TrustBundles:
@@ -55,12 +48,6 @@ def test_a_root_that_names_its_domain_vouches_for_that_only() -> None:
     assert refused(found, chain(THEIR_ROOT.issue(US), THEIR_ROOT)) == (
         f"a root of {THEIRS} may not vouch for {US}"
     )
-
-
-def test_a_root_that_names_none_vouches_for_any_where_nothing_is_told() -> None:
-    found = TrustBundles()
-    for identity in (US, THEM):
-        assert found.proved(chain(NAMELESS.issue(identity), NAMELESS.root)) == identity
 
 
 def test_a_map_tells_whose_they_are() -> None:
