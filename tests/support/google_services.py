@@ -190,6 +190,15 @@ class GoogleServices:
         """As credential files have it."""
         return f"{self.url}/v1/projects/-/serviceAccounts/{account}:generateAccessToken"
 
+    def impersonation_file(self, account: str, source: object = None, *delegates: str) -> dict[str, Any]:
+        """Who has `source`, credentials themselves, speaks for `account`, with `delegates` in between."""
+        return {
+            "type": "impersonated_service_account",
+            "service_account_impersonation_url": self.impersonation_url(account),
+            "delegates": [f"projects/-/serviceAccounts/{name}" for name in delegates],
+            "source_credentials": source,
+        }
+
     def claims(self, token: str, audience: str) -> dict[str, Any]:
         """Those of an ID token of ours, verified."""
         claims: dict[str, Any] = jwt.decode(

@@ -27,6 +27,7 @@ def test_a_malformed_goaway() -> None:
         frame(frames.RST_STREAM, 0, 1, b"abc"),
         frame(frames.SETTINGS, 0, 0, b"abc"),
         frame(frames.SETTINGS, 1, 0, bytes(6)),
+        frame(frames.SETTINGS, 0, 0, b"\0\2\0\0\0\2"),  # ENABLE_PUSH 2
         frame(frames.WINDOW_UPDATE, 0, 0, b"abc"),
         frame(frames.WINDOW_UPDATE, 0, 9, b"\0\0\0\1"),
         frame(frames.HEADERS, 0x4, 2, block(POST)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,9 @@ OTHER = "other@proj.iam.gserviceaccount.com"
 
 
 @pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    async with Google() as services:
-        services.grants |= {(WORKLOAD, DATA_PLANE), (WORKLOAD, OTHER)}
-        yield services
+def google(google: Google) -> Google:
+    google.grants |= {(WORKLOAD, DATA_PLANE), (WORKLOAD, OTHER)}
+    return google
 
 
 class Kubernetes:

@@ -113,25 +113,14 @@ async def test_a_key_that_is_none(world: World) -> None:
 
 async def test_impersonation_by_a_user(world: World) -> None:
     world.google.grants.add((USER, OTHER))
-    file = {
-        "type": "impersonated_service_account",
-        "service_account_impersonation_url": world.google.impersonation_url(OTHER),
-        "delegates": [],
-        "source_credentials": world.google.user_file(USER),
-    }
-    claims = await world.claims(file)
+    claims = await world.claims(world.google.impersonation_file(OTHER, world.google.user_file(USER)))
     assert claims["email"] == OTHER
     assert world.google.requests[-1].json == {"audience": AUDIENCE, "includeEmail": True, "delegates": []}
 
 
 async def test_impersonation_by_a_key_over_delegates_and_on_to_another(world: World) -> None:
     world.google.grants |= {(OWN, THIRD), (THIRD, OTHER), (OTHER, "last@proj.iam.gserviceaccount.com")}
-    file = {
-        "type": "impersonated_service_account",
-        "service_account_impersonation_url": world.google.impersonation_url(OTHER),
-        "delegates": [f"projects/-/serviceAccounts/{THIRD}"],
-        "source_credentials": world.google.service_account_file(OWN),
-    }
+    file = world.google.impersonation_file(OTHER, world.google.service_account_file(OWN), THIRD)
     assert (await world.claims(file))["email"] == OTHER
     last = "last@proj.iam.gserviceaccount.com"
     assert (await world.claims(file, service_account=last))["email"] == last
@@ -160,21 +149,13 @@ async def test_impersonation_without_the_role(world: World) -> None:
     ],
 )
 async def test_impersonation_with_a_wrong_field(world: World, field: str, value: object, says: str) -> None:
-    file = {
-        "type": "impersonated_service_account",
-        "service_account_impersonation_url": world.google.impersonation_url(OTHER),
-        "source_credentials": world.google.user_file(USER),
-    }
+    file = world.google.impersonation_file(OTHER, world.google.user_file(USER))
     assert says in await world.refusal(file | {field: value})
     assert world.google.requests == []
 
 
 async def test_impersonation_of_an_impersonation(world: World) -> None:
-    file: dict[str, Any] = {
-        "type": "impersonated_service_account",
-        "service_account_impersonation_url": world.google.impersonation_url(OTHER),
-    }
-    file["source_credentials"] = dict(file)
+    file = world.google.impersonation_file(OTHER, world.google.impersonation_file(OTHER))
     assert "are impersonated themselves" in await world.refusal(file)
 
 
