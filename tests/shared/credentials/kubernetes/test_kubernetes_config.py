@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from pathlib import Path
 from typing import Any
 
@@ -155,13 +154,6 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_config([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(UnavailableError, match=r"cannot read .*: it is a directory"):
         read_config([tmp_path])
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="root reads everything")
-def test_a_file_that_is_too_long(file: Path) -> None:
-    file.write_text("# " + "x" * 1024 * 1024)
-    with pytest.raises(UnavailableError, match="longer than 1048576 bytes"):
-        read_config([file])
 
 
 VALUES = st.recursive(

@@ -180,14 +180,6 @@ def test_what_has_to_be_set(google: Google) -> None:
 # A projected token.
 
 
-async def test_a_projected_token(google: Google, tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(google.kubernetes_token())
-    minter = GkeExchange(google.settings(), ProjectedToken(file).mint, tls=google.tls)
-    minted = await minter.mint(AUDIENCE)
-    assert google.claims(minted.token, AUDIENCE)["email"] == DATA_PLANE
-
-
 @pytest.mark.parametrize(
     ("audience", "lifetime_s", "says"),
     [

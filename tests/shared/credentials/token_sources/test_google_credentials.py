@@ -66,8 +66,9 @@ def world(google: Google, tmp_path: Path) -> World:
 # A key.
 
 
-async def test_a_key_has_tokens_of_its_own(world: World) -> None:
-    claims = await world.claims(world.google.service_account_file(OWN))
+@pytest.mark.parametrize("told", ["", OWN], ids=["nothing said", "told to speak for itself"])
+async def test_a_key_has_tokens_of_its_own(world: World, told: str) -> None:
+    claims = await world.claims(world.google.service_account_file(OWN), service_account=told)
     assert claims["sub"] == OWN
     assert [request.service for request in world.google.requests] == ["oauth"]
 
@@ -77,11 +78,6 @@ async def test_a_key_that_speaks_for_another_account(world: World) -> None:
     claims = await world.claims(world.google.service_account_file(OWN), service_account=OTHER)
     assert (claims["sub"], claims["email"]) == (OTHER, OTHER)
     assert [request.service for request in world.google.requests] == ["oauth", "iam"]
-
-
-async def test_a_key_that_is_told_to_speak_for_itself(world: World) -> None:
-    await world.claims(world.google.service_account_file(OWN), service_account=OWN)
-    assert [request.service for request in world.google.requests] == ["oauth"]
 
 
 async def test_a_key_that_was_replaced_is_read_again(world: World) -> None:
