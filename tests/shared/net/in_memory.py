@@ -140,6 +140,11 @@ def feed(connection: Connection, data: bytes) -> None:
         READ_BUFFER[: len(piece)] = b"\xee" * len(piece)  # whoever kept a view finds this
 
 
+_FIRST = SessionLimits().stream_window_bytes
+STEADY = SessionLimits(most_stream_window_bytes=_FIRST)
+"""No window grows, whatever others of the process have."""
+
+
 class Line:
     """A connection whose peer is played in frames. Both have said SETTINGS, which are taken."""
 
@@ -157,7 +162,7 @@ class Line:
         self.lost = 0
         self.connection = Connection(
             client=client,
-            limits=limits,
+            limits=limits or STEADY,
             on_request=on_request or self.requests.append,
             on_change=self._changed,
             on_lost=self._lost,
