@@ -22,50 +22,21 @@ from shared.tls.istio_sni import Destination
 @pytest.mark.parametrize(
     ("glob", "host", "takes"),
     [
-        ("*", "a", True),
-        ("*", "a.b", False),
-        ("**", "a", True),
-        ("**", "a.b.c", True),
         ("*.demo.svc", "hello.demo.svc", True),
-        ("*.demo.svc", "admin.prod.demo.svc", False),
-        ("*.demo.svc", "demo.svc", False),
         ("*.demo.svc", ".demo.svc", False),
         ("*.demo.svc", "hello.demo.svc.evil.com", False),
         ("*.demo.svc", "hello.demo-svc", False),
-        ("**.demo.svc", "hello.demo.svc", True),
-        ("**.demo.svc", "a.b.demo.svc", True),
-        ("**.demo.svc", "demo.svc", False),
-        ("**.demo.svc", "xdemo.svc", False),
-        ("hello.*", "hello.a", True),
-        ("hello.*", "hello.a.b", False),
-        ("hello.**", "hello.a.b", True),
-        ("hello.**", "hello", False),
         ("hello.**", "hello.", False),
-        ("hello.**.svc", "hello.svc", False),
-        ("hello.**.svc", "hello.a.svc", True),
-        ("hello.**.svc", "hello.a.b.svc", True),
-        ("hello.**.svc", "hello.svc.svc", True),
         ("Hello.Demo", "hello.demo", True),
         ("hello.demo", "hello.demo\n", False),
-        ("hello", "hello2", False),
         ("api-*.x", "api-1.x", True),
         ("api-*.x", "api-.x", False),
-        ("api-*.x", "api-1.y.x", False),
-        ("*-api.x", "a.b-api.x", False),
         ("a*b*c", "a1b2c", True),
         ("a*b*c", "abbbbc", True),
         ("a*b*c", "abc", False),
         ("a*b*c", "abbc", False),
         ("a*b*c", "a.b.c", False),
         ("a*a", "aa", False),
-        ("*.*", "a.b", True),
-        ("*.*.*", "a.b", False),
-        ("**.**", "a", False),
-        ("**.**", "a.b.c", True),
-        ("**.a*.b", "x.a.a1.b", True),
-        ("**.a*.b", "a.a1.b", True),
-        ("**.a*.b", "a1.b", False),
-        ("**.a*.b", "x.a1.c.b", False),
         ("**.a.**.b.*", "x.a.b.a.y.b.z", True),
         ("**.a.**.b.*", "x.a.b.z", False),
     ],
@@ -134,6 +105,27 @@ def test_a_glob_takes_what_it_means(glob: str, host: str) -> None:
     assert (compile_glob(glob).fullmatch(host) is not None) == takes(glob, host)
 
 
+def small_globs(*labels: str) -> list[str]:
+    """All of one to three of these labels."""
+    return [".".join(some) for count in (1, 2, 3) for some in itertools.product(labels, repeat=count)]
+
+
+def few_hosts(most: int, *labels: str) -> list[str]:
+    """All of up to `most` of these labels."""
+    return [
+        ".".join(some) for count in range(1, most + 1) for some in itertools.product(labels, repeat=count)
+    ]
+
+
+def test_small_globs_take_what_they_mean() -> None:
+    hosts = few_hosts(4, "a", "b", "ab", "ba")
+    for glob in small_globs("a", "b", "*", "a*", "*b", "**"):
+        pattern = compile_glob(glob)
+        assert [host for host in hosts if pattern.fullmatch(host)] == [
+            host for host in hosts if takes(glob, host)
+        ], glob
+
+
 def test_no_name_makes_a_glob_slow() -> None:
     globs = [
         compile_glob(text) for text in ("*a" * 8 + ".b", ".".join(["**", "a"] * 8) + ".b", "**.*a*a*a*a*a*.b")
@@ -151,14 +143,6 @@ def test_no_name_makes_a_glob_slow() -> None:
 @pytest.mark.parametrize(
     ("glob", "other", "expected"),
     [
-        ("a", "a", True),
-        ("a", "b", False),
-        ("*", "a", True),
-        ("*", "a.b", False),
-        ("**", "a.b", True),
-        ("**", "*.b", True),
-        ("**", "**", True),
-        ("*", "**", False),
         ("*.demo.svc", "hello.demo.svc", True),
         ("*.demo.svc", "api-*.demo.svc", True),
         ("api-*.demo.svc", "*.demo.svc", False),
@@ -167,18 +151,12 @@ def test_no_name_makes_a_glob_slow() -> None:
         ("**.svc", "*.demo.svc", True),
         ("**.svc", "demo.svc", True),
         ("**.svc", "svc", False),
-        ("*.**", "**", False),
-        ("*.**", "**.a", True),
-        ("**.*", "*.**", True),
-        ("**.**", "*.**", True),
-        ("*.*.**", "**.**", False),
         ("a*", "a*b", True),
         ("a*b", "a*", False),
         ("*a*", "*ab*", True),
         ("a*c.**", "abc.d.e", True),
         ("**.a.**", "**.a.b.a.**", True),
         ("**.a.**", "a.**.a.**", True),
-        ("**.a.**", "a.**.a", False),
     ],
 )
 def test_covers(glob: str, other: str, expected: bool) -> None:
@@ -191,20 +169,16 @@ def test_what_is_covered_takes_nothing_more(glob: str, other: str, host: str) ->
         assert takes(glob, host)
 
 
-SMALL = st.lists(st.sampled_from(["a", "b", "*", "a*", "*b", "**"]), min_size=1, max_size=3).map(".".join)
-FEW_HOSTS = [
-    ".".join(labels)
-    for count in range(1, 6)
-    for labels in itertools.product(("a", "b", "ab", "ac", "cb"), repeat=count)
-]
-
-
-@given(SMALL, SMALL)
-def test_what_is_not_covered_takes_something_else(glob: str, other: str) -> None:
-    """Each of these globs that takes a host takes one of five labels at most."""
-    patterns = compile_glob(glob), compile_glob(other)
-    more = [host for host in FEW_HOSTS if patterns[1].fullmatch(host) and not patterns[0].fullmatch(host)]
-    assert covers(glob, other) == (not more), more[:1]
+def test_small_globs_cover_what_they_take() -> None:
+    """Each of them that takes a host takes one of five labels at most."""
+    hosts = few_hosts(5, "a", "b", "ab", "ac", "cb")
+    taken: dict[str, int] = {}
+    """A bit for each of the hosts."""
+    for glob in small_globs("a", "b", "*", "a*", "*b", "**"):
+        pattern = compile_glob(glob)
+        taken[glob] = sum(1 << number for number, host in enumerate(hosts) if pattern.fullmatch(host))
+    for (glob, ours), (other, theirs) in itertools.product(taken.items(), repeat=2):
+        assert covers(glob, other) == (not theirs & ~ours), (glob, other)
 
 
 # Services of Kubernetes.
