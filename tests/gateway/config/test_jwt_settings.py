@@ -81,93 +81,73 @@ MANY = ", ".join("'a'" for _ in range(MAX_AUDIENCES + 1))
 MANY_CLAIMS = ", ".join(f"c{number}: [a]" for number in range(MAX_CLAIMS + 1))
 
 
+def refusal(text: str) -> str:
+    """What is said of the text of a file F."""
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "F")
+    return str(caught.value)
+
+
+def test_it_has_to_have_fields() -> None:
+    assert refusal(file("jwt:")) == "F:4: hbone.jwt: must be a mapping of fields, not nothing"
+
+
 @pytest.mark.parametrize(
-    ("jwt", "rule", "message"),
+    ("fields", "message"),
     [
-        ("jwt:", "", "4: hbone.jwt: must be a mapping of fields, not nothing"),
-        ("jwt: {audiences: [a], keys: k}", "", "4: hbone.jwt.issuer: missing"),
-        ("jwt: {issuer: i, keys: k}", "", "4: hbone.jwt.audiences: missing"),
-        ("jwt: {issuer: i, audiences: [a]}", "", "4: hbone.jwt.keys: missing"),
+        ("audiences: [a], keys: k", "issuer: missing"),
+        ("issuer: i, keys: k", "audiences: missing"),
+        ("issuer: i, audiences: [a]", "keys: missing"),
+        ("issuer: i, audience: [a], keys: k", "audience: unknown field, did you mean audiences?"),
+        ("issuer: '', audiences: [a], keys: k", "issuer: must not be empty"),
         (
-            "jwt: {issuer: i, audience: [a], keys: k}",
-            "",
-            "4: hbone.jwt.audience: unknown field, did you mean audiences?",
+            "issuer: i, audiences: [], keys: k",
+            "audiences: needs at least one audience: who we are to the issuer",
         ),
-        ("jwt: {issuer: '', audiences: [a], keys: k}", "", "4: hbone.jwt.issuer: must not be empty"),
-        (
-            "jwt: {issuer: i, audiences: [], keys: k}",
-            "",
-            "4: hbone.jwt.audiences: needs at least one audience: who we are to the issuer",
-        ),
-        (
-            f"jwt: {{issuer: i, audiences: [{MANY}], keys: k}}",
-            "",
-            "4: hbone.jwt.audiences: has 101 entries, more than 100",
-        ),
-        (
-            "jwt: {issuer: i, audiences: [a], keys: 'http://a/k'}",
-            "",
-            "4: hbone.jwt.keys: keys are fetched with https only",
-        ),
-        (
-            "jwt: {issuer: i, audiences: [a], keys: 'file:///k'}",
-            "",
-            "4: hbone.jwt.keys: URL with scheme 'file' instead of http or https",
-        ),
-        (
-            "jwt: {issuer: i, audiences: [a], keys: k, ca: ca.pem}",
-            "",
-            "4: hbone.jwt.ca: has a meaning only for keys that are fetched with https",
-        ),
-        (
-            f"jwt: {{issuer: i, audiences: [a], keys: '{GOOGLE}', ca: /nonexistent}}",
-            "",
-            "4: hbone.jwt.ca: /nonexistent: No such file or directory",
-        ),
-        (
-            f"jwt: {{issuer: i, audiences: [a], keys: '{GOOGLE}', ca: {__file__}}}",
-            "",
-            f"4: hbone.jwt.ca: {__file__}: no certificate in PEM",
-        ),
-        (
-            "idle_timeout: 1h",
-            "claims: {}",
-            "6: hbone.rules[0].claims: needs jwt beside rules: whose tokens count",
-        ),
-        (
-            JWT,
-            "claims: {}, deny: true",
-            "6: hbone.rules[0].claims: denies with any token and without one: leave it out",
-        ),
-        (JWT, "claims: [email]", "6: hbone.rules[0].claims: must be a mapping of fields, not a list"),
-        (JWT, "claims: {email: me}", "6: hbone.rules[0].claims.email: must be a list, not a text"),
-        (JWT, "claims: {email: []}", "6: hbone.rules[0].claims.email: needs at least one pattern"),
-        (
-            JWT,
-            "claims: {email_verified: [true]}",
-            "6: hbone.rules[0].claims.email_verified[0]: must be a text, not a boolean: put it in quotes",
-        ),
-        (
-            JWT,
-            "claims: {email: ['*********']}",
-            "6: hbone.rules[0].claims.email[0]: has 9 stars, more than 8",
-        ),
-        (
-            JWT,
-            "claims: {a: [b], a: [c]}",
-            "6: hbone.rules[0].claims.a: given twice, the first time in line 6",
-        ),
-        (
-            JWT,
-            f"claims: {{{MANY_CLAIMS}}}",
-            "6: hbone.rules[0].claims: has 33 entries, more than 32",
-        ),
+        (f"issuer: i, audiences: [{MANY}], keys: k", "audiences: has 101 entries, more than 100"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(jwt: str, rule: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse(file(jwt, *([rule] if rule else [])), "F")
-    assert str(caught.value) == f"F:{message}"
+def test_a_field_that_is_wrong(fields: str, message: str) -> None:
+    assert refusal(file(f"jwt: {{{fields}}}")) == f"F:4: hbone.jwt.{message}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("'http://a/k'", "keys: keys are fetched with https only"),
+        ("'file:///k'", "keys: URL with scheme 'file' instead of http or https"),
+        ("k, ca: ca.pem", "ca: has a meaning only for keys that are fetched with https"),
+        (f"'{GOOGLE}', ca: /nonexistent", "ca: /nonexistent: No such file or directory"),
+        (f"'{GOOGLE}', ca: {__file__}", f"ca: {__file__}: no certificate in PEM"),
+    ],
+)
+def test_keys_that_are_none(keys: str, message: str) -> None:
+    assert refusal(file(f"jwt: {{issuer: i, audiences: [a], keys: {keys}}}")) == f"F:4: hbone.jwt.{message}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("claims: {}, deny: true", "claims: denies with any token and without one: leave it out"),
+        ("claims: [email]", "claims: must be a mapping of fields, not a list"),
+        ("claims: {email: me}", "claims.email: must be a list, not a text"),
+        ("claims: {email: []}", "claims.email: needs at least one pattern"),
+        (
+            "claims: {email_verified: [true]}",
+            "claims.email_verified[0]: must be a text, not a boolean: put it in quotes",
+        ),
+        ("claims: {email: ['*********']}", "claims.email[0]: has 9 stars, more than 8"),
+        ("claims: {a: [b], a: [c]}", "claims.a: given twice, the first time in line 6"),
+        (f"claims: {{{MANY_CLAIMS}}}", "claims: has 33 entries, more than 32"),
+    ],
+)
+def test_claims_that_are_none(rule: str, message: str) -> None:
+    assert refusal(file(JWT, rule)) == f"F:6: hbone.rules[0].{message}"
+
+
+def test_claims_of_nobody_s_tokens() -> None:
+    message = "F:6: hbone.rules[0].claims: needs jwt beside rules: whose tokens count"
+    assert refusal(file("idle_timeout: 1h", "claims: {}")) == message
 
 
 def test_a_revocation_list_is_no_trusted_certificate(tmp_path: Path) -> None:

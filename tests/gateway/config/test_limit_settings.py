@@ -35,7 +35,7 @@ def test_limits_of_open_tunnels() -> None:
     config = parse(
         "routes: []\nlimits: {idle_timeout: 2h, max_tunnel_lifetime: 0, max_buffered: 1GiB,"
         " stream_window: 65535, connection_window: 1MiB, max_connections_per_source: 3,"
-        " max_connections_per_route: 4}",
+        " max_connections_per_route: 4, half_closed_timeout: 15m}",
         "f.yaml",
     )
     assert config.limits == Limits(
@@ -46,6 +46,7 @@ def test_limits_of_open_tunnels() -> None:
         connection_window_bytes=1 << 20,
         max_connections_per_source=3,
         max_connections_per_route=4,
+        half_closed_timeout_s=900.0,
     )
     assert parse("routes: []\nlimits: {max_buffered: 0}", "f.yaml").limits.max_buffered_bytes == 0
 
@@ -66,12 +67,18 @@ def test_stalled_tunnels_do_not_fill_a_connection_by_default() -> None:
         ),
         ("max_buffered: 64 MB", "max_buffered: must be a size such as 64KiB, 256MiB or 1GiB, not '64 MB'"),
         ("max_buffered: 1KiB", "max_buffered: must be 0 or in 1048576..1125899906842624 bytes, not 1KiB"),
-        ("stream_window: 1", "stream_window: must be in 65535..2147483647 bytes, not 1"),
         (
             "connection_window: 64KiB",
             "connection_window: it is smaller than one tunnel's window: 1 MiB, or stream_window",
         ),
         ("max_connections_per_source: -1", "max_connections_per_source: must be a whole number, not '-1'"),
+        ("ping_interval: 500ms", "ping_interval: must be 0 or between 1s and 604800s, not 500ms"),
+        ("helo_timeout: 1s", "helo_timeout: unknown field, did you mean hello_timeout?"),
+        ("hello_timeout: 0", "hello_timeout: must be between 0.001s and 3600s, not 0"),
+        ("drain_timeout: 2h", "drain_timeout: must be between 0s and 3600s, not 2h"),
+        ("max_connections: 0", "max_connections: must be in 1..1000000, not 0"),
+        ("streams_per_connection: many", "streams_per_connection: must be a whole number, not 'many'"),
+        ("splice_pipes: 10001", "splice_pipes: must be in 0..10000, not 10001"),
     ],
 )
 def test_a_wrong_limit(limit: str, reason: str) -> None:

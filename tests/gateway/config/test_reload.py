@@ -67,7 +67,6 @@ class Applied:
         self.error: Exception | None = None
         self.tries = 0
         self._configs: asyncio.Queue[GatewayConfig] = asyncio.Queue()
-        self._tried = asyncio.Event()
         self.reloads = Reloads(file, self._apply)
 
     async def hosts(self) -> list[str]:
@@ -80,10 +79,6 @@ class Applied:
         async with asyncio.timeout(PATIENCE_S):
             while self.reloads.failed < count:
                 await asyncio.to_thread(self.reloads._file.check)
-
-    def nothing(self) -> bool:
-        """Holds if no further file was put into effect."""
-        return self._configs.empty()
 
     async def _apply(self, config: GatewayConfig) -> None:
         self.tries += 1
@@ -216,15 +211,6 @@ async def test_a_broken_file_is_refused_once(path: Path, caplog: pytest.LogCaptu
     assert len(errors) == 1
     assert errors[0].startswith(f"reload: {path}:3: routes[0].forwad: unknown field")
     assert errors[0].endswith("; the running configuration stays")
-
-
-async def test_what_is_hardly_meant_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rules = "rules: [{from: ['*'], to: ['db:*'], deny: true}, {from: ['*'], to: ['*:*']}]"
-    async with watching(path) as applied:
-        put(path, f"{TWO}hbone:\n  certificates: certs\n  {rules}\n")
-        assert await applied.hosts() == ["one", "two"]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [text.partition(" denies names")[0] for text in told] == [f"{path}:4: hbone.rules[0]:"]
 
 
 async def test_all_mistakes_are_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:

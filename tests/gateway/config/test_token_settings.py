@@ -121,19 +121,26 @@ AUDIENCE = "https://hello.example"
 OTHER = "other@proj.iam.gserviceaccount.com"
 
 
+def exchanging(google: Google) -> dict[str, str]:
+    """The environment of a pod whose Kubernetes token `google` exchanges."""
+    return {
+        "HBONE_TOKENS": "gke",
+        "HBONE_STS_URL": f"{google.plain_url}/v1/token",
+        "HBONE_IAM_URL": google.plain_url,
+        "PROJECT_ID": "proj",
+        "PROJECT_NUMBER": "42",
+        "CLUSTER_NAME": "clu",
+        "CLUSTER_LOCATION": "loc",
+    }
+
+
 async def test_the_gateway_exchanges_its_kubernetes_token(world: World, tmp_path: Path) -> None:
     async with Google() as google:
         google.grants |= {(WORKLOAD, DATA_PLANE), (WORKLOAD, OTHER)}
         (tmp_path / "kubernetes").write_text(google.kubernetes_token())
         environ = {
-            "HBONE_TOKENS": "gke",
+            **exchanging(google),
             "HBONE_SUBJECT_TOKEN": str(tmp_path / "kubernetes"),
-            "HBONE_STS_URL": f"{google.plain_url}/v1/token",
-            "HBONE_IAM_URL": google.plain_url,
-            "PROJECT_ID": "proj",
-            "PROJECT_NUMBER": "42",
-            "CLUSTER_NAME": "clu",
-            "CLUSTER_LOCATION": "loc",
         }
         token = {"audience": AUDIENCE}
         gateway = await world.start(
@@ -172,15 +179,9 @@ async def test_the_gateway_asks_for_the_kubernetes_token_itself(
         await world.start(
             tunnel(world.service.port, token={"audience": AUDIENCE}),
             environ={
+                **exchanging(google),
                 "KUBERNETES_SERVICE_HOST": str(url.hostname),
                 "KUBERNETES_SERVICE_PORT": str(url.port),
-                "HBONE_TOKENS": "gke",
-                "HBONE_STS_URL": f"{google.plain_url}/v1/token",
-                "HBONE_IAM_URL": google.plain_url,
-                "PROJECT_ID": "proj",
-                "PROJECT_NUMBER": "42",
-                "CLUSTER_NAME": "clu",
-                "CLUSTER_LOCATION": "loc",
             },
         )
         await world.client()
