@@ -149,7 +149,9 @@ async def test_a_stream_that_is_reset_otherwise_is_final(world: World, code: int
     client = await world.client(SAID)
     (await world.service.request()).reset(code)
     assert await client.rest() == INTERNAL_ERROR
-    assert "attempts" not in await gateway.line()
+    line = await gateway.line()
+    assert line["flags"] == "UPSTREAM_RESET"
+    assert "attempts" not in line
 
 
 # Tokens.

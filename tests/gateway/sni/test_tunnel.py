@@ -36,6 +36,7 @@ from tests.shared.net.loopback import until
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.metadata_server import closed_port
+from tests.support.retried_tunnels import end
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 CANCEL = 8
@@ -172,18 +173,22 @@ async def test_an_idle_tunnel_outlives_every_deadline(world: World) -> None:
 async def test_connect_instead_of_post(world: World) -> None:
     """Plain CONNECT: Go's servers refuse one with `:protocol` (envoy#20378)."""
     await world.start(tunnel(world.service.port, method="CONNECT", tunnel="http://ztunnel:15009"))
-    client = await world.client()
-    stream = await world.service.request()
-    assert stream.fields == [
-        (b":method", b"CONNECT"),
-        (b":authority", b"hello.demo.svc.cluster.local:8080"),
-        (b"baggage", b"k8s.namespace.name=demo,service.name=hello"),
-        (b"forwarded", f'for="{client.address}"'.encode()),
-        (b"traceparent", stream[b"traceparent"]),
-    ]
-    stream.respond(200)
-    assert await stream.read(len(hello()))
-    await world.echoes(client, stream)
+    traces = set()
+    for _ in range(2):  # each tells of its own client
+        client = await world.client()
+        stream = await world.service.request()
+        assert stream.fields == [
+            (b":method", b"CONNECT"),
+            (b":authority", b"hello.demo.svc.cluster.local:8080"),
+            (b"baggage", b"k8s.namespace.name=demo,service.name=hello"),
+            (b"forwarded", f'for="{client.address}"'.encode()),
+            (b"traceparent", stream[b"traceparent"]),
+        ]
+        traces.add(stream[b"traceparent"])
+        stream.respond(200)
+        assert await stream.read(len(hello()))
+        await world.echoes(client, stream)
+    assert len(traces) == 2
 
 
 async def test_a_bare_name(world: World) -> None:
@@ -322,8 +327,12 @@ async def test_everything_that_came_early_is_delivered_in_order(world: World) ->
     assert (await world.gateway.line())["flags"] == "-"
 
 
-async def test_a_client_that_breaks_off_early(world: World) -> None:
+@pytest.mark.parametrize("reached", [False, True], ids=["with a task", "without"])
+async def test_a_client_that_breaks_off_early(world: World, reached: bool) -> None:
     await world.start()
+    if reached:
+        await end(*await world.open())
+        await world.gateway.line()
     client = await world.client()
     stream = await world.service.request()
     client.reset()

@@ -1,6 +1,7 @@
 """One tunnel's way to its 200: without a task where nothing has to be waited for, else with one.
 
-A first tunnel has to wait for its connection. So each of these opens one before.
+A first tunnel has to wait for its connection. So each of these opens one before. What else may come back has
+test_upstream.py, test_upstream_retries.py and test_upstream_pauses.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shared.net.relay.relay import Relay
 from shared.tasks import running
 from shared.tunnel.opening import Opening
 from tests.support.gateway_world import World, tunnel
-from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, hello
+from tests.support.hellos import ACCESS_DENIED, hello
 from tests.support.http2_peer import PREFACE
 
 CANCEL = 8
@@ -41,68 +42,6 @@ async def test_a_task_has_no_part_in_an_answer_that_is_awaited(world: World) -> 
     client.reset()
     assert await stream.broken() == CANCEL
     assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
-
-
-async def test_another_answer_goes_on_in_a_task(world: World) -> None:
-    gateway = await world.start()
-    client, stream = await world.open()
-    said = hello()
-    second = await world.client(said)
-    (await world.service.request()).respond(503, end=True)
-    again = await world.service.request()
-    again.respond(200)
-    assert await again.read(len(said)) == said
-    await world.echoes(second, again)
-    await world.echoes(client, stream)
-    second.end()
-    again.end()
-    line = await gateway.line()
-    assert (line["attempts"], line["status"], line["flags"]) == (2, 200, "-")
-
-
-async def test_no_answer_in_time_without_a_task(world: World) -> None:
-    gateway = await world.start(response_timeout="100ms")
-    await world.open()
-    client = await world.client()
-    stream = await world.service.request()
-    assert await client.rest() == INTERNAL_ERROR
-    assert await stream.broken() == CANCEL
-    line = await gateway.line()
-    assert (line["flags"], line["error"]) == ("UPSTREAM", "no response headers within 0.1 s")
-
-
-async def test_a_broken_stream(world: World) -> None:
-    gateway = await world.start()
-    await world.open()
-    client = await world.client()
-    (await world.service.request()).reset(CANCEL)
-    assert await client.rest() == INTERNAL_ERROR
-    line = await gateway.line()
-    assert (line["flags"], line["error"]) == ("UPSTREAM_RESET", "stream reset by the peer: CANCEL")
-
-
-async def test_a_client_that_leaves_is_no_reset_before_the_answer(world: World) -> None:
-    gateway = await world.start()
-    await world.open()
-    client = await world.client()
-    stream = await world.service.request()
-    client.reset()
-    other, its = await world.open()  # by now the reset has been seen
-    await world.echoes(other, its)
-    stream.respond(200)
-    assert await stream.broken() == CANCEL
-    assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
-
-
-async def test_the_end_of_the_gateway_lets_go_of_what_is_awaited(world: World) -> None:
-    gateway = await world.start(drain_timeout="100ms", drain_delay=0)
-    await world.open()
-    client = await world.client()
-    stream = await world.service.request()
-    gateway.terminate()
-    assert await client.rest() == INTERNAL_ERROR
-    assert await stream.broken() == CANCEL
-    assert {line["error"] for line in await gateway.lines()} == {"the gateway stops"}
 
 
 async def test_what_is_over_is_freed_at_once(world: World) -> None:

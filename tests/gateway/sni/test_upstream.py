@@ -13,6 +13,7 @@ from shared.net.names.endpoint import OURS, Endpoint
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import ACCESS_DENIED, INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME
 from tests.support.metadata_server import Answer, unsigned_token
+from tests.support.retried_tunnels import end
 
 CANCEL = 8
 
@@ -100,8 +101,12 @@ async def test_a_page_without_an_end_is_not_waited_for(world: World) -> None:
     assert (await gateway.line())["status"] == 403
 
 
-async def test_no_answer_in_time(world: World) -> None:
+@pytest.mark.parametrize("reached", [False, True], ids=["with a task", "without"])
+async def test_no_answer_in_time(world: World, reached: bool) -> None:
     gateway = await world.start(response_timeout="100ms")
+    if reached:
+        await end(*await world.open())
+        await gateway.line()
     client = await world.client()
     stream = await world.service.request()
     assert await client.rest() == INTERNAL_ERROR
