@@ -182,6 +182,7 @@ async def test_an_issuer_that_is_not_there_lets_nobody_in(
         assert (line["status"], line["flags"]) == (503, "IDENTITY_ERROR")
         assert f"the token cannot be checked: no keys from {absent}: cannot connect" in line["error"]
         assert port.value("hbone_jwt_checks_total", result="no_keys") == 1
+        assert port.value("hbone_jwt_key_fetches_total", result="failure") == 1
         assert await ask(peer, target).status() == 200, "by the second rule, which asks for none"
 
 
@@ -282,7 +283,9 @@ async def test_a_reload_changes_whose_tokens_count(
     port.listener.apply(replace(settings, jwt=replace(new, keys=absent)))
     assert f"no keys from {absent}: No such file" in caplog.text
     assert await ask(peer, target, token).status() == 503
+    failed = port.value("hbone_jwt_key_fetches_total", result="failure")
     port.listener.apply(replace(settings, rules=(TO_LOOPBACK,), jwt=None))
     assert await ask(peer, target).status() == 200
     assert port.value("hbone_jwt_checks_total", result="good") == 1
+    assert port.value("hbone_jwt_key_fetches_total", result="failure") == failed > 0, "no counter goes back"
     assert isinstance(port.listener.tunnels.rules, Rules)

@@ -18,12 +18,9 @@ from gateway.rules.hbone_rules import Rule, Rules
 from shared.address import Address
 from shared.errors import OverloadError, StreamResetError, UnavailableError
 from shared.http2.frames import CANCEL, REFUSED_STREAM
-from shared.net.dial import Origin, dial, dial_http2
-from shared.net.http2.connection import Connection
 from shared.net.names import happy_eyeballs
 from shared.net.names.endpoint import Endpoint
 from shared.net.relay import tunnel_clock
-from shared.net.relay.relay import Relay
 from shared.tasks import running
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId
@@ -159,14 +156,6 @@ async def test_a_reset_is_passed_on(port: HbonePort, peer: Http2Peer, target: Tc
     assert (await port.line())["flags"] == "UPSTREAM_RESET"
 
 
-async def test_tunnels_share_a_connection(port: HbonePort, peer: Http2Peer, target: TcpServer) -> None:
-    tunnels = [await opened(peer, target) for _ in range(20)]
-    for number, (stream, there) in enumerate(tunnels):
-        await stream.send(b"%02d" % number)
-        assert await there.read(2) == b"%02d" % number
-    assert (port.listener.open_connections, port.listener.open_tunnels) == (1, 20)
-
-
 @needs_ipv6
 async def test_a_target_with_ipv6(port: HbonePort, peer: Http2Peer) -> None:
     listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -175,32 +164,6 @@ async def test_a_target_with_ipv6(port: HbonePort, peer: Http2Peer) -> None:
         assert await stream.status() == 200
         stream.reset(CANCEL)
     assert (await port.line())["dst.addr"].startswith("[::1]:")
-
-
-# Our own client.
-
-
-async def test_our_client_and_our_server(port: HbonePort, target: TcpServer, tmp_path: Path) -> None:
-    identity = port.mesh.client(CALLER)
-    origin = Origin("https", "hgate", Address("127.0.0.1", port.port), identity=identity)
-    connection = await dial_http2(origin, PATIENCE_S, lambda: Connection(client=True))
-    stream = connection.open([(b":method", b"CONNECT"), (b":authority", b"127.0.0.1:%d" % target.port)])
-    there = await target.accept()
-    assert await stream.response(PATIENCE_S) == 200
-    async with TcpServer.listening() as app:
-        leg = await dial(Address("127.0.0.1", app.port), PATIENCE_S)
-        Relay(leg, stream, lambda _: None).start()
-        client = await app.accept()
-        client.send_soon(BIG)
-        client.end()
-        assert await there.read(len(BIG)) == BIG
-        there.send_soon(BIG)
-        there.end()
-        assert await client.rest() == BIG
-    line = await port.line()
-    assert (line["bytes_sent"], line["bytes_recv"], line["flags"]) == (len(BIG), len(BIG), "-")
-    connection.close()
-    await port.until(0)
 
 
 # Refused.
@@ -214,9 +177,6 @@ async def test_our_client_and_our_server(port: HbonePort, target: TcpServer, tmp
         (b"CONNECT", b"a", 400, b":authority: no port: write HOST:PORT\n", "BAD_REQUEST"),
         (b"CONNECT", b"127.1:80", 400, b":authority: '127.1' is no host name", "BAD_REQUEST"),
         (b"CONNECT", b"127.0.0.1:15008", 400, b":authority: no tunnel leads to port 15008", "BAD_REQUEST"),
-        (b"CONNECT", b"127.0.0.1:15006", 400, b":authority: no tunnel leads to port 15006", "BAD_REQUEST"),
-        (b"CONNECT", b"127.0.0.1:15001", 400, b":authority: no tunnel leads to port 15001", "BAD_REQUEST"),
-        (b"CONNECT", b"127.0.0.1:15080", 400, b":authority: no tunnel leads to port 15080", "BAD_REQUEST"),
         (b"CONNECT", b"10.0.0.1:80", 401, b"peer " + str(CALLER).encode() + b" denied", "DENY"),
     ],
 )
@@ -242,15 +202,6 @@ async def test_extended_connect_is_another_thing(port: HbonePort, peer: Http2Pee
     stream = peer.request(b"CONNECT", b"", more, authority=b"127.0.0.1:80")
     assert await stream.status() == 400
     assert b"plain CONNECT" in await stream.rest()
-
-
-async def test_identities(port: HbonePort, target: TcpServer) -> None:
-    async with port.caller(STRANGER) as stranger, port.caller() as caller:
-        stream = ask(stranger, f"127.0.0.1:{target.port}")
-        assert await stream.status() == 401
-        assert (await port.line())["identity"] == str(STRANGER)
-        await opened(caller, target)
-        assert target.count == 1
 
 
 async def test_a_name_that_stands_for_this_machine(tmp_path: Path, target: TcpServer) -> None:

@@ -18,7 +18,7 @@ from shared.errors import KeysError
 from shared.http2.events import Headers
 from shared.trust.jwt_check import GOOGLE_ISSUER, KINDS, Issuer
 from tests.support.key_server import KeyServer, served
-from tests.support.metadata_server import closed_port, listening
+from tests.support.metadata_server import listening
 
 AUDIENCE = "https://hgate.example"
 
@@ -154,23 +154,6 @@ async def test_keys_are_waited_for_only_where_they_could_help(issuer: Issuer) ->
             "success": 1,
             "failure": 0,
         }
-
-
-async def test_keys_that_cannot_be_had(issuer: Issuer) -> None:
-    tokens = HboneTokens(settings(f"http://127.0.0.1:{closed_port()}/certs"))
-    shown = tokens.shown(with_token(issuer.mint(AUDIENCE)))
-    with pytest.raises(KeysAwaitedError):
-        shown.claims()
-    with pytest.raises(KeysError, match=r"cannot be checked: no keys from http://.* cannot connect"):
-        await shown.prepare()
-    assert (tokens.results, counted(tokens)["failure"]) == ({"no_keys": 1}, 1)
-    tokens.use(None)
-    assert counted(tokens)["failure"] == 1, "counters do not go back"
-
-
-def test_a_file_that_is_none_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    HboneTokens(settings(str(tmp_path / "keys.json"))).start()
-    assert f"no keys from {tmp_path}/keys.json: No such file" in caplog.text
 
 
 async def test_keys_with_a_trust_of_their_own(issuer: Issuer, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,7 +14,6 @@ from gateway.ports.hello import ALERT_LINGER_S, ClientLeg, Hellos, turn_away
 from shared.address import Address
 from shared.errors import (
     ALERT_ACCESS_DENIED,
-    EmptyConnectionError,
     HboneError,
     HelloTimeoutError,
     NoNameError,
@@ -31,8 +30,6 @@ from tests.support.hellos import (
     NAME,
     RECORD_HEADER_BYTES,
     UNRECOGNIZED_NAME,
-    Bad,
-    bad_hellos,
     hello,
     in_records,
 )
@@ -235,21 +232,6 @@ async def test_a_byte_a_segment(port: Port) -> None:
 # Bad ones.
 
 
-@pytest.mark.parametrize("bad", [pytest.param(bad, id=name) for name, bad in bad_hellos().items()])
-async def test_a_bad_hello_is_refused_with_its_reason(port: Port, bad: Bad) -> None:
-    client = await port.client()
-    client.send_soon(bad.data)
-    if bad.ends:
-        client.end()
-    refused = await port.refused()
-    assert (refused.error.flag, refused.peer) == (bad.flag, client.address)
-    assert bad.reason in str(refused.error)
-    assert await client.read(len(bad.answer)) == bad.answer
-    if bad.flag != "NOT_TLS":  # bytes that nobody has read make the kernel send RST
-        assert await client.rest() == b""
-    assert port.outcomes.empty(), "told once"
-
-
 async def test_every_prefix_that_is_cut_off_is_refused(port: Port) -> None:
     said = hello()
     for at in range(1, len(said), 7):
@@ -266,12 +248,6 @@ async def test_a_reset_is_refused_like_an_end(port: Port) -> None:
     client.reset()
     refused = await port.refused()
     assert (refused.error.flag, refused.peer) == ("BAD_HELLO", address)
-
-
-@pytest.mark.parametrize("end", [TcpPeer.end, TcpPeer.reset])
-async def test_a_probe_that_says_nothing(port: Port, end: Callable[[TcpPeer], None]) -> None:
-    end(await port.client())
-    assert isinstance((await port.refused()).error, EmptyConnectionError)
 
 
 async def test_a_name_is_needed(port: Port) -> None:

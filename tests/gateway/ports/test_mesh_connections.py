@@ -83,10 +83,6 @@ async def refusal(port: HbonePort) -> tuple[str, str]:
 # Let in.
 
 
-async def test_a_member_is_let_in(port: HbonePort) -> None:
-    await is_served(port, port.mesh.tls(port.mesh.member(CALLER)))
-
-
 async def test_every_connection_proves_its_certificate_anew(port: HbonePort) -> None:
     tls = port.mesh.tls(port.mesh.member(CALLER))
     async with Http2Peer.connected(port.port, tls) as peer:
@@ -275,19 +271,6 @@ async def test_one_connection_of_an_address_too_many(tmp_path: Path) -> None:
 
 
 # Certificates that change.
-
-
-async def test_new_connections_see_the_new_certificate(port: HbonePort) -> None:
-    before = port.mesh.authority.issue(GATEWAY)
-    folder = port.mesh.member(GATEWAY)
-    async with port.caller() as old:
-        port.mesh.authority.write(folder, before)
-        await until_shown(port, before.certificate_pem)
-        await old.answered()
-        assert not old.lost
-        async with port.caller() as new:
-            shown = [peer.tls.getpeercert(binary_form=True) for peer in (old, new)]
-            assert shown[1] == ssl.PEM_cert_to_DER_cert(before.certificate_pem.decode()) != shown[0]
 
 
 async def until_shown(port: HbonePort, wanted_pem: bytes) -> None:
