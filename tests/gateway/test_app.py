@@ -7,22 +7,17 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from gateway import drain
-from gateway.app import Gateway
-from gateway.config import reload
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
-from shared.errors import ConfigError, UnavailableError, UsageError
 from shared.listen import bound_address, listen
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE
 from shared.net.tls.contexts import server_context
-from shared.ops.access_log import AccessLog
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import GLOB, World, tunnel
@@ -34,6 +29,7 @@ from tests.support.world import free_port
 
 SERVICE_ID = SpiffeId.of_workload("demo.example", "demo", "hello")
 
+CANCEL = 8
 SECRET = "opaque-token-that-nobody-may-see"
 
 
@@ -142,6 +138,10 @@ async def test_a_crowd_does_not_get_past_the_limit(world: World) -> None:
 
 
 # Reload.
+
+
+def free_address() -> Address:
+    return Address("127.0.0.1", free_port())
 
 
 async def test_a_reload_counts_for_new_connections(world: World) -> None:
@@ -305,17 +305,6 @@ async def test_a_reload_whose_port_is_in_use_changes_nothing(world: World) -> No
     taken.close()
 
 
-async def test_a_change_of_the_file_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload, "WATCH_S", 0.01)
-    gateway = await world.start()
-    client, stream = await world.open()
-    write_config(gateway.file, [])
-    await gateway.records.match("^reload: 0 routes from ")
-    assert await (await world.client()).rest() == UNRECOGNIZED_NAME
-    await world.echoes(client, stream)
-    assert await gateway.metric("hbone_config_reloads_total", result="success") == 1
-
-
 async def test_a_renewed_ca_counts_for_new_connections(tmp_path: Path) -> None:
     """The file's name is the same, so nothing else tells the two apart."""
     authorities = [Authority.create(name) for name in ("old.example", "new.example")]
@@ -375,35 +364,11 @@ async def test_a_drain_lets_tunnels_finish(world: World) -> None:
     assert [line["flags"] for line in await gateway.lines()] == ["-", "-"]
 
 
-async def test_a_drain_of_nothing_ends_at_once(world: World) -> None:
-    gateway = await world.start()
-    gateway.terminate()
-    assert await gateway.exit_code() == 0
-    assert await gateway.lines() == []
-
-
-async def test_a_drain_waits_for_the_last_bytes(world: World) -> None:
-    """The tunnel is over, but what its client has not read yet is still with the gateway."""
-    gateway = await world.start()
-    client, stream = await world.open()
-    client.pause()
-    client.end()
-    assert await stream.rest() == b""
-    gateway.terminate()
-    await gateway.records.match("^draining: ")
-    sent = await stream.fill()
-    stream.end()
-    await stream.peer.answered()
-    client.resume()
-    assert len(await client.rest()) == sent
-    assert await gateway.exit_code() == 0
-
-
 async def test_the_end_of_a_drain_resets_what_is_left(world: World) -> None:
     gateway = await world.start(drain_timeout="100ms")
     client, stream = await world.open()
     opening = await world.client()
-    await world.service.request()
+    awaited = await world.service.request()
     silent = await gateway.client(hello()[:20])
     await gateway.until_open(3)
     gateway.terminate()
@@ -412,6 +377,7 @@ async def test_the_end_of_a_drain_resets_what_is_left(world: World) -> None:
     assert await client.was_reset()
     assert await stream.broken()
     assert await opening.rest() == INTERNAL_ERROR
+    assert await awaited.broken() == CANCEL
     await silent.was_reset()
     lines = {line["src.addr"]: line for line in await gateway.lines()}
     assert {peer.address: lines[peer.address]["flags"] for peer in (client, opening, silent)} == {
@@ -526,46 +492,6 @@ async def test_who_waits_to_be_accepted_is_served(world: World) -> None:
     assert {line["sni"] for line in await gateway.lines()} == {NAME}
 
 
-# Start.
-
-
-def free_address() -> Address:
-    return Address("127.0.0.1", free_port())
-
-
-def gateway_of(file: Path, environ: Mapping[str, str] | None = None) -> Gateway:
-    with open(os.devnull, "wb") as nowhere:
-        return Gateway(file, environ or {}, AccessLog(nowhere, "json", "hgate"))
-
-
-@pytest.mark.parametrize("purpose", ["listen", "admin", "metrics", "health"])
-async def test_a_port_in_use(tmp_path: Path, purpose: str) -> None:
-    taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
-    address = bound_address(taken)
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [])
-    text = file.read_text()
-    old = '"127.0.0.1:0"' if purpose == "listen" else f'"{purpose}": "127.0.0.1:0"'
-    file.write_text(text.replace(old, old.replace("127.0.0.1:0", str(address)), 1))
-    with pytest.raises(UnavailableError) as caught:
-        await gateway_of(file).run()
-    assert str(caught.value) == f"{purpose}: cannot listen on {address}: the port is in use"
-    taken.close()
-
-
-async def test_a_file_with_a_mistake(tmp_path: Path) -> None:
-    file = tmp_path / "hgate.yaml"
-    file.write_text("routes: 5\n")
-    with pytest.raises(ConfigError, match=r"hgate\.yaml:1: routes: "):
-        gateway_of(file)
-
-
-async def test_a_metadata_host_that_is_none(tmp_path: Path) -> None:
-    write_config(tmp_path / "hgate.yaml", [])
-    with pytest.raises(UsageError, match=r"^invalid GCE_METADATA_HOST=http://metadata "):
-        gateway_of(tmp_path / "hgate.yaml", {"GCE_METADATA_HOST": "http://metadata"})
-
-
 # What the ports tell.
 
 
@@ -593,21 +519,6 @@ async def test_no_secret_shows_anywhere(
     await world.echoes(client, stream)
 
 
-async def test_the_configuration_is_shown(world: World) -> None:
-    gateway = await world.start(
-        tunnel(world.service.port, token={"audience": "https://{service}.a.run.app"}),
-        {"host": "istiod.istio-system.svc", "forward": "istiod.istio-system.svc:15012"},
-    )
-    shown = await gateway.dump("/config")
-    assert shown["listen"] == ["127.0.0.1:0"]
-    assert shown["limits"]["hello_timeout_s"] == 10
-    first, second = shown["routes"]
-    assert (first["host"], first["method"]) == (GLOB, "POST")
-    assert first["token"] == {"audience": "https://{service}.a.run.app", "file": None, "service_account": ""}
-    assert first["tunnel"]["host"] == "{service}.example"
-    assert second["forward"] == "istiod.istio-system.svc:15012"
-
-
 async def test_connections_come_and_go(world: World) -> None:
     gateway = await world.start()
     origin = "http://hello.example"
@@ -618,10 +529,3 @@ async def test_connections_come_and_go(world: World) -> None:
     assert await gateway.metric("hbone_upstream_connections", origin=origin) == 0
     assert await gateway.metric("hbone_upstream_connections_opened_total", origin=origin) == 1
     assert await gateway.dump("/connections") == []
-
-
-async def test_what_only_kubernetes_asks(world: World) -> None:
-    gateway = await world.start()
-    assert (await gateway.get("health", "/healthz/live")).body == b"alive\n"
-    assert (await gateway.get("metrics", "/stats/prometheus")).status == 200
-    assert (await gateway.get("health", "/config")).status == 404, "the admin's pages are on its own port"

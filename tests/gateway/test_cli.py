@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -342,28 +343,18 @@ async def test_its_end_tells_a_client_that_is_waiting(tmp_path: Path, service: S
     assert re.findall(r'"flags":"(.*?)"', out) == ["STOPPED"]
 
 
-async def test_it_reloads_on_sighup(tmp_path: Path, service: Service) -> None:
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [])
-    async with hgate(file) as (process, port):
-        write_config(file, [tunnel(service.port)])
-        process.send(signal.SIGHUP)
-        await process.said("^reload: 1 routes from ")
-        async with opened(port, service) as (client, stream):
-            await stream.send(b"hello")
-            assert await client.read(5) == b"hello"
-
-
-async def test_a_port_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("purpose", ["listen", "admin"])
+async def test_a_port_in_use(tmp_path: Path, purpose: str) -> None:
     taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
-    address = bound_address(taken)
+    address = str(bound_address(taken))
     file = tmp_path / "hgate.yaml"
     write_config(file, [])
-    file.write_text(file.read_text().replace('"listen": [\n  "127.0.0.1:0"', f'"listen": [\n  "{address}"'))
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, purpose: [address] if purpose == "listen" else address}))
     async with started("gateway", "run", "--config", str(file)) as process:
         code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE
-    assert err.splitlines()[-1] == f"hgate: listen: cannot listen on {address}: the port is in use"
+    assert err.splitlines()[-1] == f"hgate: {purpose}: cannot listen on {address}: the port is in use"
     taken.close()
 
 

@@ -20,8 +20,6 @@ from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
-CANCEL = 8
-REFUSED_STREAM = 7
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
 

@@ -119,31 +119,6 @@ async def test_limits_hold_for_all_together(tmp_path: Path, service: EchoService
         assert await running.metric("hbone_connections_limit") == 4
 
 
-async def test_they_share_a_free_port_for_hbone(file: Path, tmp_path: Path) -> None:
-    own = Mesh(tmp_path).member(GATEWAY)
-    change(file, hbone={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
-    async with workers(file, 2) as running:
-        port = (await running.said(r"^hbone on 127\.0\.0\.1:(\d+)$"))[1]
-        assert listening_on(Address("127.0.0.1", int(port))) == 2
-        assert await running.metric("hbone_listener_connections_limit") == 1000
-
-
-@pytest.mark.parametrize("count", [1, 2])
-async def test_what_is_hardly_meant_is_said_once(file: Path, tmp_path: Path, count: int) -> None:
-    rules = [
-        {"from": ["*"], "to": ["db.prod.svc.cluster.local:*"], "deny": True},
-        {"from": ["*"], "to": ["*:*"]},
-    ]
-    own = str(Mesh(tmp_path).member(GATEWAY))
-    change(file, hbone={"certificates": own, "listen": ["127.0.0.1:0"], "rules": rules})
-    async with hgate(file, *(["--workers", "2"] if count == 2 else [])) as running:
-        os.kill(running.pid, signal.SIGTERM)
-        assert await running.ended() == EXIT_OK
-    said = [message for message in running.process.messages if "hbone.rules[0]: denies names" in message]
-    assert len(said) == 1
-    assert re.match(rf"{file}:\d+: hbone", said[0])
-
-
 async def test_look_ups_are_bounded_for_all_together(tmp_path: Path, service: EchoService) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [tunnel(service.port)], max_lookups=40)
@@ -151,12 +126,15 @@ async def test_look_ups_are_bounded_for_all_together(tmp_path: Path, service: Ec
         assert await running.metric("hbone_dns_lookups_limit", "clients") == 40
 
 
-async def test_they_share_a_free_port_for_workloads(file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("purpose", ["hbone", "reverse"])
+async def test_they_share_a_free_port_for_members(file: Path, tmp_path: Path, purpose: str) -> None:
     own = Mesh(tmp_path).member(GATEWAY)
-    change(file, reverse={"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []})
+    change(file, **{purpose: {"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []}})
     async with workers(file, 2) as running:
-        port = (await running.said(r"^reverse on 127\.0\.0\.1:(\d+)$"))[1]
+        port = (await running.said(rf"^{purpose} on 127\.0\.0\.1:(\d+)$"))[1]
         assert listening_on(Address("127.0.0.1", int(port))) == 2
+        if purpose == "hbone":
+            assert await running.metric("hbone_listener_connections_limit") == 1000
 
 
 @pytest.mark.parametrize("purpose", ["listen", "hbone", "reverse", "admin", "metrics", "health"])
