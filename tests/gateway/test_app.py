@@ -23,7 +23,7 @@ from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, Bad, bad_hellos, hello
 from tests.support.http2_peer import Service
-from tests.support.running_gateway import running, write_config
+from tests.support.running_gateway import change_config, running, write_config
 from tests.support.tcp_peer import TcpPeer, turned_away
 from tests.support.world import free_port
 
@@ -147,9 +147,7 @@ def free_address() -> Address:
 async def test_a_reload_counts_for_new_connections(world: World) -> None:
     gateway = await world.start()
     client, stream = await world.open()
-    write_config(gateway.file, [tunnel(world.service.port, host="*.other.svc.cluster.local")])
-    gateway.reload()
-    await gateway.records.match("^reload: 1 routes from ")
+    await gateway.reloaded([tunnel(world.service.port, host="*.other.svc.cluster.local")])
     assert await (await world.client()).rest() == UNRECOGNIZED_NAME
     await world.client(hello("hello.other.svc.cluster.local"))
     (await world.service.request()).respond(200)
@@ -184,7 +182,7 @@ async def test_a_reload_of_a_broken_file_changes_nothing(world: World) -> None:
 async def test_a_reload_says_what_it_cannot_change(world: World) -> None:
     gateway = await world.start()
     config = json.loads(gateway.file.read_text())
-    gateway.file.write_text(json.dumps({**config, "metrics": "off"}))
+    change_config(gateway.file, metrics="off")
     gateway.reload()
     await gateway.records.match(r"^reload: a change of metrics takes effect at the next start$")
     await gateway.records.match("^reload: 1 routes from ")
@@ -199,9 +197,7 @@ async def test_a_reload_changes_how_long_tunnels_wait(world: World) -> None:
         tunnel(bound_address(silent).port, host="silent", tunnel="https://silent.example/_hbone/1"),
         tunnel(world.service.port),
     ]
-    write_config(gateway.file, routes, response_timeout="200ms", connect_timeout="100ms")
-    gateway.reload()
-    await gateway.records.match("^reload: 2 routes from ")
+    await gateway.reloaded(routes, response_timeout="200ms", connect_timeout="100ms")
     await world.client()
     line = await gateway.line()
     assert (line["flags"], line["error"]) == ("UPSTREAM", "no response headers within 0.2 s")
@@ -227,9 +223,7 @@ async def test_a_reload_changes_the_limits_of_connections_to_services(world: Wor
     )
     assert await gateway.metric("hbone_upstream_waiting_refused_total", origin="http://hello.example") == 1
     assert await gateway.metric("hbone_upstream_waiting_limit") == 1
-    write_config(gateway.file, [tunnel(world.service.port)], streams_per_connection=1, max_waiting=7)
-    gateway.reload()
-    await gateway.records.match("^reload: 1 routes from ")
+    await gateway.reloaded([tunnel(world.service.port)], streams_per_connection=1, max_waiting=7)
     stream = await world.service.request()
     stream.respond(200)
     assert await stream.read(len(said)) == said
@@ -257,9 +251,7 @@ async def test_the_gateway_ends_after_its_connections_to_services(world: World) 
 async def test_a_reload_changes_limits(world: World) -> None:
     gateway = await world.start()
     client, stream = await world.open()
-    write_config(gateway.file, [tunnel(world.service.port)], max_connections=1, hello_timeout="1ms")
-    gateway.reload()
-    await gateway.records.match("^reload: 1 routes from ")
+    await gateway.reloaded([tunnel(world.service.port)], max_connections=1, hello_timeout="1ms")
     await turned_away(gateway.port)
     assert (await gateway.line())["flags"] == "LIMIT"
     assert await gateway.metric("hbone_connections_limit") == 1
@@ -277,8 +269,7 @@ async def test_a_reload_changes_where_it_listens(world: World) -> None:
     client, stream = await world.open()
     old = gateway.port
     new = free_address()
-    config = json.loads(gateway.file.read_text())
-    gateway.file.write_text(json.dumps({**config, "listen": [str(new)]}))
+    change_config(gateway.file, listen=[str(new)])
     gateway.reload()
     await gateway.records.match(f"^no longer listening on 127.0.0.1:{old}$")
     with pytest.raises(ConnectionRefusedError):
@@ -291,9 +282,8 @@ async def test_a_reload_changes_where_it_listens(world: World) -> None:
 async def test_a_reload_whose_port_is_in_use_changes_nothing(world: World) -> None:
     gateway = await world.start()
     taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
-    config = json.loads(gateway.file.read_text())
     listening = ["127.0.0.1:0", str(free_address()), str(bound_address(taken))]
-    gateway.file.write_text(json.dumps({**config, "listen": listening, "routes": []}))
+    change_config(gateway.file, listen=listening, routes=[])
     gateway.reload()
     await gateway.records.match(
         f"^reload: listen: cannot listen on {bound_address(taken)}: the port is in use; the running"
@@ -325,9 +315,7 @@ async def test_a_renewed_ca_counts_for_new_connections(tmp_path: Path) -> None:
             client.end()
 
         await opened(services[0])
-        write_config(gateway.file, [tunnel(services[1].port, **fields)])
-        gateway.reload()
-        await gateway.records.match("^reload: 1 routes from ")
+        await gateway.reloaded([tunnel(services[1].port, **fields)])
         refused = await gateway.client(hello())
         assert await refused.rest() == INTERNAL_ERROR, "the new service, the old CA"
         (tmp_path / "ca.pem").write_bytes(authorities[1].root_pem)

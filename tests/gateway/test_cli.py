@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from tests.support.gateway_world import tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.http2_peer import PeerStream, Service
 from tests.support.process import Process, started
-from tests.support.running_gateway import write_config
+from tests.support.running_gateway import change_config, write_config
 from tests.support.tcp_peer import TcpPeer
 
 GOOD = """\
@@ -349,8 +348,7 @@ async def test_a_port_in_use(tmp_path: Path, purpose: str) -> None:
     address = str(bound_address(taken))
     file = tmp_path / "hgate.yaml"
     write_config(file, [])
-    config = json.loads(file.read_text())
-    file.write_text(json.dumps({**config, purpose: [address] if purpose == "listen" else address}))
+    change_config(file, **{purpose: [address] if purpose == "listen" else address})
     async with started("gateway", "run", "--config", str(file)) as process:
         code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE

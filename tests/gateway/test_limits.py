@@ -12,7 +12,6 @@ from tests.support.gateway_load import EchoService, say
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello
 from tests.support.http2_peer import PeerStream
-from tests.support.running_gateway import write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
 
 CANCEL = 8
@@ -53,11 +52,8 @@ async def test_one_address_has_only_so_many(world: World) -> None:
 async def test_look_ups_for_clients_have_the_file_s_bounds(world: World) -> None:
     gateway = await world.start(max_lookups=8, max_lookups_per_client=2)
     assert await gateway.metric("hbone_dns_lookups_limit", **{"for": "clients"}) == 8
-    write_config(gateway.file, [tunnel(world.service.port)], max_lookups=9)
-    gateway.reload()
-    async with asyncio.timeout(PATIENCE_S):
-        while await gateway.metric("hbone_dns_lookups_limit", **{"for": "clients"}) != 9:
-            pass
+    await gateway.reloaded([tunnel(world.service.port)], max_lookups=9)
+    assert await gateway.metric("hbone_dns_lookups_limit", **{"for": "clients"}) == 9
 
 
 async def test_every_end_of_a_connection_makes_room(world: World) -> None:
@@ -128,9 +124,7 @@ async def test_a_tunnel_that_is_being_opened_counts_on_its_route(world: World) -
 async def test_a_reload_changes_them(world: World) -> None:
     gateway = await world.start()
     client, stream = await world.open()
-    write_config(gateway.file, [tunnel(world.service.port)], max_connections_per_source=1)
-    gateway.reload()
-    await gateway.records.match("^reload: 1 routes from ")
+    await gateway.reloaded([tunnel(world.service.port)], max_connections_per_source=1)
     await turned_away(gateway.port)
     assert await gateway.metric("hbone_source_connections_limit") == 1
     await world.echoes(client, stream)
@@ -162,8 +156,7 @@ async def test_a_silent_tunnel_is_reset(world: World) -> None:
 async def test_a_reload_counts_for_tunnels_that_are_silent_already(world: World) -> None:
     gateway = await world.start(idle_timeout=0)
     client, stream = await world.open()
-    write_config(gateway.file, [tunnel(world.service.port)], idle_timeout="1s")
-    gateway.reload()
+    await gateway.reloaded([tunnel(world.service.port)], idle_timeout="1s")
     assert await stream.broken() == CANCEL
     assert await client.was_reset()
     assert (await gateway.line())["flags"] == "IDLE"
@@ -266,9 +259,7 @@ async def test_above_the_mark_nobody_is_taken(world: World) -> None:
     held = await gateway.metric("hbone_buffered_bytes")
     assert held > MIB, "beside what the kernel's buffers take, which is its own affair"
     # Between the two marks: nobody is reset, and nobody taken.
-    write_config(gateway.file, [tunnel(world.service.port)], max_buffered=f"{int(held / 1.05)}")
-    gateway.reload()
-    await gateway.records.match("^reload: 1 routes from ")
+    await gateway.reloaded([tunnel(world.service.port)], max_buffered=f"{int(held / 1.05)}")
     address = await turned_away(gateway.port)
     line = await gateway.line()
     assert (line["flags"], line["src.addr"]) == ("LIMIT", address)

@@ -138,17 +138,6 @@ async def test_random_services_at_a_platform_that_knows_every_name(tmp_path: Pat
         assert limited in line["error"]
 
 
-async def test_new_services_at_a_platform_after_a_flood_from_elsewhere(tmp_path: Path) -> None:
-    async with (
-        Platform.listening() as platform,
-        gateway(tmp_path, tunnel(platform.port, token={"audience": AUDIENCE})) as (running, metadata),
-    ):
-        await flood(running.port, (f"random-{number}" for number in range(300)))
-        for name in HONEST:
-            assert await is_served(running.port, name, THERE)
-        assert {asked(metadata)[name] for name in HONEST} == {1}
-
-
 async def test_all_sources_together(tmp_path: Path) -> None:
     async with (
         Platform.listening() as platform,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, UNRECOGNIZED_NAME, hello
 from tests.support.http2_peer import Service
 from tests.support.metadata_server import closed_port
+from tests.support.running_gateway import change_config
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
 BIG = bytes(range(256)) * 4096
@@ -27,10 +27,8 @@ BIG = bytes(range(256)) * 4096
 async def test_a_reverse_route_before_its_port_is_open(world: World) -> None:
     """As after a reload that has brought both."""
     gateway = await world.start({"host": "other", "forward": "127.0.0.1:1"})
-    config = json.loads(gateway.file.read_text())
-    config["routes"] = [{"host": GLOB, "reverse": True}]
-    config["reverse"] = {"certificates": "certs", "rules": []}
-    gateway.file.write_text(json.dumps(config))
+    routes = [{"host": GLOB, "reverse": True}]
+    change_config(gateway.file, routes=routes, reverse={"certificates": "certs", "rules": []})
     gateway.reload()
     await gateway.records.match("^reload: 1 routes")
     assert await (await world.client()).rest() == INTERNAL_ERROR
@@ -57,15 +55,6 @@ async def test_a_service_that_does_not_speak_http2(world: World) -> None:
         client = await world.client()
         assert await client.rest() == INTERNAL_ERROR
         assert (await gateway.line())["flags"] == "UPSTREAM"
-
-
-async def test_several_are_refused_together(world: World) -> None:
-    gateway = await world.start(tunnel(closed_port()))
-    clients = [await world.client() for _ in range(10)]
-    assert [await client.rest() for client in clients] == [INTERNAL_ERROR] * 10
-    lines = [await gateway.line() for _ in clients]
-    assert {line["src.addr"] for line in lines} == {client.address for client in clients}
-    assert await gateway.refused() == {"CONNECT": 10}
 
 
 # Who may be asked for at all.

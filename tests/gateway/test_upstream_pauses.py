@@ -14,7 +14,6 @@ from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, hello
 from tests.support.http2_peer import Service
 from tests.support.retried_tunnels import SAID, end, opens, retried, retries, wait
-from tests.support.running_gateway import write_config
 
 CANCEL = 8
 REFUSED_STREAM = 7
@@ -163,9 +162,7 @@ async def test_max_retries(world: World) -> None:
 
 async def test_a_reload_changes_max_retries(world: World) -> None:
     gateway = await world.start()
-    write_config(gateway.file, json.loads(gateway.file.read_text())["routes"], max_retries=0)
-    gateway.reload()
-    await gateway.records.match("^reload: ")
+    await gateway.reloaded(json.loads(gateway.file.read_text())["routes"], max_retries=0)
     client = await world.client(SAID)
     (await world.service.request()).respond(503, end=True)
     assert await client.rest() == INTERNAL_ERROR

@@ -123,6 +123,13 @@ class ReversePort:
         upstream = self.listener.upstream(name, headers, TunnelRecord(peer="client:1", route=NAME))
         return spawn(Opening(upstream, timeout_s, WORKLOAD_RULES).run(), name="open")
 
+    async def opened(self, workload: Workload) -> tuple[Stream, PeerStream]:
+        """An open tunnel to `workload`: our end and its."""
+        opening = self.open()
+        request = await workload.request()
+        request.respond(200)
+        return await opening, request
+
     def value(self, name: str, **labels: str) -> float:
         """A metric's value; 0 if there is no such sample yet."""
         return value_of(self.metrics.collect(), name, labels)

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,12 @@ class RunningGateway:
         """Sends SIGHUP."""
         os.kill(os.getpid(), signal.SIGHUP)
 
+    async def reloaded(self, routes: Collection[Mapping[str, Any]], **limits: Any) -> None:
+        """Returns once these routes and limits, the first that are so many, are in effect."""
+        write_config(self.file, routes, **limits)
+        self.reload()
+        await self.records.match(f"^reload: {len(routes)} routes from ")
+
     def terminate(self) -> None:
         """Sends SIGTERM."""
         os.kill(os.getpid(), signal.SIGTERM)
@@ -185,6 +191,11 @@ def write_config(file: Path, routes: Iterable[Mapping[str, Any]], **limits: Any)
         "limits": limits,
     }
     file.write_text(json.dumps(config, indent=1))
+
+
+def change_config(file: Path, **fields: Any) -> None:
+    """Sets fields of a gateway's file that `write_config` has written."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from tests.support import network
 from tests.support.gateway_load import EchoService, flowing, staying
 from tests.support.gateway_world import tunnel
 from tests.support.hgate_process import hgate
-from tests.support.running_gateway import write_config
+from tests.support.running_gateway import change_config, write_config
 from tests.support.tcp_peer import TcpPeer
 
 FREE = Address("127.0.0.1", 0)
@@ -187,9 +186,8 @@ async def file(tmp_path: Path) -> AsyncIterator[Path]:
     async with EchoService.listening() as service:
         file = tmp_path / "hgate.yaml"
         write_config(file, [tunnel(service.port)])
-        config = json.loads(file.read_text())
         ports = {name: str(free_port()) for name in ("admin", "metrics", "health")}
-        file.write_text(json.dumps({**config, **ports, "listen": [str(free_port())]}))
+        change_config(file, **ports, listen=[str(free_port())])
         yield file
 
 

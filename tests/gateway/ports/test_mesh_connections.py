@@ -477,10 +477,7 @@ async def test_a_hundred_rotations_of_the_hbone_port_disturb_no_tunnel(
 async def test_a_hundred_rotations_of_the_reverse_port_disturb_no_tunnel(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)
     async with reverse_port.serving(tmp_path, mesh=mesh) as port, port.workload() as workload:
-        opening = port.open()
-        far = await workload.request()
-        far.respond(200)
-        stream = await opening
+        stream, far = await port.opened(workload)
         for number in range(100):
             new = rotate(mesh)
             name = f"w{number}.demo.svc.cluster.local"

@@ -151,10 +151,7 @@ async def test_who_comes_while_we_leave(port: ReversePort) -> None:
 
 async def test_goaway_of_a_workload_loses_the_name_and_no_tunnel(port: ReversePort) -> None:
     async with port.workload() as workload:
-        opening = port.open()
-        request = await workload.request()
-        request.respond(200)
-        stream = await opening
+        stream, request = await port.opened(workload)
         workload.peer.say_goaway(request.number)
         await workload.peer.answered()
         assert port.value("hbone_reverse_workloads") == 0
@@ -185,10 +182,7 @@ async def test_an_idle_workload_that_answers_stays(tmp_path: Path) -> None:
 
 async def test_new_rules_let_go_of_those_whom_they_refuse(port: ReversePort) -> None:
     async with port.workload() as workload, port.workload("other.demo.svc.cluster.local", OTHER):
-        opening = port.open()
-        request = await workload.request()
-        request.respond(200)
-        stream = await opening
+        stream, request = await port.opened(workload)
         rule = ReverseRule((str(OTHER),), ("*.demo.svc.cluster.local",))
         port.listener.apply(ReverseSettings(rules=(rule,)))
         assert port.value("hbone_reverse_workloads") == 1
@@ -207,10 +201,7 @@ async def test_a_certificate_that_ends_costs_the_name_and_no_tunnel(tmp_path: Pa
         async with port.dialled(tls=port.mesh.tls(member)) as workload:
             await workload.registered()
             assert (await port.line())["message"] == "workload registered"
-            opening = port.open()
-            request = await workload.request()
-            request.respond(200)
-            stream = await opening
+            stream, request = await port.opened(workload)
             clock.turn(0.2)
             await workload.peer.until(lambda: workload.peer.goaway)
             assert port.value("hbone_reverse_workloads") == 0
@@ -232,10 +223,7 @@ async def test_after_the_drain_timeout_its_tunnels_are_broken_off(tmp_path: Path
         async with port.dialled(tls=port.mesh.tls(member)) as workload:
             await workload.registered()
             assert (await port.line())["message"] == "workload registered"
-            opening = port.open()
-            request = await workload.request()
-            request.respond(200)
-            stream = await opening
+            stream, request = await port.opened(workload)
             clock.turn(0.2)
             await request.broken()
             await workload.peer.until(lambda: workload.peer.lost)
@@ -275,9 +263,7 @@ async def test_a_workload_that_is_revoked_later_loses_its_name_and_its_tunnels(t
         watch = port.listener.revocations
         assert watch is not None
         async with port.workload("other.demo.svc.cluster.local", OTHER), port.workload() as workload:
-            opening = port.open()
-            (await workload.request()).respond(200)
-            stream = await opening
+            stream, _ = await port.opened(workload)
             gone: list[StreamResetError] = []
             stream.on_gone = gone.append
             put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(WORKLOAD))))

@@ -34,10 +34,6 @@ def registry() -> Registry:
     return Registry(most_names=2, most_per_name=3)
 
 
-def test_nobody(registry: Registry) -> None:
-    assert registry.best(NAME) is None
-
-
 def test_whoever_has_fewest_streams_and_room(registry: Registry) -> None:
     full, busy, idle = registration(room=0), registration(open_streams=2), registration(open_streams=1)
     for it in (full, busy, idle):

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.reverse.reverse_port import CLOSE_S
 from gateway.reverse.workload_upstream import WORKLOAD_RULES
-from shared.errors import DialError, StatusError, StreamResetError, UpstreamError
+from shared.errors import StatusError, StreamResetError, UpstreamError
 from shared.http2.frames import REFUSED_STREAM
 from shared.trust.spiffe import SpiffeId
 from tests.support import reverse_port
@@ -80,11 +80,6 @@ async def test_a_tunnel(port: ReversePort) -> None:
         assert await request.read(5) == b"there"
         assert port.listener.rows(0)[0]["streams"] == 1
         stream.abort()
-
-
-async def test_nobody_has_registered_it(port: ReversePort) -> None:
-    with pytest.raises(DialError, match=f"^reverse {NAME}: no workload has registered it$"):
-        await port.open()
 
 
 async def test_a_client_waits_for_a_workload_that_comes(tmp_path: Path) -> None:
@@ -162,10 +157,7 @@ async def test_who_leaves_says_so_and_goes_on_serving(port: ReversePort) -> None
         await workload.peer.until(lambda: workload.peer.goaway)
         with pytest.raises(ConnectionRefusedError):
             await TcpPeer.connect(address)
-        opening = port.open()
-        request = await workload.request()
-        request.respond(200)
-        stream = await opening
+        stream, request = await port.opened(workload)
         stream.write(b"in time")
         assert await request.read(7) == b"in time"
         stream.write_eof()
@@ -178,9 +170,7 @@ async def test_who_leaves_says_so_and_goes_on_serving(port: ReversePort) -> None
 
 async def test_close_does_not_wait_for_open_tunnels(port: ReversePort) -> None:
     async with port.workload() as workload:
-        opening = port.open()
-        (await workload.request()).respond(200)
-        await opening
+        await port.opened(workload)
         async with asyncio.timeout(CLOSE_S + PATIENCE_S):
             await port.listener.close("the test is over")
         await workload.peer.until(lambda: workload.peer.lost)

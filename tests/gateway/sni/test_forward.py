@@ -20,7 +20,6 @@ from shared.tls import istio_sni
 from tests.support.gateway_world import GLOB, World
 from tests.support.hellos import INTERNAL_ERROR, NAME, alert, hello
 from tests.support.network import unanswering
-from tests.support.running_gateway import write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 ISTIOD = "istiod.istio-system.svc"
@@ -100,11 +99,8 @@ async def test_slow_readers_and_their_pipes(world: World) -> None:
 
 async def test_a_reload_moves_the_bound_of_pipes(world: World) -> None:
     gateway = await world.start(forward(1), splice_pipes=5)
-    write_config(gateway.file, [forward(1)], splice_pipes=6)
-    gateway.reload()
-    async with asyncio.timeout(PATIENCE_S):
-        while await gateway.metric("hbone_splice_pipes_limit") != 6:
-            pass
+    await gateway.reloaded([forward(1)], splice_pipes=6)
+    assert await gateway.metric("hbone_splice_pipes_limit") == 6
 
 
 async def test_the_end_of_the_gateway_resets_it(world: World) -> None:

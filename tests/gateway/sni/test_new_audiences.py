@@ -33,6 +33,8 @@ def test_of_one_source() -> None:
     assert [limit_of(audiences) for _ in range(5)] == ["", "", "", *["max_new_audiences_per_source"] * 2]
     assert limit_of(audiences, "10.0.0.1:1") == "max_new_audiences_per_source", "the port makes no difference"
     assert limit_of(audiences, THERE) == ""
+    same_network = (f"[2001:db8::{number}]:1" for number in range(4))  # as admission.network_of has it
+    assert [limit_of(audiences, peer) for peer in same_network].count("") == 3
     clock.turn(20)
     assert [limit_of(audiences) for _ in range(2)] == ["", "max_new_audiences_per_source"]
     clock.turn(3600)
@@ -78,22 +80,6 @@ def test_no_bound(in_all: int, per_source: int, counted: int) -> None:
     audiences = made(Clock(), in_all, per_source)
     assert [limit_of(audiences) for _ in range(1000)].count("") == counted
     assert audiences.most == in_all
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "are_one"),
-    [
-        ("[2001:db8::1]:1", "[2001:db8::ffff:1]:2", True),
-        ("[2001:db8::1]:1", "[2001:db8:0:1::1]:1", False),
-        ("[::ffff:10.0.0.1]:1", "10.0.0.1:1", True),
-        ("[::ffff:10.0.0.1]:1", "[::ffff:10.0.0.2]:1", False),
-        ("[fe80::1%eth0]:1", "[fe80::2%eth1]:1", True),
-    ],
-)
-def test_what_one_source_is(one: str, other: str, are_one: bool) -> None:
-    audiences = made(Clock(), 100, 1)
-    assert limit_of(audiences, one) == ""
-    assert (limit_of(audiences, other) != "") == are_one
 
 
 def test_what_a_refusal_says() -> None:

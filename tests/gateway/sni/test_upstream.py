@@ -163,14 +163,6 @@ async def test_without_a_token_nothing_is_sent(world: World, answer: Answer, rea
     await world.nothing_is_left()
 
 
-async def test_one_token_serves_all_tunnels(world: World) -> None:
-    await world.start(tunnel(world.service.port, token={"audience": "x"}))
-    for _ in range(10):
-        await world.client()
-    authorizations = {(await world.service.request())[b"authorization"] for _ in range(10)}
-    assert (len(authorizations), len(world.metadata.requests)) == (1, 1)
-
-
 async def test_a_403_keeps_the_token(world: World) -> None:
     await world.start(tunnel(world.service.port, token={"audience": "x"}))
     client = await world.client()

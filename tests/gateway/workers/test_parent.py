@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ from tests.support.hbone_port import GATEWAY, Mesh
 from tests.support.hellos import UNRECOGNIZED_NAME
 from tests.support.hgate_process import Hgate, hgate
 from tests.support.process import started
-from tests.support.running_gateway import write_config
+from tests.support.running_gateway import change_config, write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 from tests.support.world import free_port
 
@@ -44,11 +43,6 @@ def file(tmp_path: Path, service: EchoService) -> Path:
     """A gateway's file with a route to the service."""
     write_config(tmp_path / "hgate.yaml", [tunnel(service.port)], drain_delay=0)
     return tmp_path / "hgate.yaml"
-
-
-def change(file: Path, **fields: Any) -> None:
-    """Sets fields of a gateway's file."""
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def content_of(path: str) -> str:
@@ -129,7 +123,7 @@ async def test_look_ups_are_bounded_for_all_together(tmp_path: Path, service: Ec
 @pytest.mark.parametrize("purpose", ["hbone", "reverse"])
 async def test_they_share_a_free_port_for_members(file: Path, tmp_path: Path, purpose: str) -> None:
     own = Mesh(tmp_path).member(GATEWAY)
-    change(file, **{purpose: {"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []}})
+    change_config(file, **{purpose: {"certificates": str(own), "listen": ["127.0.0.1:0"], "rules": []}})
     async with workers(file, 2) as running:
         port = (await running.said(rf"^{purpose} on 127\.0\.0\.1:(\d+)$"))[1]
         assert listening_on(Address("127.0.0.1", int(port))) == 2
@@ -143,9 +137,9 @@ async def test_a_port_in_use_is_told_in_one_line(file: Path, tmp_path: Path, pur
         address = str(bound_address(taken))
         if purpose in ("hbone", "reverse"):
             own = Mesh(tmp_path).member(GATEWAY)
-            change(file, **{purpose: {"certificates": str(own), "listen": [address], "rules": []}})
+            change_config(file, **{purpose: {"certificates": str(own), "listen": [address], "rules": []}})
         else:
-            change(file, **{purpose: [address] if purpose == "listen" else address})
+            change_config(file, **{purpose: [address] if purpose == "listen" else address})
         async with started("gateway", "--config", str(file), "--workers", "3") as process:
             code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE
@@ -155,7 +149,7 @@ async def test_a_port_in_use_is_told_in_one_line(file: Path, tmp_path: Path, pur
 async def test_what_all_workers_lack_is_told_once(file: Path, tmp_path: Path) -> None:
     """Only they find out, and none of them is there long enough to be ready."""
     missing = tmp_path / "nowhere"
-    change(file, hbone={"certificates": str(missing), "listen": ["127.0.0.1:0"], "rules": []})
+    change_config(file, hbone={"certificates": str(missing), "listen": ["127.0.0.1:0"], "rules": []})
     async with started("gateway", "--config", str(file), "--workers", "3") as process:
         code, _, err = await process.ended()
     assert code == EXIT_UNAVAILABLE
@@ -290,7 +284,7 @@ async def test_sighup_reaches_all(file: Path, service: EchoService) -> None:
             async with TcpPeer.connected(running.port) as client:
                 await client.send(HELLO)
                 assert await client.rest() == UNRECOGNIZED_NAME
-        change(file, routes=5)
+        change_config(file, routes=5)
         running.process.send(signal.SIGHUP)
         await running.said(r"^reload: .*hgate\.yaml:1: routes: .*; the running configuration stays$")
         write_config(file, [tunnel(service.port)], max_connections=999)
@@ -310,7 +304,7 @@ async def test_sighup_reaches_all(file: Path, service: EchoService) -> None:
 async def test_a_reload_moves_all_of_them(file: Path) -> None:
     async with workers(file, 2) as running, staying(running.port, 10) as tunnels:
         new = Address("127.0.0.1", free_port())
-        change(file, listen=[str(new)])
+        change_config(file, listen=[str(new)])
         running.process.send(signal.SIGHUP)
         await running.said("^reload: 1 routes from ")
         assert listening_on(new) == 2
@@ -374,7 +368,7 @@ async def test_a_signal_to_the_whole_group_is_one(file: Path) -> None:
 
 async def test_successors_take_over_under_load(file: Path) -> None:
     """New workers after old ones: no connection fails, no tunnel breaks."""
-    change(file, listen=[f"127.0.0.1:{free_port()}"])
+    change_config(file, listen=[f"127.0.0.1:{free_port()}"])
     async with AsyncExitStack() as block:
         old = await block.enter_async_context(workers(file, 2))
         load = await block.enter_async_context(flowing(old.port))
