@@ -76,9 +76,12 @@ def jwt(keys: str) -> JwtSettings:
     return JwtSettings(GOOGLE_ISSUER, (AUDIENCE,), keys)
 
 
-def ask(peer: Http2Peer, target: TcpServer, token: str = "", name: str = "authorization") -> PeerStream:
+def ask(
+    peer: Http2Peer, target: TcpServer | bytes, token: str = "", name: str = "authorization"
+) -> PeerStream:
     more = [(name.encode(), f"Bearer {token}".encode())] if token else []
-    return peer.request(b"CONNECT", b"", more, authority=b"127.0.0.1:%d" % target.port)
+    authority = target if isinstance(target, bytes) else b"127.0.0.1:%d" % target.port
+    return peer.request(b"CONNECT", b"", more, authority=authority)
 
 
 async def challenged(stream: PeerStream) -> tuple[int, str]:
@@ -129,8 +132,7 @@ async def test_others_are_refused_and_the_log_says_why(
 
 
 async def test_a_refusal_for_other_reasons_asks_for_no_token(port: HbonePort, peer: Http2Peer) -> None:
-    stream = peer.request(b"CONNECT", b"", authority=b"10.0.0.1:80")
-    assert await challenged(stream) == (401, "")
+    assert await challenged(ask(peer, b"10.0.0.1:80")) == (401, "")
     assert "no rule allows it" in (await port.line())["error"]
 
 
@@ -146,12 +148,8 @@ async def test_a_name_whose_address_a_rule_denies_without_a_token(
     async with served(issuer) as keys, visited(tmp_path, *rules, keys=keys.url) as (_, peer):
         authority = b"localhost:%d" % target.port
         for email, status in ((EMAIL, 200), ("me@evil.org", 401), (None, 401)):
-            token = issuer.mint(AUDIENCE, email=email)
-            more = [(b"authorization", f"Bearer {token}".encode())]
-            stream = peer.request(b"CONNECT", b"", more, authority=authority)
-            assert await stream.status() == status
-        stream = peer.request(b"CONNECT", b"", authority=authority)
-        assert await challenged(stream) == (401, "Bearer")
+            assert await ask(peer, authority, issuer.mint(AUDIENCE, email=email)).status() == status
+        assert await challenged(ask(peer, authority)) == (401, "Bearer")
         assert (keys.asked, target.count) == (1, 1)
 
 
@@ -159,9 +157,8 @@ async def test_no_name_is_looked_up_for_a_token_that_does_not_suffice(tmp_path: 
     rule = Rule(("*",), ("*.invalid:80",), claims=(("email", (EMAIL,)),))
     async with served(issuer) as keys, visited(tmp_path, rule, keys=keys.url) as (_, peer):
         for email, status in (("me@evil.org", 401), (EMAIL, 503)):  # the latter: nobody has such a name
-            more = [(b"authorization", f"Bearer {issuer.mint(AUDIENCE, email=email)}".encode())]
-            stream = peer.request(b"CONNECT", b"", more, authority=b"hello.invalid:80")
-            assert await stream.status() == status
+            token = issuer.mint(AUDIENCE, email=email)
+            assert await ask(peer, b"hello.invalid:80", token).status() == status
 
 
 async def test_a_file_of_keys_that_is_not_there_is_told_at_the_start(

@@ -158,6 +158,7 @@ def test_a_route_that_another_shadows(folder: Path, hosts: list[str], told: list
         ("*", "**"),
         ("hello.*", "hello.**"),
         ("*.cluster.local", "**.cluster.local"),
+        ("api-*.*", "api-*.**"),
         ("*.demo.svc.cluster.local", None),
         ("*.example.net.invalid", None),
         ("istiod.istio-system.svc", None),

@@ -14,8 +14,7 @@ from gateway.config.yaml_nodes import (
     Value,
     document,
 )
-from shared.address import Address
-from shared.config.kinds import ADDRESS, TARGET, Choice, Count, Duration, Kind, Size
+from shared.config.kinds import Choice, Count, Duration, Kind, Size
 from shared.errors import EXIT_CONFIG, ConfigError, ConfigErrors
 
 FIELDS = ("name", "count", "time", "where", "list", "inner")
@@ -255,16 +254,6 @@ def test_mappings_of_any_names() -> None:
     ):
         most = 1 if "entries" in reason else 9
         assert refusal(lambda: read(written).pairs(most)) == f"f.yaml:1: {reason}"  # noqa: B023
-
-
-def test_addresses() -> None:
-    assert read('"0.0.0.0:0"').of(ADDRESS) == Address("0.0.0.0", 0)
-    assert read("127.0.0.1:80").of(TARGET) == Address("127.0.0.1", 80)
-    assert refusal(lambda: read("a:0").of(TARGET)) == "f.yaml:1: name: port 0 cannot be dialled"
-    assert refusal(lambda: read("8080").of(ADDRESS)) == "f.yaml:1: name: no port: write HOST:PORT"
-    assert refusal(lambda: read("['a:80']").of(ADDRESS)) == (
-        "f.yaml:1: name: must be a single value, not a list"
-    )
 
 
 @given(st.text(max_size=200) | st.text(alphabet="a:- \n[]{}&*!|>'\"%#?,\t\\0x1u", max_size=60) | st.binary())

@@ -38,10 +38,6 @@ routes:
     assert config["limits"]["drain_delay_s"] is None
 
 
-def test_nothing_is_an_empty_list() -> None:
-    assert shown(admin.connections(Pool(), 0.0)) == []
-
-
 def test_workloads_that_have_registered() -> None:
     row = {"origin": "reverse://hello.svc", "streams": 1, "room": 2}
     assert shown(admin.connections(Pool(), 0.0, [row])) == [row]

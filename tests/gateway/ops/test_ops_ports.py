@@ -12,8 +12,7 @@ from gateway.config.config import GatewayConfig
 from gateway.ops import ops_ports
 from gateway.ops.ops_ports import OpsPorts
 from shared.address import Address
-from shared.errors import UnavailableError, UpstreamError
-from shared.listen import bound_address, listen
+from shared.errors import UpstreamError
 from shared.net import http1
 from shared.net.listen_close import listening_on
 from shared.ops.http_server import Handler, Response
@@ -74,20 +73,6 @@ async def test_each_port_has_its_own_paths() -> None:
         for path in ("config", "tunnels", "connections", "tokens"):
             assert await ask(where.admin, f"/{path}") == f"{path} of a"
             assert await ask(where.health, f"/{path}") == await ask(where.metrics, f"/{path}") == "404"
-
-
-async def test_a_port_that_is_off() -> None:
-    where = GatewayConfig(routes=(), health=config().health, metrics=None, admin=None)
-    async with serving("a", where):
-        assert await ask(where.health, "/healthz/live") == "live of a"
-
-
-async def test_a_port_in_use() -> None:
-    taken = await listen(Address("127.0.0.1", 0), asyncio.Protocol, purpose="test")
-    where = GatewayConfig(routes=(), health=None, metrics=None, admin=bound_address(taken))
-    with pytest.raises(UnavailableError, match=r"^admin: cannot listen on 127"):
-        await named("a").start(where)
-    taken.close()
 
 
 async def test_who_has_asked_for_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,15 +144,13 @@ async def test_probes_are_answered_while_all_ports_are_crowded() -> None:
             assert await ask(where.health, "/healthz/live") == "live of a"
         assert await ask(where.metrics, "/metrics") == "scrape of a"
         assert await ask(where.admin, "/tunnels") == "tunnels of a"
-        told = {family.name: family for family in ports.families()}
-        evicted = {
-            sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_evicted"].samples
+        told = {
+            family.name: {sample.labels["port"]: sample.value for sample in family.samples}
+            for family in ports.families()
         }
+        evicted = told["hbone_ops_connections_evicted"]
         assert all(evicted[port] >= 130 - 64 for port in ("health", "metrics", "admin"))
-        most = {sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_limit"].samples}
-        open_now = {
-            sample.labels["port"]: sample.value for sample in told["hbone_ops_connections_open"].samples
-        }
+        most, open_now = told["hbone_ops_connections_limit"], told["hbone_ops_connections_open"]
         assert all(0 < open_now[port] <= most[port] == 64 for port in most)
 
 

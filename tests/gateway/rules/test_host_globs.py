@@ -14,7 +14,6 @@ from gateway.rules.host_globs import (
     can_be_service,
     compile_glob,
     covers,
-    wider,
 )
 from shared.tls.istio_sni import Destination
 
@@ -215,17 +214,3 @@ def test_globs_that_take_a_service_of_kubernetes(glob: str, expected: bool) -> N
 def test_who_takes_a_service_can(glob: str, host: str) -> None:
     if Destination(host, None, "", "").service and takes(glob, host):
         assert can_be_service(glob)
-
-
-@pytest.mark.parametrize(
-    ("glob", "other"),
-    [
-        ("*.svc.cluster.local", "**.svc.cluster.local"),
-        ("*", "**"),
-        ("hello.*", "hello.**"),
-        ("api-*.*", "api-*.**"),
-        ("**.svc", "**.svc"),
-    ],
-)
-def test_as_it_was_meant_when_a_star_took_dots(glob: str, other: str) -> None:
-    assert wider(glob) == other

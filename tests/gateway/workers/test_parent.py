@@ -10,7 +10,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -49,10 +49,8 @@ def content_of(path: str) -> str:
     return Path(path).read_text()
 
 
-@asynccontextmanager
-async def workers(file: Path, count: int) -> AsyncIterator[Hgate]:
-    async with hgate(file, "--workers", str(count)) as running:
-        yield running
+def workers(file: Path, count: int) -> AbstractAsyncContextManager[Hgate]:
+    return hgate(file, "--workers", str(count))
 
 
 async def pid_of(running: Hgate, name: str) -> int:
