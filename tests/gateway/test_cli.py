@@ -295,11 +295,16 @@ async def service() -> AsyncIterator[Service]:
         yield service
 
 
+@pytest.fixture
+def to_service(tmp_path: Path, service: Service) -> Path:
+    """A gateway's file with a route to the service."""
+    write_config(tmp_path / "hgate.yaml", [tunnel(service.port)])
+    return tmp_path / "hgate.yaml"
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_it_ends_in_order(tmp_path: Path, service: Service, signum: int) -> None:
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [tunnel(service.port)])
-    async with hgate(file) as (process, port), opened(port, service) as (client, stream):
+async def test_it_ends_in_order(to_service: Path, service: Service, signum: int) -> None:
+    async with hgate(to_service) as (process, port), opened(port, service) as (client, stream):
         process.send(signum)
         await process.said("^draining: 1 connections have up to 20 s$")
         await client.send(b"bye")
@@ -312,10 +317,8 @@ async def test_it_ends_in_order(tmp_path: Path, service: Service, signum: int) -
     assert re.findall(r'"flags":"(.*?)"', out) == ["-"]
 
 
-async def test_its_end_loses_no_byte_of_a_finished_tunnel(tmp_path: Path, service: Service) -> None:
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [tunnel(service.port)])
-    async with hgate(file) as (process, port), opened(port, service) as (client, stream):
+async def test_its_end_loses_no_byte_of_a_finished_tunnel(to_service: Path, service: Service) -> None:
+    async with hgate(to_service) as (process, port), opened(port, service) as (client, stream):
         client.pause()
         client.end()
         assert await stream.rest() == b""
@@ -371,13 +374,11 @@ async def test_a_metadata_host_that_is_none(file: str) -> None:
     assert err.startswith("hgate: invalid GCE_METADATA_HOST=http://metadata (")
 
 
-async def test_more_connections_than_the_usual_limit_of_files(tmp_path: Path, service: Service) -> None:
+async def test_more_connections_than_the_usual_limit_of_files(to_service: Path, service: Service) -> None:
     """The usual soft limit of 1024 files is far below max_connections."""
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [tunnel(service.port)])
     limited = ["sh", "-c", 'ulimit -S -n 64; exec "$@"', "sh"]
     async with AsyncExitStack() as block:
-        process, port = await block.enter_async_context(hgate(file, before=limited))
+        process, port = await block.enter_async_context(hgate(to_service, before=limited))
         for _ in range(100):
             await block.enter_async_context(TcpPeer.connected(port))
         client, stream = await block.enter_async_context(opened(port, service))
@@ -386,13 +387,11 @@ async def test_more_connections_than_the_usual_limit_of_files(tmp_path: Path, se
         process.send(signal.SIGTERM)
 
 
-async def test_out_of_files(tmp_path: Path, service: Service) -> None:
+async def test_out_of_files(to_service: Path, service: Service) -> None:
     """Where the hard limit is too low as well, some clients are turned away, and the rest goes on."""
-    file = tmp_path / "hgate.yaml"
-    write_config(file, [tunnel(service.port)])
     limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     async with AsyncExitStack() as block:
-        _, port = await block.enter_async_context(hgate(file, before=limited))
+        _, port = await block.enter_async_context(hgate(to_service, before=limited))
         client, stream = await block.enter_async_context(opened(port, service))
         async with AsyncExitStack() as crowd:
             for _ in range(100):

@@ -241,14 +241,6 @@ def test_a_field_of_a_tunnel_that_is_wrong(field: str, message: str, folder: Pat
     assert refusal(text, folder) == f"F:4: routes[0].{message}"
 
 
-def test_a_file_that_cannot_be_read(folder: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(folder / "none.yaml")
-    assert str(caught.value) == f"{folder}/none.yaml: cannot be read: No such file or directory"
-    with pytest.raises(ConfigError, match="cannot be read: it is a directory"):
-        load(folder)
-
-
 def test_a_file_that_is_too_large(folder: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: it is a device"):
         load(Path("/dev/zero"))

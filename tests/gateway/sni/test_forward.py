@@ -57,13 +57,21 @@ async def test_it_is_counted_and_shown_while_it_is_open(world: World) -> None:
         assert await gateway.metric("hbone_tunnels_open", route=ISTIOD) == 1
         assert await gateway.metric("hbone_sent_bytes_total", route=ISTIOD) == len(hello(ISTIOD))
         assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == 6
-        client.end()
+        await upstream.send(MUCH[: 1 << 20])
         upstream.end()
-        assert await client.rest() == b""
+        assert await client.rest() == MUCH[: 1 << 20]
+        await client.send(b"after its end")
+        client.end()
+        assert await upstream.rest() == b"after its end"
         line = await gateway.line()
-        assert (line["flags"], line["dst.addr"]) == ("-", f"127.0.0.1:{istiod.port}")
+        assert (line["flags"], line["route"]) == ("-", ISTIOD)
+        assert line["dst.addr"] == f"127.0.0.1:{istiod.port}"
+        received = 6 + (1 << 20)
+        assert (line["bytes_sent"], line["bytes_recv"]) == (len(hello(ISTIOD)) + 13, received)
+        assert not {"origin", "status", "stream"} & line.keys()
         assert await gateway.metric("hbone_tunnels_closed_total", route=ISTIOD, flags="-") == 1
-        assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == 6
+        assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == received, "each byte once"
+        assert world.metadata.requests == []
         await world.nothing_is_left()
 
 

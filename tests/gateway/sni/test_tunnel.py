@@ -200,28 +200,6 @@ async def test_a_bare_name(world: World) -> None:
 # Forwarding.
 
 
-async def test_a_forward_is_plain_tcp(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(
-            {"host": "istiod.istio-system.svc", "forward": f"127.0.0.1:{istiod.port}"}
-        )
-        said = hello("istiod.istio-system.svc")
-        client = await world.client(said)
-        upstream = await istiod.accept()
-        assert await upstream.read(len(said)) == said
-        await upstream.send(BIG)
-        upstream.end()
-        assert await client.rest() == BIG
-        await client.send(b"after its end")
-        client.end()
-        assert await upstream.rest() == b"after its end"
-        line = await gateway.line()
-    assert (line["route"], line["dst.addr"]) == ("istiod.istio-system.svc", f"127.0.0.1:{istiod.port}")
-    assert (line["bytes_sent"], line["bytes_recv"], line["flags"]) == (len(said) + 13, len(BIG), "-")
-    assert not {"origin", "status", "stream"} & line.keys()
-    assert world.metadata.requests == []
-
-
 async def test_a_forward_that_nobody_takes(world: World) -> None:
     port = closed_port()
     gateway = await world.start({"host": GLOB, "forward": f"127.0.0.1:{port}"})

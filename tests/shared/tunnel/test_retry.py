@@ -34,6 +34,16 @@ MANY = RetryRules(max_retries=20)
 NEVER = RetryRules(max_retries=0)
 
 
+def refused(retries: Retries) -> Retry | None:
+    """What comes of a stream that is refused."""
+    return retries.after_reset(frames.REFUSED_STREAM, connection_lost=False, answered_before=False)
+
+
+def lost(retries: Retries) -> Retry | None:
+    """What comes of a connection that is lost after it has answered."""
+    return retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True)
+
+
 def longest(rules: RetryRules = MANY) -> Retries:
     """Retries whose random numbers make every pause as long as it can be."""
     return Retries(rules, pick=lambda: 0.0)
@@ -44,10 +54,7 @@ def longest(rules: RetryRules = MANY) -> Retries:
 
 def test_a_refused_stream_is_opened_again_at_once_and_then_with_pauses() -> None:
     retries = longest()
-    came = [
-        retries.after_reset(frames.REFUSED_STREAM, connection_lost=False, answered_before=False)
-        for _ in range(5)
-    ]
+    came = [refused(retries) for _ in range(5)]
     assert came[:REFUSED_AT_ONCE] == [Retry(REFUSED)] * REFUSED_AT_ONCE
     assert came[REFUSED_AT_ONCE:] == [Retry(REFUSED, 0.25), Retry(REFUSED, 0.5), Retry(REFUSED, 1.0)]
 
@@ -55,9 +62,10 @@ def test_a_refused_stream_is_opened_again_at_once_and_then_with_pauses() -> None
 def test_a_connection_that_answered_before_is_replaced() -> None:
     retries = longest(RetryRules(max_retries=1))
     for _ in range(LOST_AT_ONCE):
-        lost = retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True)
-        assert lost == Retry(CONNECTION_LOST), "which counts for nothing: it is dead, and gone from the pool"
-    assert retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True) is None
+        assert lost(retries) == Retry(CONNECTION_LOST), (
+            "which counts for nothing: it is dead, and gone from the pool"
+        )
+    assert lost(retries) is None
     assert retries.after_status(503, None) == Retry("503", 0.25)
 
 
@@ -129,7 +137,7 @@ OUTCOMES = st.sampled_from(
         lambda retries: retries.after_reset(
             frames.REFUSED_STREAM, connection_lost=False, answered_before=True
         ),
-        lambda retries: retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True),
+        lost,
         lambda retries: retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=False),
     ]
 )
@@ -219,13 +227,6 @@ def test_whatever_is_there_is_seconds_or_nothing(value: bytes) -> None:
 def test_rules_without_pauses_and_with_few_dead_connections() -> None:
     retries = longest(RetryRules(max_lost=1, pauses=False))
     assert retries.after_status(503, None) is None
-    lost = [
-        retries.after_reset(frames.CANCEL, connection_lost=True, answered_before=True) is not None
-        for _ in range(2)
-    ]
-    assert lost == [True, False]
-    refused = [
-        retries.after_reset(frames.REFUSED_STREAM, connection_lost=False, answered_before=False)
-        for _ in range(REFUSED_AT_ONCE + 1)
-    ]
-    assert refused == [Retry(REFUSED)] * REFUSED_AT_ONCE + [None]
+    assert [lost(retries) is not None for _ in range(2)] == [True, False]
+    came = [refused(retries) for _ in range(REFUSED_AT_ONCE + 1)]
+    assert came == [Retry(REFUSED)] * REFUSED_AT_ONCE + [None]
