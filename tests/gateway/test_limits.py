@@ -163,15 +163,14 @@ async def test_a_reload_counts_for_tunnels_that_are_silent_already(world: World)
 
 
 @pytest.mark.usefixtures("looks_often")
-async def test_a_forward_that_is_silent(world: World) -> None:
-    async with TcpServer.listening() as server:
-        gateway = await world.start({"host": GLOB, "forward": f"127.0.0.1:{server.port}"}, idle_timeout="1s")
-        client = await world.client()
-        upstream = await server.accept()
-        assert await upstream.read(len(hello()))
-        assert await client.was_reset()
-        assert await upstream.was_reset()
-        assert (await gateway.line())["flags"] == "IDLE"
+async def test_a_forward_that_is_silent(world: World, target: TcpServer) -> None:
+    gateway = await world.start({"host": GLOB, "forward": f"127.0.0.1:{target.port}"}, idle_timeout="1s")
+    client = await world.client()
+    upstream = await target.accept()
+    assert await upstream.read(len(hello()))
+    assert await client.was_reset()
+    assert await upstream.was_reset()
+    assert (await gateway.line())["flags"] == "IDLE"
 
 
 # Age.

@@ -90,9 +90,9 @@ async def is_served(port: int, service: str, source: str = HERE) -> bool:
 
 @asynccontextmanager
 async def gateway(
-    folder: Path, route: dict[str, Any], **limits: Any
+    folder: Path, *routes: dict[str, Any], **limits: Any
 ) -> AsyncIterator[tuple[Hgate, MetadataServer]]:
-    write_config(folder / "hgate.yaml", [route], **limits)
+    write_config(folder / "hgate.yaml", routes, **limits)
     async with (
         MetadataServer(Mint(time.time)) as metadata,
         hgate(folder / "hgate.yaml", environ={"GCE_METADATA_HOST": metadata.host}) as running,
@@ -202,20 +202,15 @@ async def test_an_origin_that_does_not_stand_costs_no_token(tmp_path: Path, orig
 
 async def test_origins_that_hang_hold_no_token_work(tmp_path: Path) -> None:
     """Slow names and slow TLS: who waits for them waits by himself."""
-    async with (
-        silent(tmp_path) as port,
-        Platform.listening() as platform,
-        MetadataServer(Mint(time.time)) as metadata,
-    ):
+    async with silent(tmp_path) as port, Platform.listening() as platform:
         slow = tunnel(
-            port, host="slow-*.demo.svc.cluster.local", tunnel="https://{service}.example/_hbone/15003"
+            port,
+            host="slow-*.demo.svc.cluster.local",
+            tunnel="https://{service}.example/_hbone/15003",
+            token={"audience": AUDIENCE},
         )
-        routes = [
-            slow | {"token": {"audience": AUDIENCE}},
-            tunnel(platform.port, token={"audience": AUDIENCE}),
-        ]
-        write_config(tmp_path / "hgate.yaml", routes)
-        async with hgate(tmp_path / "hgate.yaml", environ={"GCE_METADATA_HOST": metadata.host}) as running:
+        quick = tunnel(platform.port, token={"audience": AUDIENCE})
+        async with gateway(tmp_path, slow, quick) as (running, metadata):
             names = (f"slow-{number}" for number in range(AT_ONCE))
             waiting = spawn(flood(running.port, names), name="flood")
             async with asyncio.timeout(PATIENCE_S):

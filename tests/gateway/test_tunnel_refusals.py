@@ -49,12 +49,11 @@ async def test_nobody_listens(world: World) -> None:
     await world.nothing_is_left()
 
 
-async def test_a_service_that_does_not_speak_http2(world: World) -> None:
-    async with TcpServer.listening() as silent:
-        gateway = await world.start(tunnel(silent.port), response_timeout="100ms")
-        client = await world.client()
-        assert await client.rest() == INTERNAL_ERROR
-        assert (await gateway.line())["flags"] == "UPSTREAM"
+async def test_a_service_that_does_not_speak_http2(world: World, target: TcpServer) -> None:
+    gateway = await world.start(tunnel(target.port), response_timeout="100ms")
+    client = await world.client()
+    assert await client.rest() == INTERNAL_ERROR
+    assert (await gateway.line())["flags"] == "UPSTREAM"
 
 
 # Who may be asked for at all.

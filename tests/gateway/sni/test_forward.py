@@ -44,65 +44,62 @@ async def opened(world: World, server: TcpServer) -> tuple[TcpPeer, TcpPeer]:
 # The record of a spliced tunnel.
 
 
-async def test_it_is_counted_and_shown_while_it_is_open(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port))
-        client, upstream = await opened(world, istiod)
-        await upstream.send(b"answer")
-        assert await client.read(6) == b"answer"
-        [shown] = await gateway.dump("/tunnels")
-        assert (shown["src.addr"], shown["sni"], shown["route"]) == (client.address, ISTIOD, ISTIOD)
-        assert shown["dst.addr"] == f"127.0.0.1:{istiod.port}"
-        assert (shown["bytes_sent"], shown["bytes_recv"]) == (len(hello(ISTIOD)), 6)
-        assert await gateway.metric("hbone_tunnels_open", route=ISTIOD) == 1
-        assert await gateway.metric("hbone_sent_bytes_total", route=ISTIOD) == len(hello(ISTIOD))
-        assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == 6
-        await upstream.send(MUCH[: 1 << 20])
-        upstream.end()
-        assert await client.rest() == MUCH[: 1 << 20]
-        await client.send(b"after its end")
-        client.end()
-        assert await upstream.rest() == b"after its end"
-        line = await gateway.line()
-        assert (line["flags"], line["route"]) == ("-", ISTIOD)
-        assert line["dst.addr"] == f"127.0.0.1:{istiod.port}"
-        received = 6 + (1 << 20)
-        assert (line["bytes_sent"], line["bytes_recv"]) == (len(hello(ISTIOD)) + 13, received)
-        assert not {"origin", "status", "stream"} & line.keys()
-        assert await gateway.metric("hbone_tunnels_closed_total", route=ISTIOD, flags="-") == 1
-        assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == received, "each byte once"
-        assert world.metadata.requests == []
-        await world.nothing_is_left()
+async def test_it_is_counted_and_shown_while_it_is_open(world: World, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port))
+    client, upstream = await opened(world, target)
+    await upstream.send(b"answer")
+    assert await client.read(6) == b"answer"
+    [shown] = await gateway.dump("/tunnels")
+    assert (shown["src.addr"], shown["sni"], shown["route"]) == (client.address, ISTIOD, ISTIOD)
+    assert shown["dst.addr"] == f"127.0.0.1:{target.port}"
+    assert (shown["bytes_sent"], shown["bytes_recv"]) == (len(hello(ISTIOD)), 6)
+    assert await gateway.metric("hbone_tunnels_open", route=ISTIOD) == 1
+    assert await gateway.metric("hbone_sent_bytes_total", route=ISTIOD) == len(hello(ISTIOD))
+    assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == 6
+    await upstream.send(MUCH[: 1 << 20])
+    upstream.end()
+    assert await client.rest() == MUCH[: 1 << 20]
+    await client.send(b"after its end")
+    client.end()
+    assert await upstream.rest() == b"after its end"
+    line = await gateway.line()
+    assert (line["flags"], line["route"]) == ("-", ISTIOD)
+    assert line["dst.addr"] == f"127.0.0.1:{target.port}"
+    received = 6 + (1 << 20)
+    assert (line["bytes_sent"], line["bytes_recv"]) == (len(hello(ISTIOD)) + 13, received)
+    assert not {"origin", "status", "stream"} & line.keys()
+    assert await gateway.metric("hbone_tunnels_closed_total", route=ISTIOD, flags="-") == 1
+    assert await gateway.metric("hbone_received_bytes_total", route=ISTIOD) == received, "each byte once"
+    assert world.metadata.requests == []
+    await world.nothing_is_left()
 
 
 @pytest.mark.parametrize("breaker", ["client", "upstream"])
-async def test_who_breaks_it(world: World, breaker: str) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port))
-        client, upstream = await opened(world, istiod)
-        (client if breaker == "client" else upstream).reset()
-        assert await (upstream if breaker == "client" else client).was_reset()
-        flag = "DOWNSTREAM_RESET" if breaker == "client" else "UPSTREAM_RESET"
-        line = await gateway.line()
-        assert (line["flags"], line["error"]) == (flag, "connection reset: Connection reset by peer")
-        assert await gateway.metric("hbone_tunnels_closed_total", route=ISTIOD, flags=flag) == 1
-        await world.nothing_is_left()
+async def test_who_breaks_it(world: World, breaker: str, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port))
+    client, upstream = await opened(world, target)
+    (client if breaker == "client" else upstream).reset()
+    assert await (upstream if breaker == "client" else client).was_reset()
+    flag = "DOWNSTREAM_RESET" if breaker == "client" else "UPSTREAM_RESET"
+    line = await gateway.line()
+    assert (line["flags"], line["error"]) == (flag, "connection reset: Connection reset by peer")
+    assert await gateway.metric("hbone_tunnels_closed_total", route=ISTIOD, flags=flag) == 1
+    await world.nothing_is_left()
 
 
-async def test_slow_readers_and_their_pipes(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port), splice_pipes=5)
-        client, upstream = await opened(world, istiod)
-        upstream.pause()
-        client.send_soon(MUCH)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await gateway.metric("hbone_splice_pipes"):
-                pass
-        assert client.unsent > 0
-        assert await gateway.metric("hbone_splice_pipes_limit") == 5
-        upstream.resume()
-        assert await upstream.read(len(MUCH)) == MUCH
-        assert await gateway.metric("hbone_splice_pipes") == 0
+async def test_slow_readers_and_their_pipes(world: World, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port), splice_pipes=5)
+    client, upstream = await opened(world, target)
+    upstream.pause()
+    client.send_soon(MUCH)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await gateway.metric("hbone_splice_pipes"):
+            pass
+    assert client.unsent > 0
+    assert await gateway.metric("hbone_splice_pipes_limit") == 5
+    upstream.resume()
+    assert await upstream.read(len(MUCH)) == MUCH
+    assert await gateway.metric("hbone_splice_pipes") == 0
 
 
 async def test_a_reload_moves_the_bound_of_pipes(world: World) -> None:
@@ -111,31 +108,29 @@ async def test_a_reload_moves_the_bound_of_pipes(world: World) -> None:
     assert await gateway.metric("hbone_splice_pipes_limit") == 6
 
 
-async def test_the_end_of_the_gateway_resets_it(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port), drain_delay=0, drain_timeout=0)
-        client, upstream = await opened(world, istiod)
-        gateway.terminate()
-        assert await client.was_reset()
-        assert await upstream.was_reset()
-        assert await gateway.exit_code() == 0
-        [line] = await gateway.lines()
-        assert line["flags"] == "STOPPED"
+async def test_the_end_of_the_gateway_resets_it(world: World, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port), drain_delay=0, drain_timeout=0)
+    client, upstream = await opened(world, target)
+    gateway.terminate()
+    assert await client.was_reset()
+    assert await upstream.was_reset()
+    assert await gateway.exit_code() == 0
+    [line] = await gateway.lines()
+    assert line["flags"] == "STOPPED"
 
 
-async def test_a_drain_waits_for_it(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port), drain_delay=0, drain_timeout="20s")
-        client, upstream = await opened(world, istiod)
-        gateway.terminate()
-        await gateway.records.match("draining: 1 connections")
-        await upstream.send(MUCH[: 1 << 20])
-        upstream.end()
-        assert await client.rest() == MUCH[: 1 << 20]
-        client.end()
-        assert await gateway.exit_code() == 0
-        [line] = await gateway.lines()
-        assert line["flags"] == "-"
+async def test_a_drain_waits_for_it(world: World, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port), drain_delay=0, drain_timeout="20s")
+    client, upstream = await opened(world, target)
+    gateway.terminate()
+    await gateway.records.match("draining: 1 connections")
+    await upstream.send(MUCH[: 1 << 20])
+    upstream.end()
+    assert await client.rest() == MUCH[: 1 << 20]
+    client.end()
+    assert await gateway.exit_code() == 0
+    [line] = await gateway.lines()
+    assert line["flags"] == "-"
 
 
 # While the upstream is dialled.
@@ -156,20 +151,19 @@ async def test_a_client_that_breaks_off_ends_the_dialling(world: World) -> None:
         await world.nothing_is_left()
 
 
-async def test_a_client_that_ended_while_its_upstream_was_dialled(world: World) -> None:
+async def test_a_client_that_ended_while_its_upstream_was_dialled(world: World, target: TcpServer) -> None:
     """Its end is no reason to stop: it waits for the answer."""
-    async with TcpServer.listening() as istiod:
-        await world.start(forward(istiod.port))
-        said = hello(ISTIOD) + MUCH[: 1 << 19]
-        client = await world.client(said)
-        client.end()
-        upstream = await istiod.accept()
-        assert await upstream.read(len(said)) == said
-        await upstream.send(b"answer")
-        upstream.end()
-        assert await client.rest() == b"answer"
-        line = await world.gateway.line()
-        assert (line["flags"], line["bytes_sent"]) == ("-", len(said))
+    await world.start(forward(target.port))
+    said = hello(ISTIOD) + MUCH[: 1 << 19]
+    client = await world.client(said)
+    client.end()
+    upstream = await target.accept()
+    assert await upstream.read(len(said)) == said
+    await upstream.send(b"answer")
+    upstream.end()
+    assert await client.rest() == b"answer"
+    line = await world.gateway.line()
+    assert (line["flags"], line["bytes_sent"]) == ("-", len(said))
 
 
 async def test_the_end_of_the_gateway_while_an_upstream_is_dialled(world: World) -> None:
@@ -241,41 +235,39 @@ async def test_no_descriptor_is_left(world: World, left: int, flag: str, what: s
         assert await client.read(6) == b"answer"
 
 
-async def test_no_descriptor_is_left_for_a_pipe(world: World) -> None:
+async def test_no_descriptor_is_left_for_a_pipe(world: World, target: TcpServer) -> None:
     """Then bytes are copied."""
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port))
-        client, upstream = await opened(world, istiod)
-        async with few_descriptors(1):
-            client.send_soon(MUCH)
-            assert await upstream.read(len(MUCH)) == MUCH
-        client.end()
-        upstream.end()
-        assert (await gateway.line())["flags"] == "-"
+    gateway = await world.start(forward(target.port))
+    client, upstream = await opened(world, target)
+    async with few_descriptors(1):
+        client.send_soon(MUCH)
+        assert await upstream.read(len(MUCH)) == MUCH
+    client.end()
+    upstream.end()
+    assert (await gateway.line())["flags"] == "-"
 
 
-async def test_a_thousand_short_ones_leave_no_descriptor_behind(world: World) -> None:
-    async with TcpServer.listening() as istiod:
-        gateway = await world.start(forward(istiod.port))
-        said = hello(ISTIOD)
-        before = 0
-        for number in range(1000):
-            client = await world.client(said)
-            upstream = await istiod.accept()
-            assert await upstream.read(len(said)) == said
-            if number % 2:
-                client.reset()
-                assert await upstream.was_reset()
-            else:
-                upstream.end()
-                client.end()
-                assert await client.rest() == b""
-            await gateway.line()
-            await client.close()
-            await upstream.close()
-            before = before or len(os.listdir("/proc/self/fd"))
-        assert len(os.listdir("/proc/self/fd")) <= before
-        await world.nothing_is_left()
+async def test_a_thousand_short_ones_leave_no_descriptor_behind(world: World, target: TcpServer) -> None:
+    gateway = await world.start(forward(target.port))
+    said = hello(ISTIOD)
+    before = 0
+    for number in range(1000):
+        client = await world.client(said)
+        upstream = await target.accept()
+        assert await upstream.read(len(said)) == said
+        if number % 2:
+            client.reset()
+            assert await upstream.was_reset()
+        else:
+            upstream.end()
+            client.end()
+            assert await client.rest() == b""
+        await gateway.line()
+        await client.close()
+        await upstream.close()
+        before = before or len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    await world.nothing_is_left()
 
 
 # Istio's ALPN check.
@@ -308,23 +300,23 @@ def test_a_bare_name_is_not_checked(offered: tuple[str, ...]) -> None:
     assert verdict(ISTIOD, offered) == ""
 
 
-async def test_a_client_without_istio_s_alpn_gets_an_alert_and_nothing_is_dialled(world: World) -> None:
-    async with TcpServer.listening() as server:
-        gateway = await world.start(forward(server.port, GLOB))
-        client = await world.client(hello(NAME, alpn=("h2", "http/1.1")))
-        assert await client.rest() == NO_APPLICATION_PROTOCOL
-        line = await gateway.line()
-        assert (line["severity"], line["flags"], line["route"]) == ("WARNING", "ALPN", GLOB)
-        assert line["error"] == (
-            "the client offers none of Istio's ALPN names; the route's alpn: any would let it in"
-        )
-        assert await gateway.refused() == {"ALPN": 1}
-        assert server.count == 0
+async def test_a_client_without_istio_s_alpn_gets_an_alert_and_nothing_is_dialled(
+    world: World, target: TcpServer
+) -> None:
+    gateway = await world.start(forward(target.port, GLOB))
+    client = await world.client(hello(NAME, alpn=("h2", "http/1.1")))
+    assert await client.rest() == NO_APPLICATION_PROTOCOL
+    line = await gateway.line()
+    assert (line["severity"], line["flags"], line["route"]) == ("WARNING", "ALPN", GLOB)
+    assert line["error"] == (
+        "the client offers none of Istio's ALPN names; the route's alpn: any would let it in"
+    )
+    assert await gateway.refused() == {"ALPN": 1}
+    assert target.count == 0
 
 
-async def test_a_route_that_lets_anybody_in(world: World) -> None:
-    async with TcpServer.listening() as server:
-        await world.start(forward(server.port, GLOB, alpn="any"))
-        said = hello(NAME, alpn=("h2", "http/1.1"))
-        await world.client(said)
-        assert await (await server.accept()).read(len(said)) == said
+async def test_a_route_that_lets_anybody_in(world: World, target: TcpServer) -> None:
+    await world.start(forward(target.port, GLOB, alpn="any"))
+    said = hello(NAME, alpn=("h2", "http/1.1"))
+    await world.client(said)
+    assert await (await target.accept()).read(len(said)) == said

@@ -368,15 +368,14 @@ async def test_a_client_that_breaks_off_before_its_token_is_there(world: World) 
     assert len(world.metadata.requests) == 1, "and its token serves the next"
 
 
-async def test_a_client_that_breaks_off_while_its_service_is_dialled(world: World) -> None:
+async def test_a_client_that_breaks_off_while_its_service_is_dialled(world: World, target: TcpServer) -> None:
     """The dial goes on, for others may need the connection; the client is let go."""
-    async with TcpServer.listening() as silent:
-        gateway = await world.start(tunnel(silent.port))
-        client = await world.client()
-        await silent.accept()
-        client.reset()
-        assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
-        await world.nothing_is_left()
+    gateway = await world.start(tunnel(target.port))
+    client = await world.client()
+    await target.accept()
+    client.reset()
+    assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
+    await world.nothing_is_left()
 
 
 async def gone(world: World, client: TcpPeer) -> None:
