@@ -33,7 +33,7 @@ from shared.errors import (
 from shared.http2 import frames
 from shared.net.tls.contexts import server_context
 from shared.tasks import spawn
-from tests.hbone.commands import Command, Ended, output_of, running
+from tests.hbone.commands import COMMAND, Command, Ended, output_of, running
 from tests.hbone.descriptors import Descriptors, read
 from tests.support.google import Google
 from tests.support.google_services import JWT_TYPE, POOL, WORKLOAD
@@ -48,15 +48,30 @@ ACCOUNT = "other@proj.iam.gserviceaccount.com"
 
 
 @asynccontextmanager
-async def tunnel(
-    *, shell: str = 'exec "$@"', stdout: int = PIPE
+async def asked(
+    *flags: object,
+    first: bytes = b"",
+    shell: str = 'exec "$@"',
+    stdout: int = PIPE,
+    python: tuple[str, ...] = COMMAND,
 ) -> AsyncIterator[tuple[Command, PeerStream, Service]]:
-    """A command whose request has been answered with 200."""
+    """A command that has `first` on its standard input, and whose request has come."""
     async with (
         Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", shell=shell, stdout=stdout) as command,
+        running(
+            *(f"http://127.0.0.1:{service.port}/_hbone/22", *flags), python=python, shell=shell, stdout=stdout
+        ) as command,
     ):
-        stream = await service.request()
+        await command.send(first)
+        yield command, await service.request(), service
+
+
+@asynccontextmanager
+async def tunnel(
+    *flags: object, shell: str = 'exec "$@"', stdout: int = PIPE
+) -> AsyncIterator[tuple[Command, PeerStream, Service]]:
+    """A command whose request has been answered with 200."""
+    async with asked(*flags, shell=shell, stdout=stdout) as (command, stream, service):
         stream.respond(200)
         yield command, stream, service
 
@@ -73,12 +88,7 @@ def assert_refusal(ended: Ended, code: int, text: str) -> None:
 
 
 async def test_bytes_both_ways_the_input_ends_first() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        await command.send(b"SSH-2.0-here\r\n")
-        stream = await service.request()
+    async with asked(first=b"SSH-2.0-here\r\n") as (command, stream, service):
         assert stream.fields == [
             (b":method", b"POST"),
             (b":scheme", b"http"),
@@ -112,11 +122,7 @@ async def test_the_far_side_ends_first() -> None:
 
 
 async def test_a_200_that_is_all() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        stream = await service.request()
+    async with asked() as (command, stream, _):
         stream.respond(200, end=True)
         command.end()
         assert await stream.rest() == b""
@@ -328,12 +334,7 @@ LATER = (b"retry-after", b"3600")
 )
 async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, text: str) -> None:
     kind = [(b"content-type", b"text/plain" if body else b"text/html"), LATER]
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        await command.send(b"SSH-2.0-here\r\n")
-        stream = await service.request()
+    async with asked(first=b"SSH-2.0-here\r\n") as (command, stream, service):
         stream.respond(status, kind)
         await stream.send(body or b"<html>long and useless</html>")
         stream.end()
@@ -345,24 +346,17 @@ async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, tex
 
 async def test_a_token_that_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("opaque")
-    async with Service.listening() as service:
-        url = f"http://127.0.0.1:{service.port}/_hbone/22"
-        async with running(url, "--token-file", tmp_path / "token") as command:
-            stream = await service.request()
-            assert stream[b"authorization"] == b"Bearer opaque"
-            stream.respond(401, end=True)
-            text = "answered 401: the token is invalid, expired or for another audience"
-            assert_refusal(await command.ended(), EXIT_DENIED, text)
+    async with asked("--token-file", tmp_path / "token") as (command, stream, _):
+        assert stream[b"authorization"] == b"Bearer opaque"
+        stream.respond(401, end=True)
+        text = "answered 401: the token is invalid, expired or for another audience"
+        assert_refusal(await command.ended(), EXIT_DENIED, text)
 
 
 async def test_what_passes_is_waited_for() -> None:
     """And standard input waits as well."""
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        await command.send(b"SSH-2.0-here\r\n")
-        (await service.request()).respond(429, end=True)
+    async with asked(first=b"SSH-2.0-here\r\n") as (command, stream, service):
+        stream.respond(429, end=True)
         (await service.request()).respond(503, [(b"retry-after", b"0")], end=True)
         (await service.request()).reset(frames.REFUSED_STREAM)
         (await service.request()).peer.say_goaway(last_stream_id=0)
@@ -377,11 +371,7 @@ async def test_what_passes_is_waited_for() -> None:
 
 
 async def test_a_signal_ends_the_wait() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        request = await service.request()
+    async with asked() as (command, request, _):
         request.respond(503, [(b"retry-after", b"30")], end=True)
         await request.peer.until(lambda: request.peer.lost)
         command.signal(signal.SIGTERM)
@@ -389,11 +379,7 @@ async def test_a_signal_ends_the_wait() -> None:
 
 
 async def test_a_redirect_says_where_to() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        stream = await service.request()
+    async with asked() as (command, stream, _):
         stream.respond(302, ((b"location", b"https://accounts.example/login"),), end=True)
         assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "302 to https://accounts.example/login")
 
@@ -415,12 +401,6 @@ async def test_no_metadata_server() -> None:
     assert_refusal(ended, EXIT_DENIED, "no metadata server")
     assert "gcloud auth print-identity-token" in ended.stderr
     assert "--token-file" in ended.stderr
-
-
-async def test_the_metadata_server_has_none() -> None:
-    async with MetadataServer(lambda _: Answer(b"no service account", 404)) as metadata:
-        ended = await output_of(f"{HOST}:22", environ={"GCE_METADATA_HOST": metadata.host})
-    assert_refusal(ended, EXIT_DENIED, "it answered 404")
 
 
 async def test_no_token_file(tmp_path: Path) -> None:
@@ -473,11 +453,7 @@ async def test_a_response_that_never_comes() -> None:
         "import os, sys; from hbone import cli, proxy_command; proxy_command.RESPONSE_TIMEOUT_S = 0.2; "
         "sys.exit(cli.run(sys.argv[1:], os.environ))"
     )
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", python=("-c", program)) as command,
-    ):
-        await service.request()
+    async with asked(python=("-c", program)) as (command, _, _):
         assert_refusal(await command.ended(), EXIT_UNAVAILABLE, "no response headers within 0.2 s")
 
 
@@ -518,11 +494,8 @@ async def test_the_far_side_says_goaway_and_hangs_up() -> None:
 
 
 async def test_a_reset_before_the_response() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        (await service.request()).reset(frames.INTERNAL_ERROR)
+    async with asked() as (command, stream, service):
+        stream.reset(frames.INTERNAL_ERROR)
         assert_refusal(
             await command.ended(),
             EXIT_UNAVAILABLE,
@@ -549,11 +522,7 @@ PATIENT = ("--keepalive", "1")
 
 @pytest.mark.parametrize("when", ["waiting", "carrying"])
 async def test_a_far_side_that_falls_silent(when: str) -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON) as command,
-    ):
-        stream = await service.request()
+    async with asked(*SOON) as (command, stream, service):
         if when == "carrying":
             stream.respond(200)
             await stream.send(b"hello")
@@ -567,12 +536,7 @@ async def test_a_far_side_that_falls_silent(when: str) -> None:
 
 
 async def test_silence_of_both_ends_is_no_dropped_line() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", *PATIENT) as command,
-    ):
-        stream = await service.request()
-        stream.respond(200)
+    async with tunnel(*PATIENT) as (command, stream, _):
         await stream.peer.until(lambda: stream.peer.pings >= 3)
         await stream.send(b"still here")
         assert await command.read(10) == b"still here"
@@ -580,12 +544,7 @@ async def test_silence_of_both_ends_is_no_dropped_line() -> None:
 
 async def test_a_reader_that_pauses_is_no_dropped_line(fds: Descriptors) -> None:
     read_end, write_end = fds.pipe()
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", *PATIENT, stdout=write_end) as command,
-    ):
-        stream = await service.request()
-        stream.respond(200)
+    async with tunnel(*PATIENT, stdout=write_end) as (command, stream, _):
         count = await stream.fill()
         answered = stream.peer.pings
         await stream.peer.until(lambda: stream.peer.pings >= answered + 3)
@@ -596,11 +555,7 @@ async def test_a_reader_that_pauses_is_no_dropped_line(fds: Descriptors) -> None
 
 
 async def test_last_bytes_into_a_dropped_line_are_not_taken_for_sent() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", *SOON) as command,
-    ):
-        stream = await service.request()
+    async with asked(*SOON) as (command, stream, _):
         stream.respond(200, end=True)
         await stream.peer.answered()
         stream.peer.pause()
@@ -610,11 +565,7 @@ async def test_last_bytes_into_a_dropped_line_are_not_taken_for_sent() -> None:
 
 
 async def test_nobody_is_asked_without_keepalive() -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22", "--keepalive", "0") as command,
-    ):
-        stream = await service.request()
+    async with asked("--keepalive", "0") as (command, stream, _):
         stream.respond(200, end=True)
         command.end()
         assert (await command.ended()).code == EXIT_OK
@@ -633,11 +584,7 @@ async def test_nobody_is_asked_without_keepalive() -> None:
 )
 @pytest.mark.parametrize("when", ["waiting", "carrying"])
 async def test_signals(number: signal.Signals, code: int, when: str) -> None:
-    async with (
-        Service.listening() as service,
-        running(f"http://127.0.0.1:{service.port}/_hbone/22") as command,
-    ):
-        stream = await service.request()
+    async with asked() as (command, stream, _):
         if when == "carrying":
             stream.respond(200)
             await stream.send(b"hello")

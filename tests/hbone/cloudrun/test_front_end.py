@@ -34,6 +34,16 @@ async def answer_to(stream: PeerStream) -> tuple[int, str]:
     return int(stream[b":status"]), text
 
 
+Exchange = tuple[PeerStream, PeerStream]
+
+
+@pytest.fixture
+async def exchange(credentials: Credentials, service: Service, client: Http2Peer) -> Exchange:
+    """A request that has reached the container: the client's end of it, and the container's."""
+    asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
+    return asked, await service.request()
+
+
 # Tokens.
 
 
@@ -133,12 +143,9 @@ async def test_an_open_service_leaves_tokens_to_the_app(credentials: Credentials
 # Bodies, both ways at once.
 
 
-async def test_full_duplex_before_and_after_the_response(
-    credentials: Credentials, service: Service, client: Http2Peer
-) -> None:
-    asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
+async def test_full_duplex_before_and_after_the_response(exchange: Exchange) -> None:
+    asked, request = exchange
     await asked.send(b"before the response")
-    request = await service.request()
     assert await request.read(19) == b"before the response"
     request.respond(200)
     assert await asked.status() == 200, "with the headers alone"
@@ -154,11 +161,8 @@ async def test_full_duplex_before_and_after_the_response(
     assert await asked.rest() == b"the client's end was not the end"
 
 
-async def test_the_container_may_end_first(
-    credentials: Credentials, service: Service, client: Http2Peer
-) -> None:
-    asked = client.request(b"POST", b"/_hbone/22", [credentials.bearer()])
-    request = await service.request()
+async def test_the_container_may_end_first(exchange: Exchange) -> None:
+    asked, request = exchange
     request.respond(200)
     request.end()
     assert await asked.rest() == b""
@@ -167,10 +171,9 @@ async def test_the_container_may_end_first(
     assert await request.rest() == b"still listening?"
 
 
-async def test_much_at_once_both_ways(credentials: Credentials, service: Service, client: Http2Peer) -> None:
+async def test_much_at_once_both_ways(exchange: Exchange) -> None:
     up, down = os.urandom(3 * MIB), os.urandom(3 * MIB + 1)
-    asked = client.request(b"POST", b"/", [credentials.bearer()])
-    request = await service.request()
+    asked, request = exchange
     request.respond(200)
     async with asyncio.TaskGroup() as group:
         group.create_task(asked.send(up)).add_done_callback(lambda _: asked.end())
@@ -223,9 +226,8 @@ async def test_a_response_of_trailers_alone(
 # Ends that are none.
 
 
-async def test_the_client_resets(credentials: Credentials, service: Service, client: Http2Peer) -> None:
-    asked = client.request(b"POST", b"/", [credentials.bearer()])
-    request = await service.request()
+async def test_the_client_resets(exchange: Exchange) -> None:
+    asked, request = exchange
     asked.reset(frames.CANCEL)
     assert await request.broken() == frames.CANCEL
 
@@ -242,20 +244,15 @@ async def test_a_client_that_resets_at_once(
     assert not service.asked
 
 
-async def test_the_client_goes(credentials: Credentials) -> None:
-    async with Service.listening() as service, credentials.front_end(service.port) as port:
-        async with credentials.client(port) as client:
-            client.request(b"POST", b"/", [credentials.bearer()])
-            request = await service.request()
-            request.respond(200)
-        assert await request.broken() == frames.CANCEL
+async def test_the_client_goes(client: Http2Peer, exchange: Exchange) -> None:
+    _, request = exchange
+    request.respond(200)
+    await client.close()
+    assert await request.broken() == frames.CANCEL
 
 
-async def test_the_container_resets_in_mid_response(
-    credentials: Credentials, service: Service, client: Http2Peer
-) -> None:
-    asked = client.request(b"POST", b"/", [credentials.bearer()])
-    request = await service.request()
+async def test_the_container_resets_in_mid_response(exchange: Exchange) -> None:
+    asked, request = exchange
     request.respond(200)
     await request.send(b"half")
     assert await asked.read(4) == b"half"
@@ -263,12 +260,9 @@ async def test_the_container_resets_in_mid_response(
     assert await asked.broken() > 0
 
 
-async def test_the_container_answers_in_full_and_wants_no_more(
-    credentials: Credentials, service: Service, client: Http2Peer
-) -> None:
+async def test_the_container_answers_in_full_and_wants_no_more(exchange: Exchange) -> None:
     """RFC 9113 section 8.1: END_STREAM, then RST_STREAM with NO_ERROR."""
-    asked = client.request(b"POST", b"/", [credentials.bearer()])
-    request = await service.request()
+    asked, request = exchange
     request.respond(413)
     await request.send(b"too much for me")
     request.end()
@@ -290,11 +284,10 @@ async def test_no_container(credentials: Credentials) -> None:
 
 @pytest.mark.parametrize("end", ["reset", "drop"])
 async def test_the_container_breaks_off_before_it_answers(
-    credentials: Credentials, end: str, service: Service, client: Http2Peer
+    credentials: Credentials, end: str, service: Service, client: Http2Peer, exchange: Exchange
 ) -> None:
-    asked = client.request(b"POST", b"/", [credentials.bearer()])
+    asked, request = exchange
     await asked.send(b"hello?")
-    request = await service.request()
     if end == "reset":
         request.reset(frames.INTERNAL_ERROR)
     else:
@@ -456,27 +449,22 @@ async def test_a_container_that_is_down_takes_no_place(credentials: Credentials)
 
 
 async def test_a_request_leaves_one_line_without_its_token(
-    credentials: Credentials, caplog: pytest.LogCaptureFixture
+    credentials: Credentials, caplog: pytest.LogCaptureFixture, service: Service, client: Http2Peer
 ) -> None:
     caplog.set_level(logging.DEBUG, "hbone")
     token = credentials.token()
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/x", [(b"authorization", f"Bearer {token}".encode())])
-        await asked.send(b"12345")
-        asked.end()
-        request = await service.request()
-        await request.rest()
-        request.respond(200)
-        await request.send(b"123")
-        request.end()
-        await asked.rest()
-        refused = client.request(b"POST", b"/y", [(b"authorization", f"Bearer {token}x".encode())])
-        status, _ = await answer_to(refused)
-        assert status == 401
+    asked = client.request(b"POST", b"/x", [(b"authorization", f"Bearer {token}".encode())])
+    await asked.send(b"12345")
+    asked.end()
+    request = await service.request()
+    await request.rest()
+    request.respond(200)
+    await request.send(b"123")
+    request.end()
+    await asked.rest()
+    refused = client.request(b"POST", b"/y", [(b"authorization", f"Bearer {token}x".encode())])
+    status, _ = await answer_to(refused)
+    assert status == 401
     (line,) = [vars(record) for record in caplog.records if record.message == "request"]
     assert line["path"] == "/x"
     assert line["status"] == 200
@@ -490,18 +478,13 @@ async def test_a_request_leaves_one_line_without_its_token(
 
 
 async def test_what_the_container_did_not_answer_is_logged_with_the_reason(
-    credentials: Credentials, caplog: pytest.LogCaptureFixture
+    exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hbone")
-    async with (
-        Service.listening() as service,
-        credentials.front_end(service.port) as port,
-        credentials.client(port) as client,
-    ):
-        asked = client.request(b"POST", b"/", [credentials.bearer()])
-        (await service.request()).reset(frames.INTERNAL_ERROR)
-        status, _ = await answer_to(asked)
-        assert status == 503
+    asked, request = exchange
+    request.reset(frames.INTERNAL_ERROR)
+    status, _ = await answer_to(asked)
+    assert status == 503
     (line,) = [vars(record) for record in caplog.records if record.message == "request"]
     assert line["error"] == "stream reset by the peer: INTERNAL_ERROR"
 

@@ -14,7 +14,6 @@ import pytest
 from hbone.cloudrun.metadata import MetadataServer
 from shared.address import Address
 from shared.credentials.token_sources.metadata import MetadataMinter
-from shared.errors import UnavailableError
 from shared.net.http1 import Response, get
 from shared.trust.jwt_check import TokenChecker
 from tests.hbone.cloudrun.world import URL, Credentials
@@ -94,12 +93,6 @@ async def test_are_you_one(credentials: Credentials) -> None:
 async def test_nothing_that_is_a_credential_for_anything_real(credentials: Credentials) -> None:
     async with metadata(credentials) as address:
         assert (await ask(address, f"{ACCOUNT}/token", FLAVOR)).status == 404
-
-
-async def test_the_port_is_taken(credentials: Credentials) -> None:
-    async with metadata(credentials) as address:
-        with pytest.raises(UnavailableError, match=f"metadata: cannot listen on {address}: the port"):
-            await MetadataServer(credentials.issuer, EMAIL).start(address)
 
 
 @pytest.mark.shows_secret  # curl prints what it was given
