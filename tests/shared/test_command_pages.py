@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,10 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
+
+
 def shell_environ(home: Path) -> dict[str, str]:
     return {"PATH": f"{home / 'bin'}:/usr/bin:/bin", "HOME": str(home), "TERM": "xterm", "LC_ALL": "C.UTF-8"}
 
@@ -75,14 +80,8 @@ printf '%s\n' "${COMPREPLY[@]}"
 
 
 def in_bash(script: Path, line: str, home: Path) -> set[str]:
-    said = subprocess.run(
-        [find_program("bash"), "--norc", "-c", BASH, "bash", script, line],
-        env=shell_environ(home),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = (find_program("bash"), "--norc", "-c", BASH, "bash", script, line)
+    said = run(*command, env=shell_environ(home), cwd=home)
     assert re.fullmatch("complete .*\n", said.stderr)
     # Readline puts the slash behind a folder.
     return {f"{word}/" if (home / word).is_dir() else word for word in said.stdout.split()}
@@ -92,14 +91,8 @@ FISH = 'source $argv[1]; complete -C "$argv[2]"'
 
 
 def in_fish(script: Path, line: str, home: Path) -> set[str]:
-    said = subprocess.run(
-        [find_program("fish"), "--no-config", "-c", FISH, script, line],
-        env=shell_environ(home),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = (find_program("fish"), "--no-config", "-c", FISH, script, line)
+    said = run(*command, env=shell_environ(home), cwd=home)
     assert said.stderr == ""
     return {offered.partition("\t")[0] for offered in said.stdout.splitlines()}
 
@@ -165,20 +158,10 @@ def test_a_shell_offers_commands_flags_and_values(
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_manual_page_renders_without_a_warning(pages: Path, command: str) -> None:
     page = pages / MANUAL.format(command)
-    lint = subprocess.run(
-        [find_program("mandoc"), "-Tlint", "-Wwarning", page],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    lint = run(find_program("mandoc"), "-Tlint", "-Wwarning", page)
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
-    shown = subprocess.run(
-        [find_program("man"), "--warnings", "-l", page],
-        env={"PATH": os.environ["PATH"], "MANWIDTH": "200", "LC_ALL": "C.UTF-8", "MANROFFOPT": "-c"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    environ = {"PATH": os.environ["PATH"], "MANWIDTH": "200", "LC_ALL": "C.UTF-8", "MANROFFOPT": "-c"}
+    shown = run(find_program("man"), "--warnings", "-l", page, env=environ)
     assert (shown.returncode, shown.stderr) == (0, "")
     for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "FLAGS", "EXIT CODES"):
         assert f"\n{section}\n" in shown.stdout
@@ -198,8 +181,6 @@ def test_the_pages_of_one_source_are_alike(
 @pytest.mark.parametrize("module", command_pages.PROGRAMS)
 def test_a_parser_needs_nothing_that_a_build_does_not_have(module: str) -> None:
     made = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {module} as cli; print(cli.parser().prog)"
-    said = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", made], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    said = run(sys.executable, "-I", "-S", "-c", made)
     assert said.stderr == ""
     assert said.stdout.strip() in COMMANDS

@@ -14,7 +14,7 @@ _, hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, ({core}, hard))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, {files}))
 core_dumps.forbid({{}})
-open_files.allow_many()
+assert open_files.allow_many() == {files}
 
 def of_a_program():
     print(*subprocess.check_output(["sh", "-c", "ulimit -c; ulimit -n"], text=True).split())

@@ -78,6 +78,12 @@ def pipe() -> Iterator[Pipe]:
     os.close(one.writer)
 
 
+@pytest.fixture
+def log(pipe: Pipe) -> AccessLog:
+    """Of lines for people; the tests close it."""
+    return AccessLog(pipe.writer, "text", "gateway")
+
+
 @contextmanager
 def output_of(format: Format) -> Iterator[tuple[AccessLog, Pipe]]:
     one = Pipe()
@@ -119,8 +125,7 @@ async def test_json(pipe: Pipe) -> None:
     }
 
 
-async def test_text(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_text(log: AccessLog, pipe: Pipe) -> None:
     log.tunnel(**FINISHED)
     log.close()
     (line,) = pipe.lines()
@@ -133,8 +138,7 @@ async def test_text(pipe: Pipe) -> None:
     )
 
 
-async def test_only_what_is_given(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_only_what_is_given(log: AccessLog, pipe: Pipe) -> None:
     log.tunnel(src_addr="10.1.2.3:1", sni=None, duration_s=2, error="reset by peer")
     log.refused(src_addr="10.1.2.3:1", flags="NO_ROUTE", error="no route takes it")
     log.close()
@@ -145,8 +149,7 @@ async def test_only_what_is_given(pipe: Pipe) -> None:
     ]
 
 
-async def test_a_workload_that_registered(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_a_workload_that_registered(log: AccessLog, pipe: Pipe) -> None:
     log.registered(src_addr="10.1.2.3:1", sni="hello.svc", identity="spiffe://a/b", flags="-")
     log.close()
     (line,) = pipe.lines()
@@ -156,42 +159,35 @@ async def test_a_workload_that_registered(pipe: Pipe) -> None:
     )
 
 
-async def test_a_client_that_breaks_off_is_no_error_of_ours(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_a_client_that_breaks_off_is_no_error_of_ours(log: AccessLog, pipe: Pipe) -> None:
+    """Nor is one that breaks off before its tunnel stands."""
     log.tunnel(flags=Flag.DOWNSTREAM_RESET, error="connection reset")
-    log.close()
-    (line,) = pipe.lines()
-    assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
-
-
-async def test_nor_is_one_that_breaks_off_before_its_tunnel_stands(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
     log.refused(flags=Flag.DOWNSTREAM_RESET, error="the client broke off")
     log.close()
-    (line,) = pipe.lines()
-    assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
+    one, other = pipe.lines()
+    for line in (one, other):
+        assert " INFO hbone.access: connection complete flags=DOWNSTREAM_RESET " in line
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0ms"), (0.00041, "0.4ms"), (0.0131, "13ms"), (2, "2000ms"), (86400.0, "86400000ms")],
+    ("seconds", "text", "number"),
+    [
+        (0, "0.0ms", "0.0000"),
+        (0.00041, "0.4ms", "0.0004"),
+        (0.0131, "13ms", "0.0131"),
+        (2, "2000ms", "2.0000"),
+        (86400.0, "86400000ms", "86400.0000"),
+    ],
 )
-async def test_duration(pipe: Pipe, seconds: float, text: str) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_duration(log: AccessLog, pipe: Pipe, seconds: float, text: str, number: str) -> None:
+    """For people with its unit, in JSON a number of seconds."""
     log.tunnel(duration_s=seconds)
     log.close()
-    assert pipe.lines()[0].endswith(f" duration={text}")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "number"),
-    [(0, "0.0000"), (0.00041, "0.0004"), (0.0131, "0.0131"), (2, "2.0000"), (86400.0, "86400.0000")],
-)
-async def test_duration_in_json_is_a_number_of_seconds(pipe: Pipe, seconds: float, number: str) -> None:
     log = AccessLog(pipe.writer, "json", "gateway")
     log.tunnel(setup_s=seconds, duration_s=seconds)
     log.close()
-    (line,) = pipe.lines()
+    for_people, line = pipe.lines()
+    assert for_people.endswith(f" duration={text}")
     assert line.endswith(f',"setup":{number},"duration":{number}}}')
     assert json.loads(line)["duration"] == pytest.approx(seconds, abs=5e-5)
 
@@ -308,8 +304,7 @@ async def test_a_regular_file_is_shared_with_its_other_writers(tmp_path: Path) -
 # Outputs that do not take it.
 
 
-async def test_a_full_pipe_bounds_and_counts_and_recovers(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_a_full_pipe_bounds_and_counts_and_recovers(log: AccessLog, pipe: Pipe) -> None:
     fill(log, MAX_LINES + 10)
     assert (log.waiting, log.dropped) == (MAX_LINES, 10)
     log.flush()
@@ -334,8 +329,7 @@ async def test_long_lines_are_bounded_too(pipe: Pipe) -> None:
     log.close()
 
 
-async def test_what_the_reader_left_is_tried_again_by_itself(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_what_the_reader_left_is_tried_again_by_itself(log: AccessLog, pipe: Pipe) -> None:
     fill(log, 2000)  # 170 KiB: the pipe takes 64
     readable = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -350,8 +344,7 @@ async def test_what_the_reader_left_is_tried_again_by_itself(pipe: Pipe) -> None
     log.close()
 
 
-async def test_the_shared_pipe_stays_blocking(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_the_shared_pipe_stays_blocking(log: AccessLog, pipe: Pipe) -> None:
     fill(log, MAX_LINES)
     log.flush()
     assert not fcntl.fcntl(pipe.writer, fcntl.F_GETFL) & os.O_NONBLOCK
@@ -451,8 +444,7 @@ async def test_close_waits_for_a_reader_that_is_merely_slow() -> None:
     assert (b"".join(received).count(b"\n"), log.dropped) == (MAX_LINES, 0)
 
 
-async def test_close_does_not_wait_long(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_close_does_not_wait_long(log: AccessLog, pipe: Pipe) -> None:
     fill(log, MAX_LINES)
     began = time.monotonic()
     log.close()
@@ -461,8 +453,7 @@ async def test_close_does_not_wait_long(pipe: Pipe) -> None:
     assert log.dropped > 0 and log.waiting == 0
 
 
-async def test_nothing_is_written_after_close(pipe: Pipe) -> None:
-    log = AccessLog(pipe.writer, "text", "gateway")
+async def test_nothing_is_written_after_close(log: AccessLog, pipe: Pipe) -> None:
     log.tunnel(flags="-")
     log.close()
     log.flush()

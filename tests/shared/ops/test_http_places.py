@@ -48,11 +48,6 @@ def test_then_one_between_requests_then_one_that_has_just_begun() -> None:
         left.remove(expected)
 
 
-def test_who_is_being_answered_stays() -> None:
-    newcomer = One("a")
-    assert to_evict(newcomer, [One("a", ANSWERING, 0.0), newcomer], 1, NOW) is None
-
-
 def test_a_source_makes_room_for_its_own_newcomers() -> None:
     honest = One("honest", MOVING, 0.0)
     flood = [One("flood", MOVING, NOW - 0.01) for _ in range(9)]

@@ -63,16 +63,26 @@ ROUTES: dict[tuple[str, str], Handler] = {
 
 
 @asynccontextmanager
-async def serving(
-    routes: Mapping[tuple[str, str], Handler] = ROUTES, limits: Limits | None = None
-) -> AsyncIterator[Address]:
-    server = HttpServer(routes, name="admin", limits=limits or Limits())
-    address = await server.start(ANY_PORT)
+async def running(
+    routes: Mapping[tuple[str, str], Handler] = ROUTES,
+    limits: Limits | None = None,
+    *,
+    local_only: bool = False,
+) -> AsyncIterator[tuple[HttpServer, Address]]:
+    server = HttpServer(routes, name="admin", limits=limits or Limits(), local_only=local_only)
     try:
-        yield address
+        yield server, await server.start(ANY_PORT)
     finally:
         async with asyncio.timeout(PATIENCE_S):
             await server.close()
+
+
+@asynccontextmanager
+async def serving(
+    routes: Mapping[tuple[str, str], Handler] = ROUTES, limits: Limits | None = None
+) -> AsyncIterator[Address]:
+    async with running(routes, limits) as (_, address):
+        yield address
 
 
 async def curl(address: Address, path: str, *options: str) -> str:
@@ -111,8 +121,10 @@ class Client:
 
 
 @asynccontextmanager
-async def client(address: Address) -> AsyncIterator[Client]:
-    reader, writer = await asyncio.open_connection(address.host, address.port, limit=1 << 20)
+async def client(address: Address, source: str = "127.0.0.1") -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(
+        address.host, address.port, limit=1 << 20, local_addr=(source, 0)
+    )
     try:
         yield Client(reader, writer)
     finally:
@@ -390,15 +402,12 @@ async def test_slow_handler() -> None:
 
 
 async def test_a_client_that_does_not_take_its_response_is_cut_off() -> None:
-    server = HttpServer(ROUTES, limits=QUICK)
-    address = await server.start(ANY_PORT)
-    async with client(address) as stuck:
+    async with running(limits=QUICK) as (server, address), client(address) as stuck:
         stuck.send(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
         begun = await stuck.reader.readexactly(1)
         assert server.open_connections == 1
         await until(lambda: not server.open_connections)
         assert len(begun + await stuck.rest()) < len(LARGE)
-    await server.close()
 
 
 def reset(one: Client) -> None:
@@ -463,9 +472,7 @@ async def clients(address: Address, count: int, said: bytes = b"") -> AsyncItera
 
 async def test_probes_are_answered_while_others_say_next_to_nothing() -> None:
     """From one address, as all of them are to a server behind a NAT."""
-    server = HttpServer(ROUTES)
-    address = await server.start(ANY_PORT)
-    async with clients(address, 130, b"G"):
+    async with running() as (server, address), clients(address, 130, b"G"):
         for _ in range(36):
             async with client(address) as probe:
                 probe.send(GET_READY)
@@ -473,7 +480,6 @@ async def test_probes_are_answered_while_others_say_next_to_nothing() -> None:
         assert server.open_connections <= Limits().connections
         assert 130 - 64 <= server.counts.evicted <= 130 + 36 - 64
         assert server.counts.refused["full"] == 0
-    await server.close(0)
 
 
 async def test_silence_makes_room_too() -> None:
@@ -508,19 +514,22 @@ async def test_those_that_do_not_close_make_room() -> None:
 
 
 async def test_requests_that_are_being_answered_stay(caplog: pytest.LogCaptureFixture) -> None:
-    server = HttpServer(ROUTES, limits=Limits(connections=2))
-    address = await server.start(ANY_PORT)
     ask = b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with clients(address, 2, ask), client(address) as third, client(address) as fourth:
+    async with (
+        running(limits=Limits(connections=2)) as (server, address),
+        clients(address, 2, ask),
+        client(address) as third,
+        client(address) as fourth,
+    ):
         third.send(GET_READY)
         assert await third.response() == (503, b"no room for another connection\n")
         assert await third.rest() == b""
         assert (await fourth.response())[0] == 503
         assert server.counts.refused["full"] == 2
+        await server.close(0)
     assert [record.getMessage() for record in caplog.records] == [
         "admin: refused, 1 times since the start: all places are taken by requests that are being answered"
     ], "once a minute"
-    await server.close(0)
 
 
 async def test_requests_that_wait_for_their_turn_make_room_for_another_source(
@@ -532,37 +541,25 @@ async def test_requests_that_wait_for_their_turn_make_room_for_another_source(
         time.sleep(0.002)
         return Response.text(200, "slow")
 
-    server = HttpServer(
-        {("GET", "/slow"): slow, ("GET", "/healthz/ready"): ready}, limits=Limits(connections=8)
-    )
-    address = await server.start(ANY_PORT)
+    routes: dict[tuple[str, str], Handler] = {("GET", "/slow"): slow, ("GET", "/healthz/ready"): ready}
     ask = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n"
-    async with clients(address, 60, ask * 20):
+    async with serving(routes, Limits(connections=8)) as address, clients(address, 60, ask * 20):
         for _ in range(10):
-            reader, writer = await asyncio.open_connection(
-                address.host, address.port, local_addr=("127.0.0.2", 0)
-            )
-            probe = Client(reader, writer)
-            probe.send(GET_READY)
-            assert await probe.response() == READY
-            writer.transport.abort()
+            async with client(address, source="127.0.0.2") as probe:
+                probe.send(GET_READY)
+                assert await probe.response() == READY
     assert "all 8 places were taken: a slow or idle connection made room" in caplog.text
-    await server.close(0)
 
 
 async def test_one_source_does_not_crowd_out_another() -> None:
     """In namespaces' place: the whole network 127.0.0.0/8 is this machine's."""
-    server = HttpServer(ROUTES, limits=Limits(connections=8))
-    address = await server.start(ANY_PORT)
-    reader, writer = await asyncio.open_connection(address.host, address.port, local_addr=("127.0.0.2", 0))
-    honest = Client(reader, writer)
-    honest.send(GET_READY[:-2])
-    async with clients(address, 100, b"G"):
-        assert await curl(address, "/healthz/ready") == "ready\n"
-        honest.send(b"\r\n")
-        assert await honest.response() == READY
-    writer.transport.abort()
-    await server.close(0)
+    limits = Limits(connections=8)
+    async with serving(limits=limits) as address, client(address, source="127.0.0.2") as honest:
+        honest.send(GET_READY[:-2])
+        async with clients(address, 100, b"G"):
+            assert await curl(address, "/healthz/ready") == "ready\n"
+            honest.send(b"\r\n")
+            assert await honest.response() == READY
 
 
 # Answers in turn.
@@ -581,10 +578,12 @@ async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() 
         order.append("probe")
         return Response.text(200, "ready")
 
-    admin = HttpServer({("GET", "/x"): slow})
-    health = HttpServer({("GET", "/healthz/ready"): quick}, name="health")
-    admin_at, health_at = await admin.start(ANY_PORT), await health.start(ANY_PORT)
-    async with client(health_at) as probe, clients(admin_at, 40) as flood:
+    async with (
+        serving({("GET", "/x"): slow}) as admin,
+        serving({("GET", "/healthz/ready"): quick}) as health,
+        client(health) as probe,
+        clients(admin, 40) as flood,
+    ):
         for one in flood:
             one.send(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
         probe.send(GET_READY)
@@ -593,8 +592,6 @@ async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() 
             assert await one.response() == (200, b"much\n")
     assert order.count("admin") == 40
     assert order.index("probe") <= 5
-    for server in (admin, health):
-        await server.close()
 
 
 # Requests that a web page may have sent.
@@ -603,14 +600,14 @@ async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.10", "[::1]"])
 @pytest.mark.parametrize("port", ["", ":15000"])
 async def test_a_local_port_answers_to_its_own_names(host: str, port: str) -> None:
-    async with local() as (server, address):
+    async with running(local_only=True) as (server, address):
         assert await curl(address, "/healthz/ready", "-H", f"Host: {host}{port}") == "ready\n"
         assert server.counts.refused["host"] == 0
 
 
 async def test_a_name_that_leads_to_a_local_port_is_refused() -> None:
     """As the browser asks whose page has a name that leads there by now."""
-    async with local() as (server, address):
+    async with running(local_only=True) as (server, address):
         rebound = f"rebound.example:{address.port}:{address.host}"
         process = await asyncio.create_subprocess_exec(
             *("curl", "-s", "-i", "--noproxy", "*", "--resolve", rebound),
@@ -624,7 +621,7 @@ async def test_a_name_that_leads_to_a_local_port_is_refused() -> None:
 
 
 async def test_another_site_s_page_is_refused() -> None:
-    async with local() as (server, address):
+    async with running(local_only=True) as (server, address):
         posted = await curl(address, "/quitquitquit", "-i", "-X", "POST", "-H", "Origin: http://a.example")
         fetched = await curl(address, "/healthz/ready", "-i", "-H", "Sec-Fetch-Site: cross-site")
         assert posted.startswith("HTTP/1.1 403") and fetched.startswith("HTTP/1.1 403")
@@ -634,7 +631,7 @@ async def test_another_site_s_page_is_refused() -> None:
 
 
 async def test_clients_without_a_host() -> None:
-    async with local() as (_, address), client(address) as one:
+    async with running(local_only=True) as (_, address), client(address) as one:
         one.send(b"GET /healthz/ready HTTP/1.0\r\n\r\n")
         assert await one.response() == READY
 
@@ -642,15 +639,6 @@ async def test_clients_without_a_host() -> None:
 async def test_other_ports_answer_to_any_name() -> None:
     async with serving() as address:
         assert await curl(address, "/healthz/ready", "-H", "Host: hgate.mesh.svc") == "ready\n"
-
-
-@asynccontextmanager
-async def local() -> AsyncIterator[tuple[HttpServer, Address]]:
-    server = HttpServer(ROUTES, local_only=True)
-    try:
-        yield server, await server.start(ANY_PORT)
-    finally:
-        await server.close()
 
 
 # The end.

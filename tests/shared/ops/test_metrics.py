@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from shared.errors import Flag, NoRouteError, StreamResetError
 from shared.ops.families import BUFFERED_BYTES
 from shared.ops.metrics import MAX_LABELS, Scrape, TunnelMetrics, render
+from shared.ops.pool_counts import REASONS
 
 ROUTE = "*.demo.svc.cluster.local"
 ORIGIN = "https://hello.a.run.app:443"
@@ -75,18 +76,22 @@ def test_istios_names_sum_over_routes() -> None:
 def test_connections_to_an_origin() -> None:
     metrics = TunnelMetrics()
     origin = metrics.origin(ORIGIN)
-    origin.opened()
-    origin.opened()
+    for _ in range(3):
+        origin.opened()
+    origin.closed()
     origin.closed("age")
+    with pytest.raises(KeyError):
+        origin.closed("tired")
     origin.draining += 1
     origin.dials_failed_total += 3
     origin.waiting += 4
     origin.refused_total += 5
     samples = scrape(metrics)
     assert samples["hbone_upstream_connections", ORIGIN] == 1
-    assert samples["hbone_upstream_connections_opened_total", ORIGIN] == 2
-    assert samples["hbone_upstream_connections_closed_total", ORIGIN, "age"] == 1
-    assert samples["hbone_upstream_connections_closed_total", ORIGIN, "idle"] == 0
+    assert samples["hbone_upstream_connections_opened_total", ORIGIN] == 3
+    name = "hbone_upstream_connections_closed_total"
+    closed = {key[2]: value for key, value in samples.items() if key[0] == name}
+    assert closed == dict.fromkeys(REASONS, 0) | {"lost": 1, "age": 1}
     assert samples["hbone_upstream_connections_draining", ORIGIN] == 1
     assert samples["hbone_upstream_dials_failed_total", ORIGIN] == 3
     assert samples["hbone_upstream_waiting", ORIGIN] == 4

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
 
 import pytest
 
 from shared.ops.repeated_log import RepeatedLog
+from tests.shared.net.loopback import until
 
 log = logging.getLogger("hbone.test")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # a log has no event for its lines
-            await asyncio.sleep(0.001)
 
 
 async def test_the_first_is_told_at_once_and_the_others_together(caplog: pytest.LogCaptureFixture) -> None:
