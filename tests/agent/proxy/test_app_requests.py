@@ -8,11 +8,11 @@ import pytest
 
 from agent.config.settings import Settings
 from shared.address import Address
+from tests.shared.http2.dialogue import PREFACE
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpPeer, TcpServer
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = bytes.fromhex("000000 04 00 00000000")
 SETTINGS_WITH_CONNECT = bytes.fromhex("000006 04 00 00000000 0008 00000001")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

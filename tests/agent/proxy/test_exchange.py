@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from agent.proxy.exchange import MAX_INTERIM, REPEATED_BYTES, Exchange
+from agent.proxy.exchange import REPEATED_BYTES, Exchange
 from agent.proxy.fields import RequestHead
 from shared.errors import OverloadError, StreamResetError
 from shared.http2 import frames
@@ -106,12 +106,6 @@ def test_it_ends_once(story: Story) -> None:
     story.exchange.fail(502, "why")
     story.exchange.end()
     assert (story.stream.done, len(story.over)) == (["close"], 1)
-
-
-def test_interim_answers_have_a_bound(story: Story) -> None:
-    for _ in range(MAX_INTERIM + 5):
-        story.exchange.inform(103, [])
-    assert story.stream.done == [("inform", b"103")] * MAX_INTERIM
 
 
 def test_nothing_interim_after_the_answer(story: Story) -> None:

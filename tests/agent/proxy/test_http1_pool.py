@@ -107,13 +107,6 @@ async def test_a_client_that_leaves_while_the_app_is_dialled(full_port: int) -> 
         assert krun.requests.app.open_requests == 0
 
 
-async def test_an_app_that_speaks_first(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:
-    stream = peer.request(b"GET", b"/", end=True)
-    await (await app.accept()).send(b"SSH-2.0-OpenSSH_9.9\r\n")
-    assert await stream.status() == 502
-    assert b"does not speak HTTP/1.1" in await stream.rest()
-
-
 async def test_closing_cuts_off_what_is_open(app: TcpServer) -> None:
     settings = Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
     async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:

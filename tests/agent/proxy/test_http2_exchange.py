@@ -13,7 +13,6 @@ from agent.proxy.http2_exchange import request_headers
 from shared.address import Address
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream, Service
 from tests.support.krun_port import KrunPort
-from tests.support.tcp_peer import PATIENCE_S
 
 NO_ERROR = 0
 INTERNAL_ERROR = 2
@@ -325,12 +324,3 @@ async def test_an_app_that_takes_no_extended_connect(peer: Http2Peer, app: Servi
     stream = peer.websocket(b"/chat")
     assert await stream.status() == 501
     assert b"ENABLE_CONNECT_PROTOCOL" in await stream.rest()
-
-
-async def test_a_silent_app_is_waited_for_no_longer_than_a_dial(app: Service) -> None:
-    app.stop_listening()
-    async with KrunPort.serving(settings(app)) as krun, Http2Peer.connected(krun.port) as peer:
-        async with asyncio.timeout(PATIENCE_S):
-            stream = peer.request(b"GET", b"/", end=True)
-            assert await stream.status() == 503
-        assert await stream.rest() == f"app at 127.0.0.1:{app.port}: connection refused\n".encode()

@@ -4,13 +4,15 @@ rest."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from agent.config.settings import Settings
 from shared.address import Address
 from shared.errors import LimitError, OverloadError
-from shared.http2.frames import ENHANCE_YOUR_CALM
+from shared.http2.frames import CANCEL, ENHANCE_YOUR_CALM
+from tests.shared.net.loopback import until
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.metadata_server import closed_port
@@ -19,69 +21,58 @@ from tests.support.tcp_peer import PATIENCE_S, TcpServer
 LOOPBACK = "127.0.0.1"
 
 
-async def test_an_app_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
-    app = Address(LOOPBACK, closed_port())
-    async with KrunPort.serving(Settings(app=app)) as krun, Http2Peer.connected(krun.port) as peer:
-        for _ in range(5):
-            assert await peer.request(b"GET", b"/", end=True).status() == 503
-        hint = "is the app up, and does it listen on the PORT that it is given, or on HBONE_APP?"
-        assert caplog.messages == [f"503: app at {app}: connection refused: {hint}"]
-    assert caplog.messages[1:] == [f"{caplog.messages[0]} (4 of these since the last line)"]
+@pytest.fixture
+async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
+    settings = Settings(app=Address(LOOPBACK, app.port), app_protocol="http1", max_requests=2)
+    async with KrunPort.serving(settings) as krun:
+        yield krun
 
 
-async def test_an_app_that_breaks_off_or_speaks_something_else(caplog: pytest.LogCaptureFixture) -> None:
-    async with TcpServer.listening() as server:
-        settings = Settings(app=Address(LOOPBACK, server.port), app_protocol="http1")
-        async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-            stream = peer.request(b"GET", b"/", end=True)
-            app = await server.accept()
-            await app.read_until(b"\r\n\r\n")
-            await app.send(b"what is this\r\n\r\n")
-            assert await stream.status() == 502
-        assert caplog.messages[0].startswith("502: the app does not speak HTTP/1.1")
-        assert caplog.messages[0].endswith("HBONE_APP_PROTOCOL says what it speaks")
+async def test_an_app_that_speaks_something_else(
+    peer: Http2Peer, app: TcpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = peer.request(b"GET", b"/", end=True)
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    await there.send(b"what is this\r\n\r\n")
+    assert await stream.status() == 502
+    assert caplog.messages[0].startswith("502: the app does not speak HTTP/1.1")
+    assert caplog.messages[0].endswith("HBONE_APP_PROTOCOL says what it speaks")
 
 
 async def test_a_request_that_the_client_gives_up_is_nobody_s_failure(
-    caplog: pytest.LogCaptureFixture,
+    krun: KrunPort, peer: Http2Peer, app: TcpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with TcpServer.listening() as server:
-        settings = Settings(app=Address(LOOPBACK, server.port), app_protocol="http1")
-        async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-            stream = peer.request(b"GET", b"/", end=True)
-            app = await server.accept()
-            await app.read_until(b"\r\n\r\n")
-            assert krun.requests.app.open_requests == 1
-            stream.reset(8)
-            assert await app.was_reset()
+    stream = peer.request(b"GET", b"/", end=True)
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    assert krun.requests.app.open_requests == 1
+    stream.reset(CANCEL)
+    assert await there.was_reset()
+    krun.requests.close()
     assert caplog.messages == []
 
 
 # Bounds.
 
 
-async def test_one_request_too_many(caplog: pytest.LogCaptureFixture) -> None:
-    async with TcpServer.listening() as server:
-        settings = Settings(app=Address(LOOPBACK, server.port), app_protocol="http1", max_requests=2)
-        async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-            streams = [peer.request(b"GET", b"/", end=True) for _ in range(2)]
-            apps = [await server.accept() for _ in streams]
-            one_too_many = peer.request(b"GET", b"/", end=True)
-            assert await one_too_many.status() == 503
-            assert (
-                await one_too_many.rest() == b"2 requests to the app are open, which is HBONE_MAX_REQUESTS\n"
-            )
-            assert caplog.messages == [
-                "503 to a request to the app: 2 requests to the app are open, which is HBONE_MAX_REQUESTS"
-            ]
-            await apps[0].read_until(b"\r\n\r\n")
-            await apps[0].send(b"HTTP/1.1 204 No Content\r\n\r\n")
-            assert [await stream.status() for stream in streams if stream.number == 1] == [204]
-            async with asyncio.timeout(PATIENCE_S):
-                while krun.requests.app.open_requests > 1:  # noqa: ASYNC110  # it has no event
-                    await asyncio.sleep(0)
-            peer.request(b"GET", b"/", end=True)
-            await apps[0].read_until(b"\r\n\r\n")
+async def test_one_request_too_many(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = [peer.request(b"GET", b"/", end=True) for _ in range(2)]
+    apps = [await app.accept() for _ in streams]
+    one_too_many = peer.request(b"GET", b"/", end=True)
+    assert await one_too_many.status() == 503
+    assert await one_too_many.rest() == b"2 requests to the app are open, which is HBONE_MAX_REQUESTS\n"
+    assert caplog.messages == [
+        "503 to a request to the app: 2 requests to the app are open, which is HBONE_MAX_REQUESTS"
+    ]
+    await apps[0].read_until(b"\r\n\r\n")
+    await apps[0].send(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert [await stream.status() for stream in streams if stream.number == 1] == [204]
+    await until(lambda: krun.requests.app.open_requests == 1)
+    peer.request(b"GET", b"/", end=True)
+    await apps[0].read_until(b"\r\n\r\n")
 
 
 async def test_while_too_much_is_held_nothing_new_is_taken() -> None:
@@ -98,31 +89,30 @@ async def test_while_too_much_is_held_nothing_new_is_taken() -> None:
         assert (await krun.record()).flag == "LIMIT"
 
 
-async def test_what_requests_hold_and_how_they_are_ended() -> None:
-    async with TcpServer.listening() as server:
-        settings = Settings(app=Address(LOOPBACK, server.port), app_protocol="http1")
-        async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-            upload = peer.request(b"POST", b"/")
-            app = await server.accept()
-            app.pause()
-            sent = await upload.fill()
-            assert sent >= 1 << 20
-            [held] = krun.requests.app.holders()
-            most = (1 << 20) + (512 << 10)
-            assert 1 << 19 <= held.buffered_bytes <= most, "its window, and what the kernel takes"
-            held.abort(OverloadError("it holds most"))
-            assert (await upload.status(), await upload.rest()) == (503, b"it holds most\n")
-            app.resume()
-            assert await app.was_reset()
-            held.abort(OverloadError("nothing more happens"))
-            download = peer.request(b"GET", b"/", end=True)
-            download.window_held = True
-            app = await server.accept()
-            await app.read_until(b"\r\n\r\n")
-            app.send_soon(b"HTTP/1.1 200 OK\r\ncontent-length: 9000000\r\n\r\n" + bytes(9_000_000))
-            assert await download.status() == 200
-            async with asyncio.timeout(PATIENCE_S):
-                while not (found := [one for one in krun.requests.app.holders() if one.buffered_bytes]):
-                    await peer.answered()
-            found[0].abort(OverloadError("it holds most"))
-            assert await download.broken() == ENHANCE_YOUR_CALM, "what has come is not the whole"
+async def test_what_requests_hold_and_how_they_are_ended(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer
+) -> None:
+    upload = peer.request(b"POST", b"/")
+    there = await app.accept()
+    there.pause()
+    sent = await upload.fill()
+    assert sent >= 1 << 20
+    [held] = krun.requests.app.holders()
+    most = (1 << 20) + (512 << 10)
+    assert 1 << 19 <= held.buffered_bytes <= most, "its window, and what the kernel takes"
+    held.abort(OverloadError("it holds most"))
+    assert (await upload.status(), await upload.rest()) == (503, b"it holds most\n")
+    there.resume()
+    assert await there.was_reset()
+    held.abort(OverloadError("nothing more happens"))
+    download = peer.request(b"GET", b"/", end=True)
+    download.window_held = True
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    there.send_soon(b"HTTP/1.1 200 OK\r\ncontent-length: 9000000\r\n\r\n" + bytes(9_000_000))
+    assert await download.status() == 200
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := [one for one in krun.requests.app.holders() if one.buffered_bytes]):
+            await peer.answered()
+    found[0].abort(OverloadError("it holds most"))
+    assert await download.broken() == ENHANCE_YOUR_CALM, "what has come is not the whole"
