@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
+from tests.support.loops import Uvloop
 from tests.support.tcp_peer import TcpServer
+
+on_both_loops = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+"""Marks a test of child processes: the loops start and collect them in different ways."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]] | None:
+    marker = item.get_closest_marker("asyncio")
+    if item.path.name == "test_launcher.py" or (marker is not None and "loop_factories" in marker.kwargs):
+        return {"asyncio": asyncio.new_event_loop, "uvloop": Uvloop}
+    return None  # as for all tests
 
 
 @pytest.fixture

