@@ -74,6 +74,8 @@ for line in gate.makefile():
 ]
 """An app that does what it is told through a connection of its own, and tells its signals there."""
 
+GKE = {"PROJECT_ID": "proj", "CLUSTER_NAME": "clu", "CLUSTER_LOCATION": "loc"}
+
 
 class Krun:
     """A running krun, and the app's gate if it has an app."""
@@ -125,6 +127,15 @@ async def krun_with_app(**environ: str) -> AsyncIterator[Krun]:
     ):
         it.gate = await server.accept()
         assert await it.heard() == "started"
+        yield it
+
+
+@asynccontextmanager
+async def krun_before_app(**environ: str) -> AsyncIterator[Krun]:
+    """krun with APP, and both listen."""
+    async with krun_with_app(**environ) as it:
+        await it.tell("listen", "listen done")
+        await it.listening()
         yield it
 
 
@@ -196,6 +207,7 @@ async def test_a_port_in_use_ends_the_app(target: TcpServer) -> None:
         await it.tell("exit 0")
         code, _, err = await it.process.ended()
     assert code == 69
+    assert '"severity":"INFO","message":"the app has ended: exit code 0"' in err, "it is not to blame"
     address = f"127.0.0.1:{target.port}"
     assert err.splitlines()[-1] == f"krun: tunnels: cannot listen on {address}: the port is in use"
 
@@ -267,9 +279,7 @@ async def test_no_certificate_is_to_be_had(tmp_path: Path) -> None:
 
 
 async def test_sigterm_goes_to_the_app() -> None:
-    async with krun_with_app() as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
+    async with krun_before_app() as it:
         it.process.send(signal.SIGTERM)
         assert await it.heard() == "SIGTERM"
         with pytest.raises(ConnectionRefusedError):
@@ -290,9 +300,7 @@ async def test_sigterm_before_the_app_listens() -> None:
 
 
 async def test_other_signals_go_to_the_app_and_change_nothing() -> None:
-    async with krun_with_app() as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
+    async with krun_before_app() as it:
         it.process.send(signal.SIGUSR1)
         assert await it.heard() == "SIGUSR1"
         await (await TcpPeer.connect(it.port)).close()
@@ -322,61 +330,58 @@ async def test_the_app_has_the_limits_that_krun_was_started_with() -> None:
 
 async def test_the_last_answer_of_an_app_is_delivered() -> None:
     size = 4 << 20
-    async with krun_with_app() as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
-        async with Http2Peer.connected(it.port) as peer:
-            stream = peer.request(b"GET", b"/", end=True)
-            stream.window_held = True
-            await it.tell(f"serve {size}", "serve done")
-            await peer.until(lambda: len(stream.data) == 65535)
-            stream.release_window()
-            await it.tell("exit 0")
-            assert len(await stream.rest()) == size
-            assert (await it.process.ended())[0] == 0
+    async with krun_before_app() as it, Http2Peer.connected(it.port) as peer:
+        stream = peer.request(b"GET", b"/", end=True)
+        stream.window_held = True
+        await it.tell(f"serve {size}", "serve done")
+        await peer.until(lambda: len(stream.data) == 65535)
+        stream.release_window()
+        await it.tell("exit 0")
+        assert len(await stream.rest()) == size
+        assert (await it.process.ended())[0] == 0
 
 
 async def test_a_tunnel_does_not_keep_krun_from_ending_with_its_app(target: TcpServer) -> None:
-    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}") as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
-        async with Http2Peer.connected(it.port) as peer:
-            stream = peer.request(b"POST", b"/_hbone/OTHER")
-            assert await stream.status() == 200
-            there = await target.accept()
-            await it.tell("exit 4")
-            await stream.broken()
-            assert await there.was_reset()
-            assert (await it.process.ended())[0] == 4
+    async with (
+        krun_before_app(PORT_OTHER=f"127.0.0.1:{target.port}") as it,
+        Http2Peer.connected(it.port) as peer,
+    ):
+        stream = peer.request(b"POST", b"/_hbone/OTHER")
+        assert await stream.status() == 200
+        there = await target.accept()
+        await it.tell("exit 4")
+        await stream.broken()
+        assert await there.was_reset()
+        assert (await it.process.ended())[0] == 4
 
 
 async def test_the_drain_ends_with_the_app(target: TcpServer) -> None:
     begun = time.monotonic()
-    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}", HBONE_DRAIN_TIMEOUT="60") as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
-        async with Http2Peer.connected(it.port) as peer:
-            assert await peer.request(b"POST", b"/_hbone/OTHER").status() == 200
-            it.process.send(signal.SIGTERM)
-            assert await it.heard() == "SIGTERM"
-            await it.tell("exit 4")
-            assert (await it.process.ended())[0] == 4
+    async with (
+        krun_before_app(PORT_OTHER=f"127.0.0.1:{target.port}", HBONE_DRAIN_TIMEOUT="60") as it,
+        Http2Peer.connected(it.port) as peer,
+    ):
+        assert await peer.request(b"POST", b"/_hbone/OTHER").status() == 200
+        it.process.send(signal.SIGTERM)
+        assert await it.heard() == "SIGTERM"
+        await it.tell("exit 4")
+        assert (await it.process.ended())[0] == 4
     assert time.monotonic() - begun < 60 - PATIENCE_S
 
 
 async def test_the_drain_does_not_wait_for_an_app_that_stays(target: TcpServer) -> None:
-    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}", HBONE_DRAIN_TIMEOUT="0.2") as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
-        async with Http2Peer.connected(it.port) as peer:
-            stream = peer.request(b"POST", b"/_hbone/OTHER")
-            assert await stream.status() == 200
-            it.process.send(signal.SIGTERM)
-            assert await it.heard() == "SIGTERM"
-            await stream.broken()
-            assert await (await target.accept()).was_reset()
-            await it.tell("exit 6")
-            assert (await it.process.ended())[0] == 6
+    async with (
+        krun_before_app(PORT_OTHER=f"127.0.0.1:{target.port}", HBONE_DRAIN_TIMEOUT="0.2") as it,
+        Http2Peer.connected(it.port) as peer,
+    ):
+        stream = peer.request(b"POST", b"/_hbone/OTHER")
+        assert await stream.status() == 200
+        it.process.send(signal.SIGTERM)
+        assert await it.heard() == "SIGTERM"
+        await stream.broken()
+        assert await (await target.accept()).was_reset()
+        await it.tell("exit 6")
+        assert (await it.process.ended())[0] == 6
 
 
 # A sidecar.
@@ -496,9 +501,7 @@ async def lines_of(it: Krun) -> list[str]:
 
 
 async def test_the_app_s_start_and_end_are_told() -> None:
-    async with krun_with_app() as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
+    async with krun_before_app() as it:
         await it.tell("exit 3")
         assert (await lines_of(it))[0] == "the app has ended: exit code 3; krun ends with 3"
 
@@ -519,9 +522,7 @@ async def test_an_app_that_ends_before_it_listens(command: str, how: str) -> Non
 
 
 async def test_sigterm_and_what_it_waits_for_are_told(target: TcpServer) -> None:
-    async with krun_with_app(PORT_OTHER=f"127.0.0.1:{target.port}") as it:
-        await it.tell("listen", "listen done")
-        await it.listening()
+    async with krun_before_app(PORT_OTHER=f"127.0.0.1:{target.port}") as it:
         async with Http2Peer.connected(it.port) as peer:
             assert await peer.request(b"POST", b"/_hbone/OTHER").status() == 200
             it.process.send(signal.SIGTERM)
@@ -545,16 +546,6 @@ async def test_a_foreign_process_on_the_app_s_port(target: TcpServer) -> None:
         await it.listening()
         it.process.send(signal.SIGTERM)
         assert (await it.process.ended())[0] == 143
-
-
-async def test_an_app_that_is_stopped_for_a_fault_of_krun_s_is_not_blamed(target: TcpServer) -> None:
-    async with krun_with_app(HBONE_LISTEN=f"127.0.0.1:{target.port}") as it:
-        await it.tell("listen", "listen done")
-        assert await it.heard() == "SIGTERM"
-        await it.tell("exit 0")
-        code, _, err = await it.process.ended()
-    assert code == 69
-    assert '"severity":"INFO","message":"the app has ended: exit code 0"' in err
 
 
 async def test_curl_without_http2_is_told_and_so_is_the_log() -> None:
@@ -654,9 +645,7 @@ async def test_requests_leave_files_for_tunnels_and_the_token_exchange(target: T
     few = ["sh", "-c", 'ulimit -n 364; exec "$@"', "sh"]
     told = {
         "HBONE_STS_LISTEN": "127.0.0.1:0",
-        "PROJECT_ID": "proj",
-        "CLUSTER_NAME": "clu",
-        "CLUSTER_LOCATION": "loc",
+        **GKE,
         "PORT_HERE": f"127.0.0.1:{target.port}",
     }
     async with TcpServer.listening() as app:
@@ -821,10 +810,8 @@ async def test_the_token_exchange(tmp_path: Path) -> None:
         (tmp_path / "ca.pem").write_bytes(google.authority.root_pem)
         told = {
             "HBONE_STS_LISTEN": "127.0.0.1:0",
-            "PROJECT_ID": "proj",
+            **GKE,
             "PROJECT_NUMBER": "42",
-            "CLUSTER_NAME": "clu",
-            "CLUSTER_LOCATION": "loc",
             "HBONE_STS_URL": f"{google.url}/v1/token",
             "HBONE_IAM_URL": google.url,
             "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
@@ -832,13 +819,8 @@ async def test_the_token_exchange(tmp_path: Path) -> None:
         async with krun(environ=told) as it:
             address = (await it.process.said("^token exchange on (.*)$"))[1]
             sts = Sts(address)
-            answer = json.loads(
-                (
-                    await sts.post(
-                        form(subject_token=google.kubernetes_token(), audience="https://a.example")
-                    )
-                ).body
-            )
+            asked = form(subject_token=google.kubernetes_token(), audience="https://a.example")
+            answer = json.loads((await sts.post(asked)).body)
             assert google.claims(answer["access_token"], "https://a.example")["email"] == DATA_PLANE
             google.closed.add("sts")
             late = spawn(sts.post(form(subject_token=google.kubernetes_token())), name="a late request")
@@ -852,13 +834,7 @@ async def test_the_token_exchange(tmp_path: Path) -> None:
 
 
 async def test_a_port_of_the_token_exchange_that_is_taken(target: TcpServer) -> None:
-    told = {
-        "HBONE_STS_LISTEN": f"127.0.0.1:{target.port}",
-        "PROJECT_ID": "proj",
-        "CLUSTER_NAME": "clu",
-        "CLUSTER_LOCATION": "loc",
-    }
-    async with krun("echo", "started", environ=told) as it:
+    async with krun("echo", "started", environ={"HBONE_STS_LISTEN": f"127.0.0.1:{target.port}", **GKE}) as it:
         code, out, err = await it.process.ended()
     assert (code, out) == (69, "")
     assert f"127.0.0.1:{target.port}" in err and "token exchange" in err

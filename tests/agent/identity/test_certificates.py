@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +9,10 @@ import pytest
 
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.settings import Settings, from_env
-from agent.identity.certificates import access_token, make_keeper
+from agent.identity.certificates import make_keeper
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.certificates.certificate_keeper import CertificateKeeper
-from shared.errors import SigningError, TokenError
+from shared.errors import SigningError
 from shared.net.tls import certificate_check, certificate_folder
 from shared.net.tls.certificate_check import Findings
 from shared.trust.spiffe import SpiffeId
@@ -25,7 +21,6 @@ from tests.support.google import Google
 from tests.support.google_services import MACHINE
 from tests.support.istiod import Istiod
 from tests.support.system_trust import system_trusts
-from tests.support.tcp_peer import PATIENCE_S
 
 HELLO = SpiffeId.of_workload("demo.local", "demo", "hello")
 TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJpc3Rpby1jYSJ9.c2lnbmF0dXJl"
@@ -173,17 +168,13 @@ async def test_google_cas_with_a_token_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one-token")
     with system_trusts(tmp_path / "ca.pem"):
         async with CasServer(mesh, HELLO, token="one-token") as server:
-            await renewed_by_a_token_in_a_file(server, tmp_path)
+            keeper = keeper_of(cas(server, tmp_path, HBONE_CA_TOKEN_FILE=str(tmp_path / "token")))
+            await keeper.start()
+            server.token = "another-token"
+            (tmp_path / "token").write_text("another-token")
+            await keeper.renew()
+            await keeper.close()
     assert found(tmp_path / "certs").identity == HELLO
-
-
-async def renewed_by_a_token_in_a_file(server: CasServer, tmp_path: Path) -> None:
-    keeper = keeper_of(cas(server, tmp_path, HBONE_CA_TOKEN_FILE=str(tmp_path / "token")))
-    await keeper.start()
-    server.token = "another-token"
-    (tmp_path / "token").write_text("another-token")
-    await keeper.renew()
-    await keeper.close()
 
 
 async def test_google_cas_without_a_metadata_server(tmp_path: Path) -> None:
@@ -192,43 +183,3 @@ async def test_google_cas_without_a_metadata_server(tmp_path: Path) -> None:
         with pytest.raises(SigningError, match=f"no token for it: no metadata server: .* {NOWHERE}"):
             await keeper.renew()
         assert server.asked == []
-
-
-# The metadata server's access token.
-
-
-@asynccontextmanager
-async def metadata(answer: bytes, status: bytes = b"200 OK") -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server with one answer, and what it was asked."""
-    asked: list[bytes] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status, len(answer)) + answer)
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
-    finally:
-        server.close()
-
-
-async def test_an_access_token() -> None:
-    async with metadata(json.dumps({"access_token": "ya29.secret", "expires_in": 3599}).encode()) as (
-        host,
-        asked,
-    ):
-        async with asyncio.timeout(PATIENCE_S):
-            token, _ = access_token(host)
-            assert await token() == "ya29.secret"
-    assert asked[0].startswith(
-        b"GET /computeMetadata/v1/instance/service-accounts/default/token HTTP/1.1\r\n"
-    )
-    assert b"\r\nmetadata-flavor: Google\r\n" in asked[0].lower().replace(b"google", b"Google")
-
-
-async def test_no_access_token() -> None:
-    async with metadata(b"no JSON") as (host, _):
-        with pytest.raises(TokenError, match=f"no token from the metadata server at {host}: "):
-            await access_token(host)[0]()

@@ -31,7 +31,7 @@ from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
 from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
 from tests.support.running_gateway import Records
-from tests.support.tcp_peer import PATIENCE_S, TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 from tests.support.wall_clock import Clock
 
 NAME = "hello.demo.svc.cluster.local"
@@ -78,13 +78,13 @@ class Gateway:
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls, folder: Path) -> AsyncIterator[Gateway]:
-        """One with the certificate in `folder`, until the block ends."""
+    async def listening(cls, folder: Path, port: int = 0) -> AsyncIterator[Gateway]:
+        """One with the certificate in `folder` on `port`, 0 for any free one, until the block ends."""
         self = cls()
         tls = server_context(folder, tls12=False)
         tls.sni_callback = self._asked
         server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Peer(client=True, opened=self._opened), "127.0.0.1", 0, ssl=tls
+            lambda: Http2Peer(client=True, opened=self._opened), "127.0.0.1", port, ssl=tls
         )
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -99,6 +99,13 @@ def tell(peer: Http2Peer, verdict: Verdict) -> PeerStream:
     """The gateway's first request."""
     fields = [field for field in registration.request(NAME, verdict) if not field[0].startswith(b":")]
     return peer.request(b"POST", registration.PATH, fields, end=True)
+
+
+async def opened(peer: Http2Peer, app: TcpServer) -> tuple[PeerStream, TcpPeer]:
+    """A tunnel that a gateway has opened over a connection of krun's: both ends of it."""
+    stream = peer.request(b"POST", b"/_hbone/15003")
+    assert await stream.status() == 200
+    return stream, await app.accept()
 
 
 class Krun:
@@ -170,12 +177,9 @@ async def test_it_registers_its_name(mesh: Mesh, gateway: Gateway) -> None:
         assert len(krun.connections) == krun.tunnels.registered == 1
 
 
-async def test_it_serves_what_comes_back(mesh: Mesh, gateway: Gateway) -> None:
-    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port):
-        peer = await gateway.registered()
-        stream = peer.request(b"POST", b"/_hbone/15003")
-        assert await stream.status() == 200
-        target = await app.accept()
+async def test_it_serves_what_comes_back(mesh: Mesh, gateway: Gateway, app: TcpServer) -> None:
+    async with dialling(mesh, gateway.port, target=app.port):
+        stream, target = await opened(await gateway.registered(), app)
         await stream.send(b"there")
         assert await target.read(5) == b"there"
         await target.send(b"and back")
@@ -244,12 +248,12 @@ async def test_a_worker_that_died_is_replaced(mesh: Mesh, gateway: Gateway) -> N
 # Coming back.
 
 
-async def test_after_goaway_there_is_a_new_one_and_the_old_one_finishes(mesh: Mesh, gateway: Gateway) -> None:
-    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port) as krun:
+async def test_after_goaway_there_is_a_new_one_and_the_old_one_finishes(
+    mesh: Mesh, gateway: Gateway, app: TcpServer
+) -> None:
+    async with dialling(mesh, gateway.port, target=app.port) as krun:
         old = await gateway.registered(1)
-        stream = old.request(b"POST", b"/_hbone/15003")
-        assert await stream.status() == 200
-        target = await app.accept()
+        stream, target = await opened(old, app)
         old.say_goaway(0)
         await gateway.registered(2)
         assert krun.tunnels.registered == 1
@@ -260,8 +264,10 @@ async def test_after_goaway_there_is_a_new_one_and_the_old_one_finishes(mesh: Me
         assert await late.status() == 200
 
 
-async def test_a_tunnel_that_is_on_its_way_when_krun_ends_is_served(mesh: Mesh, gateway: Gateway) -> None:
-    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port) as krun:
+async def test_a_tunnel_that_is_on_its_way_when_krun_ends_is_served(
+    mesh: Mesh, gateway: Gateway, app: TcpServer
+) -> None:
+    async with dialling(mesh, gateway.port, target=app.port) as krun:
         peer = await gateway.registered()
         krun.tunnels.stop()
         (connection,) = krun.connections
@@ -291,18 +297,9 @@ async def test_after_a_reset_there_is_a_new_one(mesh: Mesh, gateway: Gateway) ->
 
 async def test_a_gateway_that_comes_up_later(mesh: Mesh) -> None:
     port = closed_port()
-    async with dialling(mesh, port) as krun:
-        tls = server_context(mesh.member(GATEWAY), tls12=False)
-        accepted: asyncio.Queue[Http2Peer] = asyncio.Queue()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Peer(client=True, opened=accepted.put_nowait), "127.0.0.1", port, ssl=tls
-        )
-        async with asyncio.timeout(PATIENCE_S):
-            peer = await accepted.get()
-        assert await tell(peer, Verdict(process(1))).status() == REGISTERED
+    async with dialling(mesh, port) as krun, Gateway.listening(mesh.member(GATEWAY), port) as gateway:
+        await gateway.registered()
         assert krun.tunnels.registered == 1
-        server.close()
-        await peer.close()
 
 
 async def test_a_silent_gateway_is_noticed(
@@ -367,27 +364,27 @@ async def test_once_stopped_it_dials_no_more(mesh: Mesh, gateway: Gateway) -> No
 # Whom it trusts.
 
 
+OTHERS = (f"spiffe://{TRUST_DOMAIN}/ns/istio-system/sa/other",)
+
+
 async def test_a_gateway_of_another_identity_is_not_served(
-    mesh: Mesh, gateway: Gateway, caplog: pytest.LogCaptureFixture
+    mesh: Mesh, gateway: Gateway, app: TcpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with TcpServer.listening() as app:
-        peers = (f"spiffe://{TRUST_DOMAIN}/ns/istio-system/sa/other",)
-        async with dialling(mesh, gateway.port, target=app.port, peers=peers):
-            peer = await gateway.accept()
-            stream = peer.request(b"POST", b"/_hbone/15003")
-            await stream.broken()
-            assert not stream.fields
-            assert app.count == 0
+    async with dialling(mesh, gateway.port, target=app.port, peers=OTHERS):
+        peer = await gateway.accept()
+        stream = peer.request(b"POST", b"/_hbone/15003")
+        await stream.broken()
+        assert not stream.fields
+        assert app.count == 0
     assert f"peer {GATEWAY} denied: no rule allows it" in caplog.text
 
 
 async def test_who_it_is_is_known_before_its_first_byte(
-    mesh: Mesh, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    mesh: Mesh, gateway: Gateway, app: TcpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dialler's own look comes when a gateway's first request may have been served already."""
     monkeypatch.setattr("shared.net.tls.mesh_tls.check_server", lambda *_: None)
-    peers = (f"spiffe://{TRUST_DOMAIN}/ns/istio-system/sa/other",)
-    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port, peers=peers):
+    async with dialling(mesh, gateway.port, target=app.port, peers=OTHERS):
         stream = (await gateway.accept()).request(b"POST", b"/_hbone/15003")
         await stream.broken()
         assert not stream.fields
@@ -421,14 +418,14 @@ async def test_a_revoked_gateway_is_not_served(
     assert "peer certificate denied: it is revoked" in caplog.text
 
 
-async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gateway, tmp_path: Path) -> None:
+async def test_a_gateway_that_is_revoked_later_is_left(
+    mesh: Mesh, gateway: Gateway, app: TcpServer, tmp_path: Path
+) -> None:
     crl = tmp_path / "crl.pem"
     put(crl, revocation_list(mesh.authority))
-    async with TcpServer.listening() as app, dialling(mesh, gateway.port, target=app.port, crl=crl) as krun:
+    async with dialling(mesh, gateway.port, target=app.port, crl=crl) as krun:
         peer = await gateway.registered()
-        stream = peer.request(b"POST", b"/_hbone/15003")
-        there = await app.accept()
-        assert await stream.status() == 200
+        stream, there = await opened(peer, app)
         put(crl, revocation_list(mesh.authority, serial_in(mesh.folder_of(GATEWAY))))
         assert krun.tunnels._revocations is not None
         with Records() as records:
@@ -446,17 +443,12 @@ async def test_a_gateway_that_is_revoked_later_is_left(mesh: Mesh, gateway: Gate
 
 
 async def test_a_gateway_whose_certificate_ends_is_left_in_order(
-    mesh: Mesh, gateway: Gateway, clock: Clock
+    mesh: Mesh, gateway: Gateway, app: TcpServer, clock: Clock
 ) -> None:
     clock.now = end_in(mesh.folder_of(GATEWAY)) - 0.1
-    async with (
-        TcpServer.listening() as app,
-        dialling(mesh, gateway.port, target=app.port, wall_clock=clock) as krun,
-    ):
+    async with dialling(mesh, gateway.port, target=app.port, wall_clock=clock) as krun:
         old = await gateway.registered()
-        stream = old.request(b"POST", b"/_hbone/15003")
-        target = await app.accept()
-        assert await stream.status() == 200
+        stream, target = await opened(old, app)
         old.pause()
         with Records() as records:
             clock.turn(0.2)
@@ -472,17 +464,12 @@ async def test_a_gateway_whose_certificate_ends_is_left_in_order(
 
 
 async def test_after_the_drain_timeout_its_tunnels_are_broken_off(
-    mesh: Mesh, gateway: Gateway, clock: Clock
+    mesh: Mesh, gateway: Gateway, app: TcpServer, clock: Clock
 ) -> None:
     clock.now = end_in(mesh.folder_of(GATEWAY)) - 0.1
-    async with (
-        TcpServer.listening() as app,
-        dialling(mesh, gateway.port, target=app.port, wall_clock=clock, drain_timeout_s=0.05),
-    ):
+    async with dialling(mesh, gateway.port, target=app.port, wall_clock=clock, drain_timeout_s=0.05):
         old = await gateway.registered()
-        stream = old.request(b"POST", b"/_hbone/15003")
-        target = await app.accept()
-        assert await stream.status() == 200
+        stream, target = await opened(old, app)
         clock.turn(0.2)
         assert await target.was_reset()
         await stream.broken()
