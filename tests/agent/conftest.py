@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from agent.config.settings import Settings
+from shared.address import Address
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.loops import Uvloop
@@ -33,7 +35,19 @@ async def app() -> AsyncIterator[TcpServer]:
 
 
 @pytest.fixture
+def settings(app: TcpServer) -> Settings:
+    """Of a krun before an app of HTTP/1.1, unless a module has its own."""
+    return Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
+
+
+@pytest.fixture
+async def krun(settings: Settings) -> AsyncIterator[KrunPort]:
+    async with KrunPort.serving(settings) as krun:
+        yield krun
+
+
+@pytest.fixture
 async def peer(krun: KrunPort) -> AsyncIterator[Http2Peer]:
-    """A client of the `krun` of the test's module."""
+    """A client of `krun`."""
     async with Http2Peer.connected(krun.port) as peer:
         yield peer

@@ -112,12 +112,19 @@ async def kept(
         it.close()
 
 
+@asynccontextmanager
+async def started(mint: Mint, *files: TokenFile, owner: tuple[int, int] | None = None) -> AsyncIterator[None]:
+    """Such files once the first tokens are there."""
+    async with kept(mint, *files, owner=owner) as it:
+        await it.start(30)
+        yield
+
+
 async def test_tokens_that_have_no_life_left_are_not_asked_for_all_the_time(
     turned: Turned, tmp_path: Path
 ) -> None:
     mint = Mint(turned, life_s=0.001)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         await turned.to(35)
     assert mint.at_s == [0, 10, 20, 30]
 
@@ -127,38 +134,35 @@ async def test_tokens_that_have_no_life_left_are_not_asked_for_all_the_time(
 
 async def test_the_first_token_is_there_when_start_returns(turned: Turned, tmp_path: Path) -> None:
     file = tmp_path / "secrets" / "tokens" / "istio-token"
-    async with kept(Mint(turned), TokenFile("istio-ca", file)) as it:
-        await it.start(30)
+    async with started(Mint(turned), TokenFile("istio-ca", file)):
         assert file.read_text() == "token-1-for-istio-ca"
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.stat().st_uid == os.getuid()
 
 
 async def test_a_folder_as_a_pod_has_it(turned: Turned, tmp_path: Path) -> None:
-    async with kept(Mint(turned), TokenFile("", tmp_path / "sa", is_folder=True)) as it:
-        await it.start(30)
-    files = {name: tmp_path / "sa" / name for name in names_in(tmp_path / "sa")}
-    assert {name: path.read_text() for name, path in files.items()} == {
-        "token": "token-1-for-the server",
-        "ca.crt": "the CA",
-        "namespace": "demo",
-    }
-    assert {name: path.stat().st_mode & 0o777 for name, path in files.items()} == {
-        "token": 0o600,
-        "ca.crt": 0o644,
-        "namespace": 0o644,
-    }
+    async with started(Mint(turned), TokenFile("", tmp_path / "sa", is_folder=True)):
+        files = {name: tmp_path / "sa" / name for name in names_in(tmp_path / "sa")}
+        assert {name: path.read_text() for name, path in files.items()} == {
+            "token": "token-1-for-the server",
+            "ca.crt": "the CA",
+            "namespace": "demo",
+        }
+        assert {name: path.stat().st_mode & 0o777 for name, path in files.items()} == {
+            "token": 0o600,
+            "ca.crt": 0o644,
+            "namespace": 0o644,
+        }
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 async def test_files_belong_to_the_apps_user(turned: Turned, tmp_path: Path) -> None:
     file = TokenFile("", tmp_path, is_folder=True)
-    async with kept(Mint(turned), file, owner=(1234, 2345)) as it:
-        await it.start(30)
-    for name in ("token", "ca.crt", "namespace"):
-        about = (tmp_path / name).stat()
-        assert (about.st_uid, about.st_gid) == (1234, 2345)
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    async with started(Mint(turned), file, owner=(1234, 2345)):
+        for name in ("token", "ca.crt", "namespace"):
+            about = (tmp_path / name).stat()
+            assert (about.st_uid, about.st_gid) == (1234, 2345)
+        assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
 
 
 async def test_what_may_pass_is_tried_again_until_the_deadline(turned: Turned, tmp_path: Path) -> None:
@@ -219,8 +223,7 @@ async def test_a_file_that_cannot_be_written(turned: Turned, tmp_path: Path) -> 
 
 async def test_renewed_at_80_percent(turned: Turned, tmp_path: Path) -> None:
     mint = Mint(turned)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         await turned.to(0.8 * HOUR_S - 1)
         assert mint.at_s == [0]
         await turned.to(0.8 * HOUR_S + 1)
@@ -234,8 +237,7 @@ async def test_instances_that_started_together_do_not_ask_together(tmp_path: Pat
     at_s = []
     for chance in (0.0, 0.5, 0.999):
         mint = Mint(turned := Turned(chance))
-        async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-            await it.start(30)
+        async with started(mint, TokenFile("a", tmp_path / "a")):
             await turned.to(HOUR_S)
         at_s.append(mint.at_s[1] / HOUR_S)
     assert at_s == pytest.approx([0.8, 0.78, 0.76], abs=1e-3)
@@ -243,16 +245,14 @@ async def test_instances_that_started_together_do_not_ask_together(tmp_path: Pat
 
 async def test_renewed_once_a_day_whatever_its_life(turned: Turned, tmp_path: Path) -> None:
     mint = Mint(turned, life_s=365 * 24 * HOUR_S)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         await turned.to(24 * HOUR_S + 1)
     assert mint.at_s == [0, 24 * HOUR_S]
 
 
 async def test_each_file_has_its_own_time(turned: Turned, tmp_path: Path) -> None:
     mint = Mint(turned)
-    async with kept(mint, TokenFile("a", tmp_path / "a"), TokenFile("b", tmp_path / "b")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a"), TokenFile("b", tmp_path / "b")):
         assert mint.audiences == ["a", "b"]
         await turned.to(HOUR_S)
         assert mint.audiences == ["a", "b", "a", "b"]
@@ -260,8 +260,7 @@ async def test_each_file_has_its_own_time(turned: Turned, tmp_path: Path) -> Non
 
 async def test_a_clock_that_jumped_while_the_container_slept(turned: Turned, tmp_path: Path) -> None:
     mint = Mint(turned)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         await turned.resting()
         turned.now_s += 5 * HOUR_S  # and the loop's timer has noticed nothing of it
         [(due_s, waiting)] = turned._sleepers
@@ -276,8 +275,7 @@ async def test_the_old_file_stays_while_it_fails(
     turned: Turned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mint = Mint(turned)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         before = version(tmp_path / "a")
         mint.failure = lambda: TokenError("no token: answered 503")
         await turned.to(0.8 * HOUR_S + 200)
@@ -298,8 +296,7 @@ async def test_a_refusal_later_on_is_no_end_either(
     turned: Turned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mint = Mint(turned)
-    async with kept(mint, TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(mint, TokenFile("a", tmp_path / "a")):
         mint.failure = lambda: TokenDeniedError("no token: answered 403")
         await turned.to(HOUR_S + 60)
         assert "the one in it has ended: no token: answered 403" in caplog.text
@@ -309,8 +306,7 @@ async def test_a_refusal_later_on_is_no_end_either(
 
 
 async def test_a_folder_that_vanishes_is_made_again(turned: Turned, tmp_path: Path) -> None:
-    async with kept(Mint(turned), TokenFile("a", tmp_path / "x" / "a")) as it:
-        await it.start(30)
+    async with started(Mint(turned), TokenFile("a", tmp_path / "x" / "a")):
         (tmp_path / "x" / "a").unlink()
         (tmp_path / "x").rmdir()
         await turned.to(HOUR_S)
@@ -318,8 +314,7 @@ async def test_a_folder_that_vanishes_is_made_again(turned: Turned, tmp_path: Pa
 
 
 async def test_what_has_not_changed_is_not_written(turned: Turned, tmp_path: Path) -> None:
-    async with kept(Mint(turned), TokenFile("", tmp_path, is_folder=True)) as it:
-        await it.start(30)
+    async with started(Mint(turned), TokenFile("", tmp_path, is_folder=True)):
         before = version(tmp_path / "ca.crt"), version(tmp_path / "token")
         await turned.to(HOUR_S)
         after = version(tmp_path / "ca.crt"), version(tmp_path / "token")
@@ -330,8 +325,7 @@ async def test_what_has_not_changed_is_not_written(turned: Turned, tmp_path: Pat
 async def test_a_reader_never_sees_a_part_in_a_hundred_rotations(turned: Turned, tmp_path: Path) -> None:
     file = tmp_path / "a"
     seen: set[str] = set()
-    async with kept(Mint(turned), TokenFile("a", file)) as it:
-        await it.start(30)
+    async with started(Mint(turned), TokenFile("a", file)):
         held = file.open()  # of a reader that is slow
         for turn in range(1, 101):
             await turned.to(turn * 0.8 * HOUR_S + 1)
@@ -346,8 +340,7 @@ async def test_no_token_is_in_any_line(
     turned: Turned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with kept(Mint(turned), TokenFile("a", tmp_path / "a")) as it:
-        await it.start(30)
+    async with started(Mint(turned), TokenFile("a", tmp_path / "a")):
         await turned.to(HOUR_S)
     assert "token for a in" in caplog.text and "token-1" not in caplog.text and "token-2" not in caplog.text
 

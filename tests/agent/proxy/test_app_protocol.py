@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -26,10 +25,8 @@ SETTINGS = bytes.fromhex("000000 04 00 00000000")
 
 
 @pytest.fixture
-async def peer(app: TcpServer) -> AsyncIterator[Http2Peer]:
-    settings = Settings(app=Address("127.0.0.1", app.port))
-    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        yield peer
+def settings(app: TcpServer) -> Settings:
+    return Settings(app=Address("127.0.0.1", app.port))
 
 
 @pytest.fixture

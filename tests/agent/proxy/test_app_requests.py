@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from agent.config.settings import Settings
@@ -19,9 +17,8 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 @pytest.fixture
-async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
-    async with KrunPort.serving(Settings(app=Address("127.0.0.1", app.port))) as krun:
-        yield krun
+def settings(app: TcpServer) -> Settings:
+    return Settings(app=Address("127.0.0.1", app.port))
 
 
 async def websocket(

@@ -9,7 +9,7 @@ import pytest
 
 from agent.proxy.exchange import REPEATED_BYTES, Exchange
 from agent.proxy.fields import RequestHead
-from shared.errors import OverloadError, StreamResetError
+from shared.errors import OverloadError
 from shared.http2 import frames
 from shared.http2.events import Headers
 from shared.net.legs.stream import Stream
@@ -73,31 +73,6 @@ class Story:
 @pytest.fixture
 def story() -> Story:
     return Story()
-
-
-def test_a_whole_answer(story: Story) -> None:
-    story.exchange.respond(200, [])
-    story.exchange.finish()
-    assert story.stream.done == [("respond", b"200", False), "close"]
-    assert (story.over, story.carrier.dropped) == ([story.exchange], 0)
-
-
-def test_no_answer(story: Story) -> None:
-    story.exchange.fail(502, "why")
-    assert story.stream.done == [("respond", b"502", False), ("write", b"why\n"), "close"]
-    assert (story.over, story.carrier.dropped) == ([story.exchange], 1)
-
-
-def test_half_an_answer(story: Story) -> None:
-    story.exchange.respond(200, [])
-    story.exchange.fail(502, "why", frames.ENHANCE_YOUR_CALM)
-    assert story.stream.done[-1] == ("reset", frames.ENHANCE_YOUR_CALM)
-
-
-def test_a_client_that_leaves(story: Story) -> None:
-    cast("Stream", story.stream).on_gone(StreamResetError("gone", frames.CANCEL))  # type: ignore[misc]  # it is set
-    assert story.stream.done == []
-    assert (story.over, story.carrier.dropped) == ([story.exchange], 1)
 
 
 def test_it_ends_once(story: Story) -> None:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
 from agent.config.settings import Settings
-from shared.address import Address
 from shared.net.relay import tunnel_clock
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
@@ -24,17 +22,6 @@ CONNECT_ERROR = 10
 INTERNAL_ERROR = 2
 
 VERSION = (b"sec-websocket-version", b"13")
-
-
-@pytest.fixture
-def settings(app: TcpServer) -> Settings:
-    return Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
-
-
-@pytest.fixture
-async def peer(settings: Settings) -> AsyncIterator[Http2Peer]:
-    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        yield peer
 
 
 async def head_of(app: TcpPeer) -> tuple[str, dict[str, str]]:
@@ -156,14 +143,13 @@ async def test_an_app_that_does_not_know_what_it_was_asked(
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"connect-udp", b"websocket\r\nx: y", b"tls"])
-async def test_other_protocols_are_not_asked_for(settings: Settings, app: TcpServer, protocol: bytes) -> None:
-    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        stream = peer.websocket(b"/", protocol=protocol)
-        if b"\r" in protocol:
-            assert await stream.broken() == 1, "PROTOCOL_ERROR"
-        else:
-            assert await stream.status() == 501
-        assert app.count == 0
+async def test_other_protocols_are_not_asked_for(peer: Http2Peer, app: TcpServer, protocol: bytes) -> None:
+    stream = peer.websocket(b"/", protocol=protocol)
+    if b"\r" in protocol:
+        assert await stream.broken() == 1, "PROTOCOL_ERROR"
+    else:
+        assert await stream.status() == 501
+    assert app.count == 0
 
 
 async def test_a_plain_connect_is_no_request(peer: Http2Peer, app: TcpServer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,13 +16,6 @@ from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CANCEL = 8
-
-
-@pytest.fixture
-async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
-    settings = Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
-    async with KrunPort.serving(settings) as krun:
-        yield krun
 
 
 def pool_of(krun: KrunPort) -> http1_pool.Http1Pool:
@@ -107,12 +99,10 @@ async def test_a_client_that_leaves_while_the_app_is_dialled(full_port: int) -> 
         assert krun.requests.app.open_requests == 0
 
 
-async def test_closing_cuts_off_what_is_open(app: TcpServer) -> None:
-    settings = Settings(app=Address("127.0.0.1", app.port), app_protocol="http1")
-    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        stream = peer.request(b"GET", b"/", end=True)
-        there = await app.accept()
-        await there.read_until(b"\r\n\r\n")
-        krun.requests.close()
-        assert await stream.status() == 502
-        assert await there.was_reset()
+async def test_closing_cuts_off_what_is_open(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:
+    stream = peer.request(b"GET", b"/", end=True)
+    there = await app.accept()
+    await there.read_until(b"\r\n\r\n")
+    krun.requests.close()
+    assert await stream.status() == 502
+    assert await there.was_reset()

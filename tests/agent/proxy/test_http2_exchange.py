@@ -25,17 +25,16 @@ BIG = bytes(range(256)) * 4096
 
 
 @pytest.fixture
-async def app() -> AsyncIterator[Service]:
-    async with Service.listening() as app:
+async def app(request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    """One that takes extended CONNECT where a test is `with_websockets`."""
+    async with Service.listening(extended_connect=hasattr(request, "param")) as app:
         yield app
 
 
+with_websockets = pytest.mark.parametrize("app", ["WebSockets"], indirect=True)
+
+
 @pytest.fixture
-async def krun(app: Service) -> AsyncIterator[KrunPort]:
-    async with KrunPort.serving(settings(app)) as krun:
-        yield krun
-
-
 def settings(app: Service) -> Settings:
     return Settings(app=Address("127.0.0.1", app.port), app_protocol="h2c")
 
@@ -276,48 +275,40 @@ async def test_a_connection_that_dies(peer: Http2Peer, app: Service, method: byt
 # WebSockets.
 
 
-async def test_a_websocket_stays_an_extended_connect() -> None:
-    async with (
-        Service.listening(extended_connect=True) as app,
-        KrunPort.serving(settings(app)) as krun,
-        Http2Peer.connected(krun.port) as peer,
-    ):
-        stream = peer.websocket(b"/chat", [(b"sec-websocket-protocol", b"chat")])
-        await stream.send(b"early")
-        there = await app.request()
-        assert there.fields == [
-            (b":method", b"CONNECT"),
-            (b":scheme", b"https"),
-            (b":path", b"/chat"),
-            (b":authority", b"app"),
-            (b":protocol", b"websocket"),
-            (b"sec-websocket-protocol", b"chat"),
-        ]
-        there.respond(200, [(b"sec-websocket-protocol", b"chat")])
-        assert await stream.status() == 200
-        assert await there.read(5) == b"early"
-        await there.send(b"pong")
-        assert await stream.read(4) == b"pong"
-        there.end()
-        assert await stream.rest() == b""
-        await stream.send(b"bye")
-        stream.end()
-        assert await there.rest() == b"bye"
+@with_websockets
+async def test_a_websocket_stays_an_extended_connect(peer: Http2Peer, app: Service) -> None:
+    stream = peer.websocket(b"/chat", [(b"sec-websocket-protocol", b"chat")])
+    await stream.send(b"early")
+    there = await app.request()
+    assert there.fields == [
+        (b":method", b"CONNECT"),
+        (b":scheme", b"https"),
+        (b":path", b"/chat"),
+        (b":authority", b"app"),
+        (b":protocol", b"websocket"),
+        (b"sec-websocket-protocol", b"chat"),
+    ]
+    there.respond(200, [(b"sec-websocket-protocol", b"chat")])
+    assert await stream.status() == 200
+    assert await there.read(5) == b"early"
+    await there.send(b"pong")
+    assert await stream.read(4) == b"pong"
+    there.end()
+    assert await stream.rest() == b""
+    await stream.send(b"bye")
+    stream.end()
+    assert await there.rest() == b"bye"
 
 
-async def test_an_app_that_refuses_a_websocket() -> None:
-    async with (
-        Service.listening(extended_connect=True) as app,
-        KrunPort.serving(settings(app)) as krun,
-        Http2Peer.connected(krun.port) as peer,
-    ):
-        stream = peer.websocket(b"/chat")
-        there = await app.request()
-        there.respond(403)
-        await there.send(b"no")
-        there.end()
-        assert await stream.status() == 403
-        assert await stream.rest() == b"no"
+@with_websockets
+async def test_an_app_that_refuses_a_websocket(peer: Http2Peer, app: Service) -> None:
+    stream = peer.websocket(b"/chat")
+    there = await app.request()
+    there.respond(403)
+    await there.send(b"no")
+    there.end()
+    assert await stream.status() == 403
+    assert await stream.rest() == b"no"
 
 
 async def test_an_app_that_takes_no_extended_connect(peer: Http2Peer, app: Service) -> None:

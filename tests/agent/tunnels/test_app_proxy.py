@@ -7,7 +7,7 @@ import base64
 import http.server
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -29,16 +29,6 @@ OK_2 = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 CANCEL = 8
 INTERNAL_ERROR = 2
-
-
-def settings(port: int) -> Settings:
-    return Settings(app=Address("127.0.0.1", port), app_protocol="http1", dial_timeout_s=10)
-
-
-@pytest.fixture
-async def peer(app: TcpServer) -> AsyncIterator[Http2Peer]:
-    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
-        yield peer
 
 
 @dataclass
@@ -381,7 +371,8 @@ async def test_an_early_response_ends_the_exchange(peer: Http2Peer, app: TcpServ
 
 async def test_an_app_that_is_not_there() -> None:
     port = closed_port()
-    async with KrunPort.serving(settings(port)) as krun, Http2Peer.connected(krun.port) as peer:
+    settings = Settings(app=Address("127.0.0.1", port), app_protocol="http1")
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
         stream = peer.request(b"GET", b"/", end=True)
         assert await stream.status() == 503
         assert await stream.rest() == f"app at 127.0.0.1:{port}: connection refused\n".encode()
@@ -496,7 +487,8 @@ def python_server() -> Iterator[int]:
 
 
 async def test_pythons_own_server(python_server: int) -> None:
-    async with KrunPort.serving(settings(python_server)) as krun, Http2Peer.connected(krun.port) as peer:
+    settings = Settings(app=Address("127.0.0.1", python_server), app_protocol="http1")
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
         streams = [peer.request(b"POST", b"/p", [(b"content-length", b"4")]) for _ in range(20)]
         for stream in streams:
             await stream.send(b"body")
@@ -703,38 +695,38 @@ async def test_trailers_of_a_request(peer: Http2Peer, app: TcpServer) -> None:
 
 
 @pytest.mark.parametrize("length", [(), [(b"content-length", b"100000000")]], ids=["chunked", "known length"])
-async def test_uploads_that_an_app_does_not_read(app: TcpServer, length: Fields) -> None:
+async def test_uploads_that_an_app_does_not_read(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer, length: Fields
+) -> None:
     """Each holds its stream's window, and what the kernel takes for the app."""
     uploads = 5
-    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
-        streams = [peer.request(b"PUT", b"/", length) for _ in range(uploads)]
-        for _ in streams:
-            there = await app.accept()
-            await head_of(there)
-            there.pause()
-        sent = [await stream.fill() for stream in streams]
-        proxy = krun.requests.app
-        assert proxy.open_requests == uploads
-        assert uploads * len(BIG) < proxy.buffered_bytes < uploads * 2 * len(BIG)
-        assert sum(sent) < uploads * 3 * len(BIG), "with what the app's own socket holds"
-        peer.drop()
-        await until(lambda: proxy.open_requests == 0)
-        assert proxy.buffered_bytes == 0
-
-
-async def test_an_app_that_answers_and_never_reads(app: TcpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1_connection, "LEAVE_S", 0.1)
-    async with KrunPort.serving(settings(app.port)) as krun, Http2Peer.connected(krun.port) as peer:
-        stream = peer.request(b"PUT", b"/")
+    streams = [peer.request(b"PUT", b"/", length) for _ in range(uploads)]
+    for _ in streams:
         there = await app.accept()
         await head_of(there)
         there.pause()
-        await stream.fill()
-        stream.end()
-        await peer.answered()
-        await there.send(OK_2)
-        assert await stream.rest() == b"ok"
-        proxy = krun.requests.app
-        assert proxy.open_requests == 0
-        assert proxy.buffered_bytes > len(BIG) // 2, "it counts"
-        await until(lambda: proxy.buffered_bytes == 0)
+    sent = [await stream.fill() for stream in streams]
+    proxy = krun.requests.app
+    assert proxy.open_requests == uploads
+    assert uploads * len(BIG) < proxy.buffered_bytes < uploads * 2 * len(BIG)
+    assert sum(sent) < uploads * 3 * len(BIG), "with what the app's own socket holds"
+    peer.drop()
+    await until(lambda: proxy.open_requests == 0)
+    assert proxy.buffered_bytes == 0
+
+
+async def test_an_app_that_answers_and_never_reads(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1_connection, "LEAVE_S", 0.1)
+    stream, there, _ = await asked(peer, app, method=b"PUT", end=False)
+    there.pause()
+    await stream.fill()
+    stream.end()
+    await peer.answered()
+    await there.send(OK_2)
+    assert await stream.rest() == b"ok"
+    proxy = krun.requests.app
+    assert proxy.open_requests == 0
+    assert proxy.buffered_bytes > len(BIG) // 2, "it counts"
+    await until(lambda: proxy.buffered_bytes == 0)

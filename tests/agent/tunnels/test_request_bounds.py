@@ -4,7 +4,6 @@ rest."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,10 +21,8 @@ LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
-async def krun(app: TcpServer) -> AsyncIterator[KrunPort]:
-    settings = Settings(app=Address(LOOPBACK, app.port), app_protocol="http1", max_requests=2)
-    async with KrunPort.serving(settings) as krun:
-        yield krun
+def settings(app: TcpServer) -> Settings:
+    return Settings(app=Address(LOOPBACK, app.port), app_protocol="http1", max_requests=2)
 
 
 async def test_an_app_that_speaks_something_else(

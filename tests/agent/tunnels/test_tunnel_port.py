@@ -12,7 +12,7 @@ import pytest
 from agent.tunnels import tunnel_port
 from agent.tunnels.tunnel_port import TunnelPort
 from shared.address import Address
-from shared.errors import LimitError, UnavailableError
+from shared.errors import LimitError
 from shared.http2 import frames
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
@@ -27,7 +27,7 @@ from tests.shared.http2.dialogue import (
     settings,
 )
 from tests.support.http2_peer import Http2Peer
-from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer, turned_away
 
 
 class Told:
@@ -186,12 +186,6 @@ async def test_a_line_for_http1_at_once_and_not_for_each(
     assert "--use-http2" in caplog.messages[0] and "name: h2c" in caplog.messages[0]
     assert caplog.messages[1].startswith(f"HTTP/1.1 from {addresses[2]} ")
     assert caplog.messages[1].endswith(" (2 of these since the last line)")
-
-
-async def test_a_port_in_use(told: Told) -> None:
-    async with TcpServer.listening() as server:
-        with pytest.raises(UnavailableError, match=f"tunnels: cannot listen on 127.0.0.1:{server.port}"):
-            await Told().port.open(Address("127.0.0.1", server.port))
 
 
 async def test_who_waited_to_be_accepted_when_the_drain_began_is_drained_like_others(told: Told) -> None:
