@@ -10,7 +10,7 @@ from hbone import cli
 from shared import version
 from shared.config.fields import table_of
 from shared.credentials.token_sources.token_settings import TokenSettings
-from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from shared.errors import EXIT_DENIED, EXIT_OK, EXIT_USAGE
 from tests.support.metadata_server import closed_port
 
 
@@ -103,10 +103,3 @@ def test_the_metadata_host_is_the_environment_s(capfd: pytest.CaptureFixture[str
     assert f"127.0.0.1:{port}" in capfd.readouterr().err
     assert cli.run(["h.example:22"], {"GCE_METADATA_HOST": "no host"}) == EXIT_USAGE
     assert "invalid GCE_METADATA_HOST=no host (" in capfd.readouterr().err
-
-
-def test_an_error_is_one_line_and_its_exit_code(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([f"http://127.0.0.1:{closed_port()}/_hbone/22"], {}) == EXIT_UNAVAILABLE
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("hbone: connect to http://127.0.0.1 at 127.0.0.1:")

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from shared import errors
-from shared.errors import ConfigError, ConfigErrors, Flag, HboneError, StatusError, StreamResetError
+from shared.errors import ConfigError, ConfigErrors, Flag, HboneError, StatusError
 
 TABLE = {
     "HboneError": (70, "INTERNAL", 80),
@@ -128,8 +128,3 @@ def test_several_config_errors() -> None:
     assert str(ConfigErrors([one, other, one])) == "f:1: a: is wrong (and 2 more mistakes)"
     assert ConfigErrors([one, other]).all == (one, other)
     assert one.all == (one,)
-
-
-def test_stream_reset_errors_know_their_code() -> None:
-    error = StreamResetError("stream reset by the peer: CANCEL", 8)
-    assert (error.code, str(error)) == (8, "stream reset by the peer: CANCEL")

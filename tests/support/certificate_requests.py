@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from shared.credentials.certificates.signing import Signer
 from shared.errors import SigningError
@@ -37,6 +37,10 @@ def gives(token: str) -> Callable[[], Awaitable[str]]:
         return token
 
     return source
+
+
+def key_pem(key: Key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 async def refusal(signer: Signer, *secrets: str) -> str:

@@ -90,24 +90,6 @@ async def test_istiod_with_the_certificate_that_is_renewed(tmp_path: Path) -> No
     assert found(tmp_path / "certs").faults == ()
 
 
-async def test_an_istiod_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text(TOKEN)
-    mesh = Authority.create("demo.local")
-    with Istiod(mesh, HELLO).serving() as istiod:
-        address = istiod.address
-    settings = CertificateSettings(
-        "istio",
-        HELLO,
-        address=address,
-        token_file=tmp_path / "token",
-        start_timeout_s=0.1,
-        roots={"CAROOT_ISTIOD": mesh.root_pem.decode()},
-    )
-    keeper = make_keeper(settings, tmp_path / "certs")
-    with pytest.raises(SigningError, match=rf"no certificate in 0\.1 s: Istio's CA at {address}: "):
-        await keeper.start()
-
-
 def cas(server: CasServer, folder: Path, **more: str) -> Settings:
     """krun's settings with Google's CA Service."""
     told = {

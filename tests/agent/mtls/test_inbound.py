@@ -11,14 +11,12 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL
 
 from agent.mtls.inbound import Inbound, InboundSettings
@@ -44,6 +42,7 @@ from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.bundles import tell
+from tests.support.certificate_requests import key_pem, new_key, request_pem
 from tests.support.faulty_authority import FaultyAuthority
 from tests.support.revocation import Hierarchy, put, revocation_list, serial
 from tests.support.tcp_peer import TcpPeer
@@ -236,7 +235,11 @@ async def test_python_clients_get_an_alert(house: House) -> None:
 
 async def test_a_peer_with_two_names_is_refused(house: House) -> None:
     await house.start()
-    assert "alert internal error" in await house.alert(_with_names(house.authority, FRIEND, STRANGER))
+    authority = FaultyAuthority(TRUST_DOMAIN, time.time)
+    authority.authority, authority.fault = house.authority, "two names"
+    key = new_key()
+    signed = await authority.sign(request_pem(key, x509.UniformResourceIdentifier(str(FRIEND))), 3600)
+    assert "alert internal error" in await house.alert(KeyPair(signed.chain_pem, key_pem(key)))
     record = await house.record()
     assert isinstance(record.error, DeniedError)
     assert "2 URI names" in str(record.error)
@@ -676,30 +679,6 @@ def _shown(client: TlsClient) -> bytes:
     certificate = client.tls.get_peer_certificate(as_cryptography=True)
     assert certificate is not None
     return certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _with_names(authority: Authority, *names: SpiffeId) -> KeyPair:
-    """A leaf that `issue` refuses to make, with several SPIFFE IDs."""
-    model = x509.load_pem_x509_certificate(authority.issue(names[0]).certificate_pem)
-    key = ec.generate_private_key(ec.SECP256R1())
-    uris = [x509.UniformResourceIdentifier(str(name)) for name in names]
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(model.subject)
-        .issuer_name(authority.root.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(model.not_valid_before_utc)
-        .not_valid_after(model.not_valid_before_utc + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName(uris), critical=True)
-        .sign(authority.key, hashes.SHA256())
-    )
-    return KeyPair(
-        certificate.public_bytes(serialization.Encoding.PEM),
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    )
 
 
 def _python_context(house: House, certificate: KeyPair) -> ssl.SSLContext:

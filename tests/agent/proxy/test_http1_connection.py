@@ -12,14 +12,11 @@ from dataclasses import replace
 import pytest
 
 from agent.config.settings import Settings
+from shared.http2.frames import CANCEL, CONNECT_ERROR
 from shared.net.relay import tunnel_clock
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpPeer, TcpServer
-
-CANCEL = 8
-CONNECT_ERROR = 10
-INTERNAL_ERROR = 2
 
 VERSION = (b"sec-websocket-version", b"13")
 

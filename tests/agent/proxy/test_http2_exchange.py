@@ -11,14 +11,9 @@ from agent.config.settings import Settings
 from agent.proxy.fields import RequestHead
 from agent.proxy.http2_exchange import request_headers
 from shared.address import Address
+from shared.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, REFUSED_STREAM
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream, Service
 from tests.support.krun_port import KrunPort
-
-NO_ERROR = 0
-INTERNAL_ERROR = 2
-REFUSED_STREAM = 7
-CANCEL = 8
-ENHANCE_YOUR_CALM = 11
 
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""

@@ -16,6 +16,7 @@ from agent.config.settings import Settings
 from agent.proxy import http1_connection
 from agent.proxy.fields import SIGNATURE_REMOVED, checked_by_cloud_run
 from shared.address import Address
+from shared.http2.frames import CANCEL, INTERNAL_ERROR
 from tests.shared.net.loopback import until
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
@@ -26,9 +27,6 @@ BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
 
 OK_2 = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-
-CANCEL = 8
-INTERNAL_ERROR = 2
 
 
 @dataclass

@@ -13,6 +13,7 @@ from agent.tunnels.tunnel_port import LIMITS
 from shared.address import Address
 from shared.errors import Flag
 from shared.http2 import frames
+from shared.http2.frames import CANCEL, CONNECT_ERROR
 from shared.net.relay import tunnel_clock
 from shared.tunnel.tunnel_server import GONE
 from tests.shared.http2.dialogue import (
@@ -31,8 +32,6 @@ from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
 
-CANCEL = 8
-CONNECT_ERROR = 10
 LOOPBACK = "127.0.0.1"
 
 

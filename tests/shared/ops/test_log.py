@@ -13,8 +13,6 @@ from typing import Any
 
 import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,13 +31,10 @@ from shared.ops.log import (
     text_value,
     timestamp,
 )
+from tests.support.certificate_requests import key_pem, new_key
 
 JWT = jwt.encode({"aud": "https://hello.a.run.app"}, "a secret of thirty-two bytes or so", algorithm="HS256")
-KEY = (
-    ec.generate_private_key(ec.SECP256R1())
-    .private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    .decode()
-)
+KEY = key_pem(new_key()).decode()
 # Characters at which some reader or other ends a line.
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 

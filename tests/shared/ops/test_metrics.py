@@ -113,12 +113,6 @@ def test_refusals_are_there_before_the_first() -> None:
 # Labels.
 
 
-def test_the_same_name_is_the_same_object() -> None:
-    metrics = TunnelMetrics()
-    assert metrics.route(ROUTE) is metrics.route(ROUTE)
-    assert metrics.origin(ORIGIN) is metrics.origin(ORIGIN)
-
-
 def test_labels_are_bounded() -> None:
     metrics = TunnelMetrics()
     for number in range(MAX_LABELS + 50):
@@ -129,6 +123,7 @@ def test_labels_are_bounded() -> None:
         assert samples[name, "other"] == 50
         assert sum(key[0] == name for key in samples) == MAX_LABELS + 1
     assert metrics.route("0.test").opened_total == 1
+    assert metrics.origin("https://0.test:443").opened_total == 1
 
 
 def test_label_values_are_escaped() -> None:
