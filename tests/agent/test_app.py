@@ -32,7 +32,7 @@ from tests.support.google_services import DATA_PLANE, WORKLOAD
 from tests.support.hbone_port import CALLER, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer
 from tests.support.metadata_server import closed_port, unsigned_token
-from tests.support.process import Process, started
+from tests.support.process import Process, run, started
 from tests.support.revocation import Hierarchy, put, revocation_list, serial_in
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer, turned_away
 from tests.support.world import find_envoy
@@ -552,11 +552,9 @@ async def test_curl_without_http2_is_told_and_so_is_the_log() -> None:
     async with sidecar() as (it, peer):
         url = f"http://127.0.0.1:{it.port}/hello"
         for flags in ([], ["--http2"], ["--head"]):
-            curl = await asyncio.create_subprocess_exec(
-                *("curl", "--silent", "--show-error", "--write-out", "%{http_code}", *flags, url),
-                stdout=asyncio.subprocess.PIPE,
+            _, said, _ = await run(
+                "curl", "--silent", "--show-error", "--write-out", "%{http_code}", *flags, url
             )
-            said, _ = await curl.communicate()
             assert said.endswith(b"505")
             assert (b"name its port h2c" in said) == (flags != ["--head"])
         await it.process.said("^HTTP/1.1 from 127.0.0.1:.* on the tunnel port: .*name its port h2c")

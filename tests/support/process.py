@@ -1,4 +1,4 @@
-"""One of our commands as a process of its own, its output line by line."""
+"""Commands as processes of their own: ours, with their output line by line, and those of others."""
 
 from __future__ import annotations
 
@@ -73,3 +73,14 @@ async def started(
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await Process(process).ended()
+
+
+async def run(*command: object) -> tuple[int, bytes, bytes]:
+    """Exit code, standard output and error of any command, such as curl, that ends by itself."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(PATIENCE_S):
+        stdout, stderr = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, stdout, stderr

@@ -31,6 +31,7 @@ from shared.errors import SubjectRefusedError, TargetRefusedError, TokenError, U
 from shared.net.http1 import Response, request
 from shared.ops.http_server import Limits, Request
 from tests.support.metadata_server import PATIENCE_S, unsigned_token
+from tests.support.process import run
 
 NOW_S = 1_800_000_000.0
 SUBJECT = unsigned_token(aud="PROJECT.svc.id.goog", sub="system:serviceaccount:demo:hello", exp=NOW_S + 600)
@@ -306,11 +307,8 @@ async def test_curl(sts: Sts) -> None:
     arguments = [
         word for name, value in form(audience=CLOUD_RUN).items() for word in ("-d", f"{name}={value}")
     ]
-    process = await asyncio.create_subprocess_exec(
-        *("curl", "--silent", "--fail", *arguments, sts.url), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode == 0
+    code, out, _ = await run("curl", "--silent", "--fail", *arguments, sts.url)
+    assert code == 0
     assert json.loads(out)["access_token"] == "id-token"
 
 
@@ -329,12 +327,11 @@ async def test_curl(sts: Sts) -> None:
 async def test_a_web_page_exchanges_nothing(sts: Sts, headers: dict[str, str]) -> None:
     """Neither by a form, which a browser sends anywhere unasked, nor by a name that leads here."""
     lines = [f"-H{name}: {value}" for name, value in headers.items()]
-    process = await asyncio.create_subprocess_exec(
+    _, status, _ = await run(
         *("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--noproxy", "*", *lines),
         *("--data", urlencode(form(audience=CLOUD_RUN)), sts.url),
-        stdout=asyncio.subprocess.PIPE,
     )
-    assert (await process.communicate())[0] == b"403"
+    assert status == b"403"
     assert sts.exchanges.asked == []
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import shutil
-from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,8 @@ from shared.trust.jwt_check import Issuer
 from tests.hbone.cloudrun.world import HOST, URL, Credentials
 from tests.support.http2_peer import LOST, Http2Peer, PeerStream, Service
 from tests.support.metadata_server import closed_port
-from tests.support.tcp_peer import PATIENCE_S, TcpServer
+from tests.support.process import run
+from tests.support.tcp_peer import TcpServer
 
 MIB = 1 << 20
 
@@ -509,15 +509,6 @@ async def test_close(credentials: Credentials) -> None:
 
 
 # Clients that others wrote.
-
-
-async def run(*command: object) -> tuple[int, bytes, bytes]:
-    """Exit code, standard output and error of a command."""
-    process = await asyncio.create_subprocess_exec(*map(str, command), stdout=PIPE, stderr=PIPE)
-    async with asyncio.timeout(PATIENCE_S):
-        stdout, stderr = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, stdout, stderr
 
 
 async def echo(service: Service) -> PeerStream:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import quote
@@ -17,6 +15,7 @@ from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.net.http1 import Response, get
 from shared.trust.jwt_check import TokenChecker
 from tests.hbone.cloudrun.world import URL, Credentials
+from tests.support.process import run
 from tests.support.tcp_peer import PATIENCE_S
 
 EMAIL = "gateway@local.iam.gserviceaccount.com"
@@ -106,12 +105,7 @@ async def test_nothing_that_is_a_credential_for_anything_real(credentials: Crede
 )
 async def test_curl(credentials: Credentials, query: str) -> None:
     async with metadata(credentials) as address:
-        process = await asyncio.create_subprocess_exec(
-            *("curl", "--silent", "--header", "Metadata-Flavor: Google"),
-            f"http://{address}{ACCOUNT}/identity?{query}",
-            stdout=PIPE,
-        )
-        async with asyncio.timeout(PATIENCE_S):
-            token, _ = await process.communicate()
+        url = f"http://{address}{ACCOUNT}/identity?{query}"
+        _, token, _ = await run("curl", "--silent", "--header", "Metadata-Flavor: Google", url)
     issuer = credentials.issuer
     TokenChecker(issuer.public_keys, {URL}, issuer.name).check(f"Bearer {token.decode()}")

@@ -20,6 +20,7 @@ from shared.errors import UnavailableError, UpstreamError
 from shared.ops.http_server import Handler, HttpServer, Limits, Request, Response
 from tests.shared.net.loopback import until
 from tests.support.network import needs_ipv6
+from tests.support.process import run
 from tests.support.world import find_program
 
 ANY_PORT = Address("127.0.0.1", 0)
@@ -87,12 +88,8 @@ async def serving(
 
 async def curl(address: Address, path: str, *options: str) -> str:
     """What curl prints: with -i the head of the response too."""
-    process = await asyncio.create_subprocess_exec(
-        *(find_program("curl"), "-s", "--max-time", str(PATIENCE_S), *options, f"http://{address}{path}"),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
+    code, output, _ = await run(find_program("curl"), "-s", *options, f"http://{address}{path}")
+    assert code == 0
     return output.decode().replace("\r\n", "\n")
 
 
@@ -609,12 +606,9 @@ async def test_a_name_that_leads_to_a_local_port_is_refused() -> None:
     """As the browser asks whose page has a name that leads there by now."""
     async with running(local_only=True) as (server, address):
         rebound = f"rebound.example:{address.port}:{address.host}"
-        process = await asyncio.create_subprocess_exec(
-            *("curl", "-s", "-i", "--noproxy", "*", "--resolve", rebound),
-            f"http://rebound.example:{address.port}/healthz/ready",
-            stdout=asyncio.subprocess.PIPE,
-        )
-        output = (await process.communicate())[0].decode()
+        url = f"http://rebound.example:{address.port}/healthz/ready"
+        _, said, _ = await run("curl", "-s", "-i", "--noproxy", "*", "--resolve", rebound, url)
+        output = said.decode()
         assert output.startswith("HTTP/1.1 403") and "connection: close" in output
         assert output.endswith("this port answers to localhost, 127.0.0.1 and [::1]\n")
         assert (server.counts.refused["host"], server.counts.refused["site"]) == (1, 0)
