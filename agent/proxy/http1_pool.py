@@ -48,19 +48,9 @@ class Http1Pool:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def connections(self) -> int:
-        """Open ones, idle ones included."""
-        return len(self._connections)
-
-    @property
     def leaving(self) -> list[Http1Connection]:
         """Those that hold bytes for an app that has answered, and not read its request to the end."""
         return [connection for connection in self._connections if connection.is_leaving]
-
-    @property
-    def idle(self) -> int:
-        """Those that wait for an exchange."""
-        return len(self._idle)
 
     def carry(self, exchange: Exchange, *, fresh: bool = False) -> None:
         """Carries an exchange, on a connection of its own if `fresh`."""

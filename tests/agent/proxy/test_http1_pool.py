@@ -10,18 +10,20 @@ from agent.config.settings import Settings
 from agent.proxy import http1_pool
 from agent.proxy.app_requests import AppRequests
 from shared.address import Address
+from shared.http2.frames import CANCEL
+from tests.shared.net.loopback import until
 from tests.support.http2_peer import Http2Peer
 from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-CANCEL = 8
 
 
-def pool_of(krun: KrunPort) -> http1_pool.Http1Pool:
+def kept(krun: KrunPort) -> tuple[int, int]:
+    """How many connections to the app are open, and how many of them wait for a request."""
     requests = krun.requests.app._proxy._requests
     assert isinstance(requests, AppRequests)
-    return requests._http1
+    return len(requests._http1._connections), len(requests._http1._idle)
 
 
 async def asked_at_once(peer: Http2Peer, app: TcpServer, count: int) -> list[TcpPeer]:
@@ -41,7 +43,7 @@ async def test_each_request_at_the_same_time_has_its_own(
     krun: KrunPort, peer: Http2Peer, app: TcpServer
 ) -> None:
     await asked_at_once(peer, app, 5)
-    assert (app.count, pool_of(krun).connections, pool_of(krun).idle) == (5, 5, 5)
+    assert (app.count, kept(krun)) == (5, (5, 5))
 
 
 async def test_few_are_kept(
@@ -49,7 +51,7 @@ async def test_few_are_kept(
 ) -> None:
     monkeypatch.setattr(http1_pool, "MAX_IDLE", 2)
     apps = await asked_at_once(peer, app, 5)
-    assert (pool_of(krun).connections, pool_of(krun).idle) == (2, 2)
+    assert kept(krun) == (2, 2)
     ended = [asyncio.ensure_future(there.rest()) for there in apps]  # noqa: TID251  # the test's own
     done, left = await asyncio.wait(ended, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 3:
@@ -65,7 +67,7 @@ async def test_none_is_kept_for_long(
     monkeypatch.setattr(http1_pool, "KEEP_S", 0.05)
     for there in await asked_at_once(peer, app, 3):
         assert await there.rest() == b"", "FIN"
-    assert (pool_of(krun).connections, pool_of(krun).idle) == (0, 0)
+    assert kept(krun) == (0, 0)
     await asked_at_once(peer, app, 1)
 
 
@@ -73,9 +75,7 @@ async def test_one_that_the_app_closes_is_forgotten(krun: KrunPort, peer: Http2P
     first, second = await asked_at_once(peer, app, 2)
     first.end()
     second.reset()
-    async with asyncio.timeout(PATIENCE_S):
-        while pool_of(krun).connections:
-            await peer.answered()
+    await until(lambda: kept(krun) == (0, 0))
     await asked_at_once(peer, app, 1)
     assert app.count == 3
 
