@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import pytest
 import pytest_asyncio
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL import SSL
 
@@ -38,7 +37,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 from tests.agent.conftest import on_both_loops
 from tests.agent.mtls.test_envoy_bootstrap import BAD_CHAIN, NO_CERTIFICATE, STRANGER, bad_name
 from tests.support.revocation import revocation_list, serial
-from tests.support.tls_client import PATIENCE_S, blocking, read_to_the_end
+from tests.support.tls_client import PATIENCE_S, blocking, client_context, read_to_the_end
 
 T = TypeVar("T")
 
@@ -197,19 +196,10 @@ running = pytest.mark.asyncio(loop_scope="module")
 
 @contextmanager
 def connected(
-    inbound: Inbound, pair: KeyPair | None, *, alpn: tuple[bytes, ...] = (), version: int | None = None
+    inbound: Inbound, pair: KeyPair | None, *, alpn: tuple[bytes, ...] = (), version: int = SSL.TLS1_3_VERSION
 ) -> Iterator[SSL.Connection]:
     """A TLS connection to Envoy whose handshake is done; every read and write has a deadline."""
-    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-    if version is not None:
-        context.set_max_proto_version(version)
-    context.set_verify(SSL.VERIFY_PEER, lambda *_: True)
-    if pair is not None:
-        context.use_certificate(load_pem_x509_certificate(pair.certificate_pem))
-        key: Any = load_pem_private_key(pair.key_pem, None)
-        context.use_privatekey(key)
-    if alpn:
-        context.set_alpn_protos(list(alpn))
+    context = client_context(inbound.authority, pair, version=version, alpn=alpn)
     with blocking(context, inbound.address) as connection:
         yield connection
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -49,8 +48,8 @@ class Port:
         return connection
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[Port]:
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
     port = Port()
     server = await asyncio.get_running_loop().create_server(port.accept, "127.0.0.1", 0)
     port.port = server.sockets[0].getsockname()[1]
@@ -60,12 +59,6 @@ async def serving() -> AsyncIterator[Port]:
         server.close()
         for connection in port.connections:
             connection.abort("the test is over")
-
-
-@pytest.fixture
-async def port() -> AsyncIterator[Port]:
-    async with serving() as port:
-        yield port
 
 
 async def within(queue: asyncio.Queue[Stream] | asyncio.Queue[FirstBytes]) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import pytest
@@ -23,8 +22,8 @@ ACCOUNT = "/computeMetadata/v1/instance/service-accounts/default"
 FLAVOR = {"metadata-flavor": "Google"}
 
 
-@asynccontextmanager
-async def metadata(credentials: Credentials) -> AsyncIterator[Address]:
+@pytest.fixture
+async def address(credentials: Credentials) -> AsyncIterator[Address]:
     server = MetadataServer(credentials.issuer, EMAIL)
     address = await server.start(Address("127.0.0.1", 0))
     try:
@@ -37,9 +36,10 @@ async def ask(address: Address, path: str, headers: dict[str, str]) -> Response:
     return await get(f"http://{address}{path}", headers=headers, timeout_s=PATIENCE_S, max_bytes=10_000)
 
 
-async def test_our_token_source_gets_a_token_that_the_front_end_takes(credentials: Credentials) -> None:
-    async with metadata(credentials) as address:
-        token = (await MetadataMinter(str(address)).mint(URL)).token
+async def test_our_token_source_gets_a_token_that_the_front_end_takes(
+    address: Address, credentials: Credentials
+) -> None:
+    token = (await MetadataMinter(str(address)).mint(URL)).token
     issuer = credentials.issuer
     claims = TokenChecker(issuer.public_keys, {URL}, issuer.name).check(f"Bearer {token}")
     assert claims["aud"] == URL
@@ -48,21 +48,19 @@ async def test_our_token_source_gets_a_token_that_the_front_end_takes(credential
 
 
 @pytest.mark.parametrize("headers", [{}, {"metadata-flavor": "google"}, {"x-google": "Metadata-Flavor"}])
-async def test_the_header_is_required(credentials: Credentials, headers: dict[str, str]) -> None:
+async def test_the_header_is_required(address: Address, headers: dict[str, str]) -> None:
     """So that no page in a browser and no redirect can ask."""
-    async with metadata(credentials) as address:
-        for path in (f"{ACCOUNT}/identity?audience=x", f"{ACCOUNT}/email"):
-            answer = await ask(address, path, headers)
-            assert (answer.status, answer.body) == (
-                403,
-                b"Missing required header: Metadata-Flavor: Google\n",
-            )
+    for path in (f"{ACCOUNT}/identity?audience=x", f"{ACCOUNT}/email"):
+        answer = await ask(address, path, headers)
+        assert (answer.status, answer.body) == (
+            403,
+            b"Missing required header: Metadata-Flavor: Google\n",
+        )
 
 
 @pytest.mark.parametrize("query", ["", "?audience=", "?format=full"])
-async def test_the_audience_is_required(credentials: Credentials, query: str) -> None:
-    async with metadata(credentials) as address:
-        answer = await ask(address, f"{ACCOUNT}/identity{query}", FLAVOR)
+async def test_the_audience_is_required(address: Address, query: str) -> None:
+    answer = await ask(address, f"{ACCOUNT}/identity{query}", FLAVOR)
     assert (answer.status, answer.body) == (400, b"non-empty audience parameter required\n")
 
 
@@ -75,23 +73,20 @@ async def test_the_audience_is_required(credentials: Credentials, query: str) ->
         ("/computeMetadata/v1/instance/region", "projects/1/regions/local"),
     ],
 )
-async def test_what_else_is_known(credentials: Credentials, path: str, text: str) -> None:
-    async with metadata(credentials) as address:
-        answer = await ask(address, path, FLAVOR)
+async def test_what_else_is_known(address: Address, path: str, text: str) -> None:
+    answer = await ask(address, path, FLAVOR)
     assert (answer.status, answer.body.decode()) == (200, text)
     assert answer.headers["metadata-flavor"] == "Google"
 
 
-async def test_are_you_one(credentials: Credentials) -> None:
+async def test_are_you_one(address: Address) -> None:
     """Google's libraries ask so, without the header, and look at the answer's."""
-    async with metadata(credentials) as address:
-        answer = await ask(address, "/", {})
+    answer = await ask(address, "/", {})
     assert (answer.status, answer.headers["metadata-flavor"]) == (200, "Google")
 
 
-async def test_nothing_that_is_a_credential_for_anything_real(credentials: Credentials) -> None:
-    async with metadata(credentials) as address:
-        assert (await ask(address, f"{ACCOUNT}/token", FLAVOR)).status == 404
+async def test_nothing_that_is_a_credential_for_anything_real(address: Address) -> None:
+    assert (await ask(address, f"{ACCOUNT}/token", FLAVOR)).status == 404
 
 
 @pytest.mark.shows_secret  # curl prints what it was given
@@ -103,9 +98,8 @@ async def test_nothing_that_is_a_credential_for_anything_real(credentials: Crede
         pytest.param(f"audience={URL}&format=full", id="as Google's documentation has it"),
     ],
 )
-async def test_curl(credentials: Credentials, query: str) -> None:
-    async with metadata(credentials) as address:
-        url = f"http://{address}{ACCOUNT}/identity?{query}"
-        _, token, _ = await run("curl", "--silent", "--header", "Metadata-Flavor: Google", url)
+async def test_curl(address: Address, credentials: Credentials, query: str) -> None:
+    url = f"http://{address}{ACCOUNT}/identity?{query}"
+    _, token, _ = await run("curl", "--silent", "--header", "Metadata-Flavor: Google", url)
     issuer = credentials.issuer
     TokenChecker(issuer.public_keys, {URL}, issuer.name).check(f"Bearer {token.decode()}")

@@ -93,6 +93,10 @@ async def curl(address: Address, path: str, *options: str) -> str:
     return output.decode().replace("\r\n", "\n")
 
 
+GET_READY = b"GET /healthz/ready HTTP/1.1\r\nhost: x\r\n\r\n"
+READY = (200, b"ready\n")
+
+
 class Client:
     """A raw socket."""
 
@@ -111,6 +115,10 @@ class Client:
             length = int(head.lower().partition(b"content-length: ")[2].split()[0])
             return status, await self.reader.readexactly(length)
 
+    async def ask(self, request: bytes = GET_READY) -> tuple[int, bytes]:
+        self.send(request)
+        return await self.response()
+
     async def rest(self) -> bytes:
         """All that comes until the server closes."""
         async with asyncio.timeout(PATIENCE_S):
@@ -126,10 +134,6 @@ async def client(address: Address, source: str = "127.0.0.1") -> AsyncIterator[C
         yield Client(reader, writer)
     finally:
         writer.transport.abort()
-
-
-GET_READY = b"GET /healthz/ready HTTP/1.1\r\nhost: x\r\n\r\n"
-READY = (200, b"ready\n")
 
 
 # With curl.
@@ -360,8 +364,7 @@ def test_no_bytes_upset_the_server(data: bytes, after_a_start: bool) -> None:
                 one.writer.write_eof()
                 await one.rest()
             async with client(address) as one:
-                one.send(GET_READY)
-                assert await one.response() == READY
+                assert await one.ask() == READY
 
     asyncio.run(send())
 
@@ -385,8 +388,7 @@ async def test_slow_body() -> None:
 
 async def test_silent_and_idle_connections_are_closed() -> None:
     async with serving(limits=QUICK) as address, client(address) as silent, client(address) as idle:
-        idle.send(GET_READY)
-        assert await idle.response() == READY
+        assert await idle.ask() == READY
         assert await silent.rest() == b""
         assert await idle.rest() == b""
 
@@ -445,12 +447,10 @@ async def test_a_client_that_resets_before_its_answer(caplog: pytest.LogCaptureF
 async def test_an_idle_connection_makes_room() -> None:
     limits = Limits(connections=2)
     async with serving(limits=limits) as address, client(address) as idle, client(address) as busy:
-        idle.send(GET_READY)
-        assert await idle.response() == READY
+        assert await idle.ask() == READY
         busy.send(b"GET /ne")
         for _ in range(3):  # by then the server has read it
-            idle.send(GET_READY)
-            assert await idle.response() == READY
+            assert await idle.ask() == READY
         assert await curl(address, "/healthz/ready") == "ready\n"
         assert await idle.rest() == b""
 
@@ -472,8 +472,7 @@ async def test_probes_are_answered_while_others_say_next_to_nothing() -> None:
     async with running() as (server, address), clients(address, 130, b"G"):
         for _ in range(36):
             async with client(address) as probe:
-                probe.send(GET_READY)
-                assert await probe.response() == READY
+                assert await probe.ask() == READY
         assert server.open_connections <= Limits().connections
         assert 130 - 64 <= server.counts.evicted <= 130 + 36 - 64
         assert server.counts.refused["full"] == 0
@@ -490,8 +489,7 @@ async def test_the_oldest_unfinished_request_makes_room() -> None:
         first.send(b"GET /he")
         assert await curl(address, "/healthz/ready") == "ready\n"
         assert await first.rest() == b"", "without a word: it said too little to be answered"
-        second.send(GET_READY)
-        assert await second.response() == READY
+        assert await second.ask() == READY
 
 
 async def test_a_response_that_is_not_taken_makes_room() -> None:
@@ -543,8 +541,7 @@ async def test_requests_that_wait_for_their_turn_make_room_for_another_source(
     async with serving(routes, Limits(connections=8)) as address, clients(address, 60, ask * 20):
         for _ in range(10):
             async with client(address, source="127.0.0.2") as probe:
-                probe.send(GET_READY)
-                assert await probe.response() == READY
+                assert await probe.ask() == READY
     assert "all 8 places were taken: a slow or idle connection made room" in caplog.text
 
 
@@ -555,8 +552,7 @@ async def test_one_source_does_not_crowd_out_another() -> None:
         honest.send(GET_READY[:-2])
         async with clients(address, 100, b"G"):
             assert await curl(address, "/healthz/ready") == "ready\n"
-            honest.send(b"\r\n")
-            assert await honest.response() == READY
+            assert await honest.ask(b"\r\n") == READY
 
 
 # Answers in turn.
@@ -583,8 +579,7 @@ async def test_a_flood_of_requests_holds_up_a_probe_for_a_few_answers_at_most() 
     ):
         for one in flood:
             one.send(b"GET /x HTTP/1.1\r\nhost: x\r\n\r\n")
-        probe.send(GET_READY)
-        assert await probe.response() == READY
+        assert await probe.ask() == READY
         for one in flood:
             assert await one.response() == (200, b"much\n")
     assert order.count("admin") == 40
@@ -626,8 +621,7 @@ async def test_another_site_s_page_is_refused() -> None:
 
 async def test_clients_without_a_host() -> None:
     async with running(local_only=True) as (_, address), client(address) as one:
-        one.send(b"GET /healthz/ready HTTP/1.0\r\n\r\n")
-        assert await one.response() == READY
+        assert await one.ask(b"GET /healthz/ready HTTP/1.0\r\n\r\n") == READY
 
 
 async def test_other_ports_answer_to_any_name() -> None:
@@ -649,8 +643,7 @@ async def test_close_lets_a_running_request_end() -> None:
     server = HttpServer({("GET", "/slow"): slow, ("GET", "/healthz/ready"): ready})
     address = await server.start(ANY_PORT)
     async with client(address) as running, client(address) as idle, client(address) as silent:
-        idle.send(GET_READY)
-        assert await idle.response() == READY
+        assert await idle.ask() == READY
         running.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
         await begun.wait()
         async with asyncio.TaskGroup() as group:
