@@ -20,7 +20,7 @@ from shared.http2.frames import CANCEL, INTERNAL_ERROR
 from tests.shared.net.loopback import until
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream
 from tests.support.krun_port import KrunPort
-from tests.support.metadata_server import closed_port, unsigned_token
+from tests.support.metadata_server import unsigned_token
 from tests.support.tcp_peer import TcpPeer, TcpServer
 
 BIG = bytes(range(256)) * 4096
@@ -367,15 +367,6 @@ async def test_an_early_response_ends_the_exchange(peer: Http2Peer, app: TcpServ
 # Apps that fail.
 
 
-async def test_an_app_that_is_not_there() -> None:
-    port = closed_port()
-    settings = Settings(app=Address("127.0.0.1", port), app_protocol="http1")
-    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
-        stream = peer.request(b"GET", b"/", end=True)
-        assert await stream.status() == 503
-        assert await stream.rest() == f"app at 127.0.0.1:{port}: connection refused\n".encode()
-
-
 @pytest.mark.parametrize(
     ("response", "reason"),
     [
@@ -425,12 +416,6 @@ async def test_garbage_in_the_middle_of_an_answer(peer: Http2Peer, app: TcpServe
 
 
 # Clients that fail.
-
-
-async def test_a_client_that_gives_up(peer: Http2Peer, app: TcpServer) -> None:
-    stream, there, _ = await asked(peer, app)
-    stream.reset(CANCEL)
-    assert await there.was_reset()
 
 
 async def test_a_client_that_gives_up_in_its_body(peer: Http2Peer, app: TcpServer) -> None:
