@@ -274,14 +274,6 @@ async def test_the_container_answers_in_full_and_wants_no_more(exchange: Exchang
 # The container.
 
 
-async def test_no_container(credentials: Credentials) -> None:
-    async with credentials.front_end(closed_port()) as port, credentials.client(port) as client:
-        for _ in range(2):
-            asked = client.request(b"POST", b"/", [credentials.bearer()])
-            status, text = await answer_to(asked)
-            assert (status, "the container is not there: connect to" in text) == (503, True), text
-
-
 @pytest.mark.parametrize("end", ["reset", "drop"])
 async def test_the_container_breaks_off_before_it_answers(
     credentials: Credentials, end: str, service: Service, client: Http2Peer, exchange: Exchange
@@ -442,7 +434,9 @@ async def test_a_container_that_is_down_takes_no_place(credentials: Credentials)
         credentials.client(port) as client,
     ):
         for _ in range(3):
-            assert await client.request(b"GET", b"/", [credentials.bearer()], end=True).status() == 503
+            asked = client.request(b"POST", b"/", [credentials.bearer()])
+            status, text = await answer_to(asked)
+            assert (status, "the container is not there: connect to" in text) == (503, True), text
 
 
 # The log.

@@ -372,17 +372,22 @@ def test_no_bytes_upset_the_server(data: bytes, after_a_start: bool) -> None:
 # Deadlines.
 
 
-async def test_slow_header() -> None:
-    async with serving(limits=QUICK) as address, client(address) as one:
-        one.send(b"GET /healthz/ready HTTP/1.1\r\nhost")
-        assert await one.response() == (408, b"request not complete within 0.5 seconds\n")
-        assert await one.rest() == b""
+LATE = (408, b"request not complete within 0.5 seconds\n")
 
 
-async def test_slow_body() -> None:
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        pytest.param(b"GET /healthz/ready HTTP/1.1\r\nhost", LATE, id="header"),
+        pytest.param(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell", LATE, id="body"),
+        pytest.param(
+            b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n", (503, b"no answer within 0.5 seconds\n"), id="handler"
+        ),
+    ],
+)
+async def test_what_takes_too_long(sent: bytes, answer: tuple[int, bytes]) -> None:
     async with serving(limits=QUICK) as address, client(address) as one:
-        one.send(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhell")
-        assert (await one.response())[0] == 408
+        assert await one.ask(sent) == answer
         assert await one.rest() == b""
 
 
@@ -391,13 +396,6 @@ async def test_silent_and_idle_connections_are_closed() -> None:
         assert await idle.ask() == READY
         assert await silent.rest() == b""
         assert await idle.rest() == b""
-
-
-async def test_slow_handler() -> None:
-    async with serving(limits=QUICK) as address, client(address) as one:
-        one.send(b"GET /never HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert await one.response() == (503, b"no answer within 0.5 seconds\n")
-        assert await one.rest() == b""
 
 
 async def test_a_client_that_does_not_take_its_response_is_cut_off() -> None:
@@ -657,19 +655,13 @@ async def test_close_lets_a_running_request_end() -> None:
             running.writer.close()
 
 
-async def test_close_does_not_wait_for_ever() -> None:
-    server = HttpServer({("GET", "/never"): never}, limits=Limits(request_s=0.2))
+@pytest.mark.parametrize(
+    ("request_s", "grace_s"), [(0.2, None), (1000, 0.1)], ids=["a request's deadline", "what it is told"]
+)
+async def test_close_does_not_wait_for_ever(request_s: float, grace_s: float | None) -> None:
+    server = HttpServer({("GET", "/never"): never}, limits=Limits(request_s=request_s))
     address = await server.start(ANY_PORT)
     async with client(address) as one:
         one.send(b"GET /nev")
         async with asyncio.timeout(PATIENCE_S):
-            await server.close()
-
-
-async def test_close_waits_no_longer_than_it_is_told() -> None:
-    server = HttpServer({("GET", "/never"): never}, limits=Limits(request_s=1000))
-    address = await server.start(ANY_PORT)
-    async with client(address) as one:
-        one.send(b"GET /nev")
-        async with asyncio.timeout(PATIENCE_S):
-            await server.close(0.1)
+            await server.close(grace_s)
