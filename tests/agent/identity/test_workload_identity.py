@@ -84,13 +84,6 @@ async def test_by_default_there_is_nothing_to_do() -> None:
         pass
 
 
-async def test_the_namespace_of_the_access_is_that_of_tokens_and_certificate(story: Story) -> None:
-    async with started(story.identity()):
-        assert story.certificate_of == HELLO
-    told = story.istiod.calls[0].metadata["authorization"]
-    assert told == f"Bearer {(story.folder / 'istio-token').read_text()}"
-
-
 async def test_a_namespace_that_is_told_counts(story: Story) -> None:
     story.server.may_create.add(("krun", "other"))
     story.server.service_accounts.add(("other", SERVICE_ACCOUNT))

@@ -1,4 +1,7 @@
-"""Envoy as the mTLS end, with the real binary: who comes in, what gets through, what a failed start says."""
+"""Envoy as the mTLS end, with the real binary: who comes in, and what a failed start says.
+
+tests/path/test_s_client.py has what gets through, and who talks and ends first.
+"""
 
 from __future__ import annotations
 
@@ -237,33 +240,6 @@ async def test_each_connection_has_its_record_with_the_peer_s_identity(
     await asyncio.to_thread(exchange, inbound, caller, question)
     record = await record_of(inbound, lambda record: record.sent_bytes == len(question))
     assert (record.identity, record.received_bytes, record.error) == (str(CALLER), len(question) + 4, None)
-
-
-@running
-async def test_much_passes_unchanged_in_both_directions(inbound: Inbound, caller: KeyPair) -> None:
-    much = os.urandom(3_000_000)  # many times Envoy's buffers
-    assert await asyncio.to_thread(exchange, inbound, caller, much) == b"got " + much
-
-
-@running
-async def test_the_app_may_speak_first_and_finish_first(inbound: Inbound, caller: KeyPair) -> None:
-    received = asyncio.get_running_loop().create_future()
-
-    async def finish_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"welcome and goodbye")
-        writer.write_eof()
-        received.set_result(await reader.read(-1))
-
-    def talk() -> bytes:
-        with connected(inbound, caller) as connection:
-            answer = read_to_the_end(connection)
-            connection.sendall(b"still here")
-            connection.shutdown()
-            return answer
-
-    inbound.behave = finish_first
-    assert await asyncio.to_thread(talk) == b"welcome and goodbye"
-    assert await asyncio.wait_for(received, PATIENCE_S) == b"still here"
 
 
 @running

@@ -1,4 +1,7 @@
-"""The built-in mTLS end, from real TLS clients to a real app on loopback."""
+"""The built-in mTLS end, from real TLS clients to a real app on loopback.
+
+tests/path/test_s_client.py has the whole way of it, and who talks and ends first.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.bundles import tell
 from tests.support.certificate_requests import key_pem, new_key, request_pem
 from tests.support.faulty_authority import FaultyAuthority
+from tests.support.process import run
 from tests.support.revocation import Hierarchy, put, revocation_list, serial
 from tests.support.tcp_peer import TcpPeer
 from tests.support.tls_client import PATIENCE_S, VERSIONS, TlsClient, client_context, reason
@@ -312,33 +316,6 @@ async def test_megabytes_both_ways_arrive_unchanged(house: House) -> None:
     assert (record.sent_bytes, record.received_bytes, record.error) == (len(upload), len(upload), None)
 
 
-async def test_an_app_that_talks_first_is_heard(house: House) -> None:
-    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"220 ready\r\n")
-        await echo(reader, writer)
-
-    house.app.serve = greet
-    await house.start()
-    client = await house.client()
-    assert await client.receive() == b"220 ready\r\n"
-
-
-async def test_the_answer_may_come_long_after_the_client_has_ended(house: House) -> None:
-    async def think(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        question = await reader.read()
-        await asyncio.sleep(0.3)
-        writer.write(b"you said " + question)
-        writer.write_eof()
-
-    house.app.serve = think
-    await house.start()
-    client = await house.client()
-    client.send(b"nothing")
-    client.end()
-    assert await client.receive_all() == b"you said nothing"
-    assert (await house.record()).error is None
-
-
 async def test_the_app_may_end_long_before_the_client(house: House) -> None:
     heard: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -440,40 +417,6 @@ async def test_two_hundred_connections_at_once(house: House) -> None:
     records = [await house.record() for _ in range(200)]
     assert all(record.error is None for record in records)
     assert inbound.connections == 0
-
-
-async def s_client(house: House, said: bytes = b"") -> tuple[bytes, bytes]:
-    """What OpenSSL's own client hears when it has `said` something, and what it tells of it."""
-    assert house.inbound is not None
-    mine = house.folder / "client"
-    house.authority.write(mine, house.friend)
-    process = await asyncio.create_subprocess_exec(
-        *("openssl", "s_client", "-quiet", "-no_ign_eof", "-connect", str(house.inbound.address)),
-        *("-CAfile", mine / ROOTS_FILE, "-cert", mine / CERTIFICATES_FILE, "-key", mine / PRIVATE_KEY_FILE),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin and process.stdout and process.stderr
-    process.stdin.write(said)  # and no end, which it would take for its own
-    async with asyncio.timeout(PATIENCE_S):
-        output, told = await process.stdout.read(), await process.stderr.read()
-        await process.wait()
-    return output, told
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
-async def test_the_openssl_command_as_a_client(house: House) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = await reader.readline()
-        writer.write(b"heard " + line)
-        writer.write_eof()
-        await reader.read()
-
-    house.app.serve = answer
-    await house.start()
-    assert (await s_client(house, b"good morning\n"))[0] == b"heard good morning\n"
-    assert (await house.record()).error is None
 
 
 # Files.
@@ -747,9 +690,14 @@ async def test_openssl_s_own_client_is_told(house: House) -> None:
     """OpenSSL's `s_client` in our client's place."""
     crl = house.folder / "crl.pem"
     put(crl, revocation_list(house.authority, serial(house.friend)))
-    await house.start(crl=crl)
-    _, output = await s_client(house)
-    assert b"alert internal error" in output and b"alert number 80" in output
+    inbound = await house.start(crl=crl)
+    mine = house.folder / "friend"
+    house.authority.write(mine, house.friend)
+    _, _, told = await run(
+        *("openssl", "s_client", "-connect", inbound.address, "-quiet"),
+        *("-cert", mine / CERTIFICATES_FILE, "-key", mine / PRIVATE_KEY_FILE),
+    )
+    assert b"alert internal error" in told and b"alert number 80" in told
 
 
 async def test_a_denied_peer_is_told_the_rule(house: House) -> None:

@@ -28,7 +28,6 @@ from shared.tunnel.registration import ALREADY_REGISTERED, REGISTERED, Verdict
 from tests.support.clocks import ROUNDING_S
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
-from tests.support.metadata_server import closed_port
 from tests.support.revocation import Hierarchy, end_in, put, revocation_list, serial_in
 from tests.support.running_gateway import Records
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
@@ -78,13 +77,13 @@ class Gateway:
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls, folder: Path, port: int = 0) -> AsyncIterator[Gateway]:
-        """One with the certificate in `folder` on `port`, 0 for any free one, until the block ends."""
+    async def listening(cls, folder: Path) -> AsyncIterator[Gateway]:
+        """One with the certificate in `folder`, until the block ends."""
         self = cls()
         tls = server_context(folder, tls12=False)
         tls.sni_callback = self._asked
         server = await asyncio.get_running_loop().create_server(
-            lambda: Http2Peer(client=True, opened=self._opened), "127.0.0.1", port, ssl=tls
+            lambda: Http2Peer(client=True, opened=self._opened), "127.0.0.1", 0, ssl=tls
         )
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -293,13 +292,6 @@ async def test_after_a_reset_there_is_a_new_one(mesh: Mesh, gateway: Gateway) ->
         for _ in range(3):
             (await gateway.registered()).drop()
         await gateway.registered()
-
-
-async def test_a_gateway_that_comes_up_later(mesh: Mesh) -> None:
-    port = closed_port()
-    async with dialling(mesh, port) as krun, Gateway.listening(mesh.member(GATEWAY), port) as gateway:
-        await gateway.registered()
-        assert krun.tunnels.registered == 1
 
 
 async def test_a_silent_gateway_is_noticed(
