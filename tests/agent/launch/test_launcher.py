@@ -384,14 +384,3 @@ def test_any_other_process_stays_what_it_is() -> None:
     pid = os.getpid()
     become_init(pid)
     assert os.getpid() == pid
-
-
-# Speed: `krun true` from exec to exit has 120 ms.
-
-
-def test_importing_the_launcher_loads_nothing_heavy() -> None:
-    heavy = {"cryptography", "OpenSSL", "h2", "h11", "yaml", "prometheus_client", "jwt"}
-    imports = "import sys, agent.config.settings, agent.launch.launcher"
-    code = f"{imports}; print(*{{name.split('.')[0] for name in sys.modules}})"
-    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert heavy.isdisjoint(loaded)
