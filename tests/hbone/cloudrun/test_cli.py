@@ -36,6 +36,19 @@ async def serving(*arguments: object) -> AsyncIterator[tuple[Command, dict[str, 
         yield command, said
 
 
+@asynccontextmanager
+async def visitor(
+    front_end: dict[str, str], *flags: str, tokens: dict[str, str] | None = None
+) -> AsyncIterator[Command]:
+    """A client of one stand-in with a token of it, or of another one."""
+    async with running(
+        *(f"{front_end['CLOUDRUN_URL']}/_hbone/22", "--connect", front_end["CLOUDRUN_ADDRESS"]),
+        *("--ca", front_end["CLOUDRUN_CA"], *flags),
+        environ={"GCE_METADATA_HOST": (tokens or front_end)["GCE_METADATA_HOST"]},
+    ) as client:
+        yield client
+
+
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -49,11 +62,7 @@ async def test_everything_that_it_prints_works(tmp_path: Path) -> None:
         assert list(said) == ["CLOUDRUN_ADDRESS", "CLOUDRUN_CA", "CLOUDRUN_URL", "GCE_METADATA_HOST"]
         assert said["CLOUDRUN_CA"] == str(folder / "ca.pem")
         assert said["CLOUDRUN_URL"] == "https://hello.a.run.app"
-        async with running(
-            *(f"{said['CLOUDRUN_URL']}/_hbone/22", "--connect", said["CLOUDRUN_ADDRESS"]),
-            *("--ca", said["CLOUDRUN_CA"]),
-            environ={"GCE_METADATA_HOST": said["GCE_METADATA_HOST"]},
-        ) as client:
+        async with visitor(said) as client:
             request = await service.request()
             assert request[b":path"] == b"/_hbone/22"
             assert request[b"authorization"].endswith(b"SIGNATURE_REMOVED_BY_GOOGLE")
@@ -108,10 +117,7 @@ async def test_without_a_token() -> None:
     async with (
         Service.listening() as service,
         serving("--container", f"127.0.0.1:{service.port}", "--allow-unauthenticated") as (_, said),
-        running(
-            *(f"{said['CLOUDRUN_URL']}/_hbone/22", "--connect", said["CLOUDRUN_ADDRESS"]),
-            *("--ca", said["CLOUDRUN_CA"], "--no-token"),
-        ),
+        visitor(said, "--no-token"),
     ):
         assert b"authorization" not in dict((await service.request()).fields)
 
@@ -134,17 +140,6 @@ async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 # Tokens of another issuer.
 
 
-@asynccontextmanager
-async def visitor(front_end: dict[str, str], tokens: dict[str, str]) -> AsyncIterator[Command]:
-    """A client of one stand-in with a token of another one."""
-    async with running(
-        *(f"{front_end['CLOUDRUN_URL']}/_hbone/22", "--connect", front_end["CLOUDRUN_ADDRESS"]),
-        *("--ca", front_end["CLOUDRUN_CA"]),
-        environ={"GCE_METADATA_HOST": tokens["GCE_METADATA_HOST"]},
-    ) as client:
-        yield client
-
-
 @pytest.mark.parametrize("by", ["url", "file"])
 async def test_keys_of_another_issuer(by: str, tmp_path: Path) -> None:
     async with Service.listening() as service, serving() as (_, theirs):
@@ -157,7 +152,7 @@ async def test_keys_of_another_issuer(by: str, tmp_path: Path) -> None:
             for _ in range(2):  # with keys that are fetched first, and with keys at hand
                 async with visitor(ours, tokens=theirs):
                     assert (await service.request())[b":path"] == b"/_hbone/22"
-            async with visitor(ours, tokens=ours) as client:
+            async with visitor(ours) as client:
                 ended = await client.ended()
                 assert ended.code == EXIT_DENIED
                 assert "it is signed with a key that is not known here" in ended.stderr
@@ -165,14 +160,14 @@ async def test_keys_of_another_issuer(by: str, tmp_path: Path) -> None:
 
 async def test_keys_that_cannot_be_had() -> None:
     source = f"http://127.0.0.1:{closed_port()}/"
-    async with serving("--keys", source) as (_, said), visitor(said, tokens=said) as client:
+    async with serving("--keys", source) as (_, said), visitor(said) as client:
         ended = await client.ended()
         assert ended.code == EXIT_UNAVAILABLE
         assert f"no keys from {source}: cannot connect" in ended.stderr
 
 
 async def test_another_issuer_than_the_one_that_is_wanted() -> None:
-    async with serving("--issuer", "https://issuer.example") as (_, said), visitor(said, said) as client:
+    async with serving("--issuer", "https://issuer.example") as (_, said), visitor(said) as client:
         ended = await client.ended()
         assert ended.code == EXIT_DENIED
         assert "its issuer is https://accounts.google.com, expected https://issuer.example" in ended.stderr
