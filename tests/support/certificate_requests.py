@@ -17,6 +17,10 @@ from tests.support.error_texts import told
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 
 
+def key_pem(key: Key) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
 def request_pem(key: Key, *names: x509.GeneralName) -> bytes:
     """A request signed with `key`, for `names` if there are some."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
@@ -37,10 +41,6 @@ def gives(token: str) -> Callable[[], Awaitable[str]]:
         return token
 
     return source
-
-
-def key_pem(key: Key) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 async def refusal(signer: Signer, *secrets: str) -> str:
