@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.path.app import App, echo
 from tests.path.programs import MUCH_BYTES
 from tests.support.network_namespace import Network, NoNetworkError
 from tests.support.network_namespace import network as own_network
+from tests.support.world import INBOUNDS, World, running
 
 
 @pytest.fixture(autouse=True)
@@ -25,18 +27,24 @@ def no_large_leftovers(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
     """A network of the test's own, without name servers."""
-    try:
-        made = own_network(tmp_path)
-        entered = made.__enter__()
-    except NoNetworkError as error:
-        pytest.skip(str(error))
-    try:
+    with ExitStack() as block:
+        try:
+            entered = block.enter_context(own_network(tmp_path))
+        except NoNetworkError as error:
+            pytest.skip(str(error))
         yield entered
-    finally:
-        made.__exit__(None, None, None)
 
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[App]:
     with App(echo) as app:
         yield app
+
+
+@pytest.fixture(scope="module", params=INBOUNDS)
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, app: App
+) -> Iterator[World]:
+    """The whole mesh before `app`, once with each mTLS end."""
+    with running(tmp_path_factory.mktemp(request.param), inbound=request.param, app=app.address) as world:
+        yield world

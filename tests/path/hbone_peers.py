@@ -1,6 +1,6 @@
 """Who hgate talks HBONE with: Envoys at both ends, and hgate itself as a process with both.
 
-Owned here: their configurations and certificates. What they carry is the tests'.
+Owned here: their configurations. What they carry is the tests'.
 
     plain TCP → Envoy as an HBONE client → hgate's HBONE port → app        (`envoy_client`)
     hello and bytes → hgate as an HBONE client → Envoy as its server → app (`envoy_server`)
@@ -17,34 +17,14 @@ from typing import Any
 
 from hbone.demo.processes import Process
 from shared.address import Address
-from shared.credentials.certificates.authority import Authority
 from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.programs import envoy
 from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
+from tests.support.hbone_port import TRUST_DOMAIN
 from tests.support.world import word_after
 
-TRUST_DOMAIN = "demo.local"
-GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
 ZTUNNEL = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "ztunnel")
-CALLER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")
-
-GLOB = "*.demo.svc.cluster.local"
-"""The routes'; it takes the name of `tests.support.hellos.hello()`."""
-
-
-class Mesh:
-    """An authority, and a folder of files for each member."""
-
-    def __init__(self, folder: Path) -> None:
-        self.authority = Authority.create(TRUST_DOMAIN)
-        self._folder = folder
-
-    def member(self, identity: SpiffeId, **more: Any) -> Path:
-        """A folder with a certificate for `identity` and `more` names, its key and the roots."""
-        folder = self._folder / identity.path.strip("/").replace("/", "_")
-        self.authority.write(folder, self.authority.issue(identity, **more))
-        return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,15 @@ FrontEnd = Callable[[Path, Path, Address], AbstractContextManager[Address]]
 
 
 @contextmanager
-def krun(folder: Path, app: Address) -> Iterator[tuple[Process, Address]]:
-    """krun whose mTLS end is `app`, with its tunnel port; it has to stop in order."""
+def krun(folder: Path, **environ: str) -> Iterator[tuple[Process, Address]]:
+    """krun without an mTLS end, and its tunnel port; `environ` is what it is told besides. It has to stop in
+    order."""
     told = {
         "XDS_ADDR": "-",
         "HBONE_LISTEN": str(LOOPBACK),
         "HBONE_INBOUND": "none",
-        "HBONE_INBOUND_LISTEN": str(app),
         "HBONE_LOG_FORMAT": "json",
+        **environ,
     }
     process = Process("krun", ["-m", "agent"], told, folder)
     try:
@@ -81,15 +82,23 @@ def envoy_front(
 
 
 @contextmanager
-def _nghttpx(folder: Path, own: Path, container: Address) -> Iterator[Address]:
-    address = Address("127.0.0.1", free_port())
-    certificates, key, _ = map(str, certificate_folder.find(own).all)
+def nghttpx(
+    folder: Path,
+    behind: Address,
+    *more: str,
+    address: Address | None = None,
+    front: str = "",
+    back: str = ";;proto=h2",
+) -> Iterator[Address]:
+    """nghttpx on `address`, else on a free port, before `behind`; `front` and `back` are its settings for
+    either side, `more` its further arguments."""
+    address = address or Address("127.0.0.1", free_port())
     command = [
         *(find_program("nghttpx"), "--workers=1", "--conf=/dev/null", "--no-ocsp"),
-        f"--frontend={address.host},{address.port}",
-        f"--backend={container.host},{container.port};;proto=h2",
+        f"--frontend={address.host},{address.port}{front}",
+        f"--backend={behind.host},{behind.port}{back}",
         *("--accesslog-file=/dev/null", "--errorlog-file=/dev/stderr", "--log-level=NOTICE"),
-        *(key, certificates),
+        *more,
     ]
     process = start("nghttpx", command, folder)
     try:
@@ -97,6 +106,13 @@ def _nghttpx(folder: Path, own: Path, container: Address) -> Iterator[Address]:
         yield address
     finally:
         process.stop()
+
+
+@contextmanager
+def _nghttpx(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+    certificates, key, _ = map(str, certificate_folder.find(own).all)
+    with nghttpx(folder, container, key, certificates) as address:
+        yield address
 
 
 _HAPROXY = """\
@@ -110,7 +126,7 @@ defaults
   timeout client 1m
   timeout server 1m
 frontend service
-  bind {address} ssl crt {pem} alpn h2
+  bind {address} {front}
   default_backend krun
 backend krun
   server krun {container} proto h2
@@ -118,19 +134,26 @@ backend krun
 
 
 @contextmanager
-def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+def haproxy(folder: Path, container: Address, front: str = "") -> Iterator[Address]:
+    """HAProxy before krun; `front` is what its `bind` has besides."""
     address = Address("127.0.0.1", free_port())
-    certificates, key, _ = certificate_folder.find(own).all
-    pem = folder / "haproxy.pem"
-    pem.write_bytes(certificates.read_bytes() + key.read_bytes())
     file = folder / "haproxy.cfg"
-    file.write_text(_HAPROXY.format(folder=folder, address=address, pem=pem, container=container))
+    file.write_text(_HAPROXY.format(folder=folder, address=address, front=front, container=container))
     process = start("haproxy", [find_program("haproxy"), "-W", "-db", "-f", file], folder)
     try:
         process.wait_for(lambda record: "Loading success" in said(record), PATIENCE_S)
         yield address
     finally:
         process.stop()
+
+
+@contextmanager
+def _haproxy(folder: Path, own: Path, container: Address) -> Iterator[Address]:
+    certificates, key, _ = certificate_folder.find(own).all
+    pem = folder / "haproxy.pem"
+    pem.write_bytes(certificates.read_bytes() + key.read_bytes())
+    with haproxy(folder, container, f"ssl crt {pem} alpn h2") as address:
+        yield address
 
 
 FRONT_ENDS: dict[str, FrontEnd] = {"nghttpx": _nghttpx, "haproxy": _haproxy, "envoy": envoy_front}

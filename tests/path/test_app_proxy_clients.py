@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.path import app as behaviours
 from tests.path.app import App
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256
 from tests.support.world import World, find_program, running
@@ -18,16 +17,11 @@ PATH = "/some/path?and=query"
 
 
 @pytest.fixture(scope="module")
-def echo() -> Iterator[App]:
-    with App(behaviours.echo) as app:
-        yield app
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, echo: App) -> Iterator[World]:
-    app = (sys.executable, "-m", "hbone.demo.app")
-    told = {"PORT_ECHO": str(echo.address)}
-    with running(tmp_path_factory.mktemp("app-proxy"), inbound="none", app=app, environ=told) as world:
+def world(tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[World]:
+    """Behind krun's own port the demo's app; `app`, an echo, is a target beside it."""
+    command = (sys.executable, "-m", "hbone.demo.app")
+    told = {"PORT_ECHO": str(app.address)}
+    with running(tmp_path_factory.mktemp("app-proxy"), inbound="none", app=command, environ=told) as world:
         yield world
 
 
@@ -36,26 +30,16 @@ def url(world: World) -> str:
     return f"http://{world.container}{PATH}"
 
 
-def test_nghttp_gets(url: str) -> None:
-    done = run(find_program("nghttp"), url)
-    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING)
+@pytest.mark.parametrize("times", [1, 5])
+def test_nghttp_gets_so_many_times_on_one_connection(url: str, times: int) -> None:
+    done = run(find_program("nghttp"), f"--multiply={times}", url)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING * times)
 
 
-def test_nghttp_gets_many_times_on_one_connection(url: str) -> None:
-    done = run(find_program("nghttp"), "--multiply=5", url)
-    assert (done.returncode, done.stderr, done.stdout) == (0, b"", GREETING * 5)
-
-
-def test_nghttp_posts(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--trailer=x-checksum: 1",)], ids=["plain", "with trailers"])
+def test_nghttp_posts(url: str, more: tuple[str, ...], tmp_path: Path) -> None:
     body = random_file(tmp_path / "body", 1 << 20)
-    done = run(find_program("nghttp"), f"--data={body}", url)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == body.read_bytes()
-
-
-def test_nghttp_posts_with_trailers(url: str, tmp_path: Path) -> None:
-    body = random_file(tmp_path / "body", 100_000)
-    done = run(find_program("nghttp"), f"--data={body}", "--trailer=x-checksum: 1", url)
+    done = run(find_program("nghttp"), f"--data={body}", *more, url)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == body.read_bytes()
 
@@ -80,7 +64,7 @@ def test_curl_posts_64_mib(url: str, tmp_path: Path) -> None:
     assert sha256(answer) == sha256(body)
 
 
-def test_curl_through_a_tunnel(world: World, echo: App, tmp_path: Path) -> None:
+def test_curl_through_a_tunnel(world: World, app: App, tmp_path: Path) -> None:
     """A POST as any other to it; the answer begins before its request has ended."""
     body, answer = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer"
     curl = (find_program("curl"), "--silent", "--show-error", "--fail", "--http2-prior-knowledge")
@@ -88,7 +72,7 @@ def test_curl_through_a_tunnel(world: World, echo: App, tmp_path: Path) -> None:
     done = run(*curl, "--request", "POST", "--upload-file", body, "--output", answer, url)
     assert (done.returncode, done.stderr) == (0, b"")
     assert sha256(answer) == sha256(body)
-    assert echo.connections == 1
+    assert app.connections == 1
 
 
 def test_an_unknown_target_is_said_to_be_one(world: World) -> None:

@@ -39,11 +39,6 @@ SOON_S = 2.0
 Dial = Callable[[str, int], Coroutine[Any, Any, object]]
 
 
-@pytest.fixture
-def net(network: Network) -> Network:
-    return network
-
-
 @asynccontextmanager
 async def names() -> AsyncIterator[NameServer]:
     async with name_server("127.0.0.53", 53) as server:
@@ -124,7 +119,7 @@ DIALS = {
 
 
 @pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
-async def test_a_name_of_which_half_is_answered(net: Network, way: Dial) -> None:
+async def test_a_name_of_which_half_is_answered(network: Network, way: Dial) -> None:
     async with names() as server, app() as (port, come):
         started = asyncio.get_running_loop().time()
         await way(NAME, port)
@@ -135,7 +130,7 @@ async def test_a_name_of_which_half_is_answered(net: Network, way: Dial) -> None
 
 
 @pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
-async def test_abandoned_look_ups_delay_nobody(net: Network, way: Dial) -> None:
+async def test_abandoned_look_ups_delay_nobody(network: Network, way: Dial) -> None:
     async with names() as server, app() as (port, _):
         dead = [spawn(way(f"{number}.dead.test", port), name="dead") for number in range(8)]
         await server.until(lambda: len({q.name for q in server.asked}) == 8)
@@ -148,7 +143,7 @@ async def test_abandoned_look_ups_delay_nobody(net: Network, way: Dial) -> None:
 
 
 @pytest.mark.parametrize("way", DIALS.values(), ids=DIALS)
-async def test_addresses_are_raced(net: Network, way: Dial) -> None:
+async def test_addresses_are_raced(network: Network, way: Dial) -> None:
     with unanswering() as port:
         async with names() as server:
             server.names = {"two.test.": ("127.0.0.1", POD)}
@@ -162,7 +157,7 @@ async def test_addresses_are_raced(net: Network, way: Dial) -> None:
 
 
 @pytest.mark.parametrize("way", [*DIALS.values()][:4], ids=[*DIALS][:4])
-async def test_a_dead_name_s_error_names_the_name_server(net: Network, way: Dial) -> None:
+async def test_a_dead_name_s_error_names_the_name_server(network: Network, way: Dial) -> None:
     async with names():
         with pytest.raises(DialError, match=r"no answer from the name server 127\.0\.0\.53 within 4 s"):
             await way(DEAD, 80)
@@ -176,16 +171,16 @@ SEARCH = "nameserver 127.0.0.53\nsearch demo.svc.cluster.local svc.cluster.local
 @pytest.mark.parametrize(
     "way", [way for name, way in DIALS.items() if name != "origin"], ids=[n for n in DIALS if n != "origin"]
 )
-async def test_names_in_settings_follow_the_search_list(net: Network, way: Dial) -> None:
-    net.resolv_conf.write_text(SEARCH)
+async def test_names_in_settings_follow_the_search_list(network: Network, way: Dial) -> None:
+    network.resolv_conf.write_text(SEARCH)
     async with names() as server, app() as (port, come):
         server.names = {"app.prod.svc.cluster.local.": (POD,)}
         await way("app.prod", port)
         assert come == [POD]
 
 
-async def test_the_name_in_a_url_does_not_but_a_place_to_dial_does(net: Network) -> None:
-    net.resolv_conf.write_text(SEARCH)
+async def test_the_name_in_a_url_does_not_but_a_place_to_dial_does(network: Network) -> None:
+    network.resolv_conf.write_text(SEARCH)
     async with names() as server, app() as (port, come):
         server.names = {"app.prod.svc.cluster.local.": (POD,)}
         with pytest.raises(DialError, match="NXDOMAIN"):
@@ -198,8 +193,8 @@ async def test_the_name_in_a_url_does_not_but_a_place_to_dial_does(net: Network)
 # krun as a process.
 
 
-async def test_krun_s_targets(net: Network) -> None:
-    net.resolv_conf.write_text(SEARCH)
+async def test_krun_s_targets(network: Network) -> None:
+    network.resolv_conf.write_text(SEARCH)
     async with names() as server, app() as (port, come):
         server.names = {"db.prod.svc.cluster.local.": (POD,)}
         environ = {

@@ -16,11 +16,11 @@ import pytest
 from OpenSSL import SSL
 
 from hbone.demo.mesh import CLIENT_FILES, HOST, SNI, TRUST_DOMAIN
-from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from tests.path.app import READ_BYTES, App, read
 from tests.path.hbone_peers import Hgate, hgate
-from tests.path.programs import MUCH_BYTES, client_envoy, random_file, run, sha256, start
+from tests.path.programs import MUCH_BYTES, client_envoy, random_file, run, s_client, sha256, start
+from tests.path.tls_client import connected_to
 from tests.support.tls_client import read_to_the_end
 from tests.support.world import CALLER, PATIENCE_S, WORKLOAD, Identity, find_program, free_port
 
@@ -74,14 +74,6 @@ def tls(behave: Callable[[ssl.SSLSocket], None], ends: Ends) -> Callable[[socket
     return serve
 
 
-def s_client(ends: Ends, *more: str) -> list[str | Path]:
-    return [
-        *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error", *more),
-        *("-connect", str(ends.hgate.gateway), "-servername", ISTIOD, "-verify_hostname", ISTIOD),
-        *("-cert", ends.client.certificates, "-key", ends.client.key, "-CAfile", ends.client.roots),
-    ]
-
-
 def s_server(ends: Ends, *more: str) -> list[str | Path]:
     return [
         *(find_program("openssl"), "s_server", "-accept", f"127.0.0.1:{ends.port}", *more),
@@ -96,12 +88,8 @@ def test_64_mib_from_s_client_to_s_server(ends: Ends, tmp_path: Path) -> None:
         command = s_server(ends, "-quiet", "-naccept", "1")
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout) as server:
             wait_for(ends.port)
-            done = subprocess.run(
-                s_client(ends, "-no_ign_eof", "-nocommands"),
-                stdin=stdin,
-                capture_output=True,
-                timeout=PATIENCE_S,
-            )
+            client = s_client(ends.hgate.gateway, ends.client, ISTIOD, "-no_ign_eof", "-nocommands")
+            done = subprocess.run(client, stdin=stdin, capture_output=True, timeout=PATIENCE_S)
             assert (done.returncode, done.stderr) == (0, b"DONE\n")
             assert server.wait(PATIENCE_S) == 0
     assert sha256(got) == sha256(body)
@@ -153,23 +141,6 @@ def test_64_mib_there_and_back_from_envoy_by_istio_s_name(ends: Ends, tmp_path: 
     assert digest.digest() == hashlib.sha256(much).digest() == hashlib.sha256(got).digest()
 
 
-def connected(gateway: Address, ends: Ends, alpn: list[bytes]) -> SSL.Connection:
-    """A client of pyOpenSSL's, which can end its own direction only."""
-    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-    context.load_verify_locations(str(ends.client.roots))
-    context.set_verify(SSL.VERIFY_PEER, lambda *arguments: bool(arguments[-1]))
-    context.use_certificate_chain_file(str(ends.client.certificates))
-    context.use_privatekey_file(str(ends.client.key))
-    if alpn:
-        context.set_alpn_protos(alpn)
-    plain = socket.create_connection((gateway.host, gateway.port))
-    plain.settimeout(None)
-    connection = SSL.Connection(context, plain)
-    connection.set_tlsext_host_name(SNI.encode())
-    connection.set_connect_state()
-    return connection
-
-
 def test_an_answer_after_the_clients_end(ends: Ends) -> None:
     """The client ends its direction, in TLS and in TCP, and is answered all the same."""
 
@@ -182,19 +153,18 @@ def test_an_answer_after_the_clients_end(ends: Ends) -> None:
 
     ends.app.behave = tls(answer, ends)
     much = os.urandom(1 << 20)
-    connection = connected(ends.hgate.gateway, ends, [b"istio"])
-    connection.do_handshake()
-    connection.sendall(much)
-    connection.shutdown()
-    connection.sock_shutdown(socket.SHUT_WR)
-    assert read_to_the_end(connection) == hashlib.sha256(much).digest()
-    connection.close()
+    with connected_to(ends.hgate.gateway, ends.client, b"istio") as connection:
+        connection.sendall(much)
+        connection.shutdown()
+        connection.sock_shutdown(socket.SHUT_WR)
+        assert read_to_the_end(connection) == hashlib.sha256(much).digest()
 
 
 def test_a_client_of_no_mesh_is_told_so(ends: Ends) -> None:
     before = ends.app.connections
-    connection = connected(ends.hgate.gateway, ends, [b"h2"])
-    with pytest.raises(SSL.Error, match="no application protocol"):
-        connection.do_handshake()
-    connection.close()
+    with (
+        pytest.raises(SSL.Error, match="no application protocol"),
+        connected_to(ends.hgate.gateway, ends.client, b"h2"),
+    ):
+        pass
     assert ends.app.connections == before

@@ -20,10 +20,12 @@ from shared.address import Address
 from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.app import READ_BYTES, App, Behaviour, answer_lines, give_back, read
-from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, TRUST_DOMAIN, Hgate, Mesh, hgate
-from tests.path.programs import start
+from tests.path.hbone_peers import Hgate, hgate
+from tests.path.krun_peers import nghttpx
+from tests.support.gateway_world import GLOB
+from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.hellos import ACCESS_DENIED, hello
-from tests.support.world import PATIENCE_S, find_program, free_port, said
+from tests.support.world import PATIENCE_S, find_program, free_port
 
 HOST_NAME = "hgate.demo.local"
 NGHTTPX = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "nghttpx")
@@ -35,7 +37,7 @@ AT_ONCE = 20
 @pytest.fixture(scope="module")
 def way(tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[Hgate]:
     """hgate with both ends, and nghttpx between them."""
-    program = find_program("nghttpx")
+    find_program("nghttpx")
     folder = tmp_path_factory.mktemp("nghttpx")
     mesh = Mesh(folder)
     middle = Address("127.0.0.1", free_port())
@@ -58,18 +60,12 @@ def way(tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[Hgate]:
         gateway = block.enter_context(hgate(folder, routes=routes, hbone=port))
         assert gateway.hbone is not None
         chain, key, roots = map(str, certificate_folder.find(mesh.member(NGHTTPX)).all)
-        command = [
-            *(program, "--http2-proxy", "--workers=1", "--conf=/dev/null", "--no-ocsp"),
-            f"--frontend={middle.host},{middle.port}",
-            f"--backend={gateway.hbone.host},{gateway.hbone.port};;proto=h2;tls;sni={HOST_NAME}",
-            *("--verify-client", f"--verify-client-cacert={roots}", f"--cacert={roots}"),
-            *(f"--client-cert-file={chain}", f"--client-private-key-file={key}"),
-            *("--accesslog-file=/dev/null", "--errorlog-file=/dev/stderr", "--log-level=NOTICE"),
-            *(key, chain),
+        more = [
+            *("--http2-proxy", "--verify-client", f"--verify-client-cacert={roots}", f"--cacert={roots}"),
+            *(f"--client-cert-file={chain}", f"--client-private-key-file={key}", key, chain),
         ]
-        nghttpx = start("nghttpx", command, folder)
-        block.callback(nghttpx.stop)
-        nghttpx.wait_for(lambda record: "Listening on" in said(record), PATIENCE_S)
+        back = f";;proto=h2;tls;sni={HOST_NAME}"
+        block.enter_context(nghttpx(folder, gateway.hbone, *more, address=middle, back=back))
         yield gateway
 
 

@@ -5,27 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Iterator
-
-import pytest
 
 from hbone.demo.mesh import SNI
 from hbone.demo.processes import Record
-from tests.path.app import App, echo
-from tests.support.world import INBOUNDS, PATIENCE_S, World, running
+from tests.support.world import PATIENCE_S, World
 
 TUNNELS = 200
 ROUNDS = 4
 ROUND_BYTES = 10_000
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-@pytest.fixture(scope="module", params=INBOUNDS)
-def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp(request.param)
-    with App(echo) as app, running(folder, inbound=request.param, app=app.address) as world:
-        yield world
 
 
 async def connect(world: World, context: ssl.SSLContext) -> Client:

@@ -1,7 +1,8 @@
 """Programs that are not ours at the other end, or in the middle: what is tested of each way is the same.
 
 An Envoy as hgate's HBONE client, and as its server for CONNECT and for POST; an Envoy in hgate's place before
-krun; and nghttpx, HAProxy and Envoy in the place of Cloud Run's front end.
+krun; nghttpx, HAProxy and Envoy in the place of Cloud Run's front end; and an Envoy as the client's sidecar,
+with the whole mesh behind it.
 """
 
 from __future__ import annotations
@@ -36,22 +37,14 @@ from tests.path.app import (
     greet_and_answer,
     read,
 )
-from tests.path.hbone_peers import (
-    CALLER,
-    GATEWAY,
-    GLOB,
-    ZTUNNEL,
-    Hgate,
-    Mesh,
-    configure,
-    envoy_client,
-    envoy_server,
-    hgate,
-)
+from tests.path.hbone_peers import ZTUNNEL, Hgate, configure, envoy_client, envoy_server, hgate
 from tests.path.krun_peers import FRONT_ENDS, HOST_NAME, TARGET_PATH, envoy_poster, krun
+from tests.path.programs import MUCH_BYTES, client_envoy
 from tests.path.tls_client import reset_on_close
+from tests.support.gateway_world import GLOB
+from tests.support.hbone_port import CALLER, GATEWAY, Mesh
 from tests.support.hellos import hello
-from tests.support.world import PATIENCE_S, said
+from tests.support.world import INBOUNDS, PATIENCE_S, running, said
 
 SIZE_BYTES = 3 << 20
 """Three windows of a stream."""
@@ -82,7 +75,13 @@ class Way:
     """A way through `process`, hgate or krun, with the client's end at `address`."""
 
     def __init__(
-        self, address: Address, process: Process, first: bytes = b"", *, hides_resets: bool = False
+        self,
+        address: Address,
+        process: Process,
+        first: bytes = b"",
+        *,
+        hides_resets: bool = False,
+        size: int = SIZE_BYTES,
     ) -> None:
         self.address = address
         self.process = process
@@ -90,6 +89,8 @@ class Way:
         """Whether a client's reset reaches the app as an orderly end, whoever does that."""
         self.first = first
         """What has to be said first, and arrives at the app as well."""
+        self.size = size
+        """Of what is much."""
 
     def connect(self) -> socket.socket:
         """A connection that has said what has to be said."""
@@ -104,6 +105,7 @@ WAYS = (
     "hgate to envoy, POST",
     "envoy to krun",
     *(f"hgate to krun through {name}" for name in FRONT_ENDS),
+    *(f"sidecar before {inbound}" for inbound in INBOUNDS),
 )
 
 
@@ -117,8 +119,10 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             case ["hgate", "to", "envoy,", method]:
                 yield _to_envoy(block, folder, app, method)
             case ["envoy", "to", "krun"]:
-                process, container = block.enter_context(krun(folder, app.address))
+                process, container = block.enter_context(krun(folder, HBONE_INBOUND_LISTEN=str(app.address)))
                 yield Way(block.enter_context(envoy_poster(folder, container)), process)
+            case ["sidecar", "before", inbound]:
+                yield _from_sidecar(block, folder, app, inbound)
             case [*_, front_end]:
                 yield _through(block, folder, app, front_end)
 
@@ -145,7 +149,7 @@ def _to_envoy(block: ExitStack, folder: Path, app: App, method: str) -> Way:
 
 def _through(block: ExitStack, folder: Path, app: App, front_end: str) -> Way:
     own = Mesh(folder).member(ZTUNNEL, dns_names=[HOST_NAME])
-    _, container = block.enter_context(krun(folder, app.address))
+    _, container = block.enter_context(krun(folder, HBONE_INBOUND_LISTEN=str(app.address)))
     address = block.enter_context(FRONT_ENDS[front_end](folder, own, container))
     route = {
         "host": GLOB,
@@ -157,6 +161,12 @@ def _through(block: ExitStack, folder: Path, app: App, front_end: str) -> Way:
     gateway = block.enter_context(hgate(folder, routes=[route]))
     # HAProxy sends END_STREAM before the RST_STREAM that it passes on.
     return Way(gateway.gateway, gateway.process, hello(), hides_resets=front_end == "haproxy")
+
+
+def _from_sidecar(block: ExitStack, folder: Path, app: App, inbound: str) -> Way:
+    world = block.enter_context(running(folder, inbound=inbound, app=app.address))
+    address = block.enter_context(client_envoy(world.gateway, world.caller, folder))
+    return Way(address, world.hgate, size=MUCH_BYTES)
 
 
 def take_first(way: Way, sock: socket.socket) -> None:
@@ -178,9 +188,9 @@ def after_first(way: Way, behaviour: Behaviour) -> Behaviour:
     return behave
 
 
-def test_three_mebibytes_there_and_back_at_once(way: Way, app: App) -> None:
+def test_much_there_and_back_at_once(way: Way, app: App) -> None:
     app.behave = after_first(way, echo)
-    body = os.urandom(SIZE_BYTES)
+    body = os.urandom(way.size)
     with way.connect() as client, ThreadPoolExecutor(1) as sender:
         sending = sender.submit(send_and_end, client, body)
         assert read(client) == body
@@ -189,7 +199,7 @@ def test_three_mebibytes_there_and_back_at_once(way: Way, app: App) -> None:
 
 def test_there_and_then_back_after_the_clients_end(way: Way, app: App) -> None:
     app.behave = lambda sock: sock.sendall(read(sock))
-    body = os.urandom(SIZE_BYTES)
+    body = os.urandom(way.size)
     with way.connect() as client:
         send_and_end(client, body)
         assert read(client) == way.first + body

@@ -20,6 +20,7 @@ from tests.path.app import App, lasting
 from tests.path.tls_client import connected, says_back, serial_of
 from tests.support.api_server import SERVICE_ACCOUNT, kubeconfig, threaded_api_server
 from tests.support.istiod import Istiod
+from tests.support.revocation import serial_in
 from tests.support.tls_client import read_to_the_end
 from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, World, running
 
@@ -91,7 +92,3 @@ def another_serial(world: World, known: list[int]) -> int:
 def public_key(request_pem: str) -> bytes:
     request = x509.load_pem_x509_csr(request_pem.encode())
     return request.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def serial_in(folder: Path) -> int:
-    return x509.load_pem_x509_certificate((folder / "certificates.pem").read_bytes()).serial_number

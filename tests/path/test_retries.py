@@ -13,8 +13,9 @@ from shared.address import Address
 from tests.path.programs import envoy
 from tests.support import gateway_world
 from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of, http_chain
-from tests.support.gateway_world import GLOB, World, tunnel
+from tests.support.gateway_world import World, tunnel
 from tests.support.hellos import hello
+from tests.support.retried_tunnels import retries
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 _ALWAYS = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
@@ -66,10 +67,6 @@ async def carries(client: TcpPeer, app: TcpPeer, said: bytes) -> None:
     assert await client.rest() == b"and back"
     client.end()
     assert await app.rest() == b""
-
-
-async def retries(world: World, reason: str) -> float:
-    return await world.gateway.metric("hbone_upstream_retries_total", route=GLOB, reason=reason)
 
 
 async def test_too_many_requests(world: World, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ openssl s_client, or another TLS client → hgate ← krun (which listens nowher
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,11 +16,10 @@ from hbone.demo.mesh import HOST, SNI
 from shared.credentials.certificates.authority import KeyPair
 from shared.credentials.certificates.certificate_writer import Contents, write
 from tests.path.app import App, give_back, lasting
-from tests.path.programs import MUCH_BYTES, random_file, sha256
+from tests.path.programs import MUCH_BYTES, s_client_brings_back
 from tests.path.reverse_world import (
     OTHER,
     ReverseWorld,
-    Wire,
     count,
     ends,
     hang_up,
@@ -32,9 +30,10 @@ from tests.path.reverse_world import (
     world,
 )
 from tests.path.tls_client import connected, says_back, serial_of
+from tests.support.cut_line import CutLine, line_to
 from tests.support.revocation import put, revocation_list, serial
 from tests.support.tls_client import read_to_the_end
-from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, find_program
+from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD
 
 
 @pytest.fixture
@@ -63,16 +62,7 @@ def test_64_mib_there_and_back(mesh: ReverseWorld, app: App, inbound: str, tmp_p
     app.behave = give_back(MUCH_BYTES)
     mesh.hgate()
     registered(mesh.krun(app.address, inbound=inbound))
-    body, answer, caller = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer", mesh.caller
-    command = [
-        *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error"),
-        *("-connect", str(mesh.gateway), "-servername", SNI, "-verify_hostname", SNI, "-alpn", "istio"),
-        *("-cert", str(caller.certificates), "-key", str(caller.key), "-CAfile", str(caller.roots)),
-    ]
-    with body.open("rb") as stdin, answer.open("wb") as stdout:
-        done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=PATIENCE_S)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert sha256(answer) == sha256(body)
+    s_client_brings_back(mesh, tmp_path)
 
 
 def test_it_dials_until_the_gateway_is_there(mesh: ReverseWorld, app: App) -> None:
@@ -155,21 +145,22 @@ def test_a_reload_takes_a_name_away_and_gives_it_back(mesh: ReverseWorld, app: A
 
 
 @pytest.fixture
-def wire(mesh: ReverseWorld) -> Iterator[Wire]:
-    wire = Wire(mesh.reverse)
-    yield wire
-    wire.close()
+def line(mesh: ReverseWorld) -> Iterator[CutLine]:
+    with line_to(mesh.reverse) as line:
+        yield line
 
 
-def test_a_path_that_was_forgotten_is_noticed_at_both_ends(mesh: ReverseWorld, app: App, wire: Wire) -> None:
+def test_a_path_that_was_forgotten_is_noticed_at_both_ends(
+    mesh: ReverseWorld, app: App, line: CutLine
+) -> None:
     hgate = mesh.hgate()
-    krun = mesh.krun(app.address, gateway=wire.address)
+    krun = mesh.krun(app.address, gateway=line.address)
     registered(krun)
     assert greeting(mesh) == b"only one\n"
-    wire.cut()
+    line.cut()
     registered(krun, 2)
     hgate.wait_for(lambda record: "has not answered PING" in str(record.get("error")), PATIENCE_S)
-    count(krun, f"registration of {HOST} with {wire.address} lost: ", 1)
+    count(krun, f"registration of {HOST} with {line.address} lost: ", 1)
     assert greeting(mesh) == b"only one\n"
 
 

@@ -13,9 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
 
-import pytest
-
-from hbone.demo.mesh import SNI
 from tests.path.app import (
     GREETING,
     LATE_S,
@@ -26,49 +23,24 @@ from tests.path.app import (
     greet_and_answer,
     read,
 )
-from tests.path.programs import MUCH_BYTES, random_file, sha256
+from tests.path.programs import MUCH_BYTES, s_client_brings_back, through_hgate
 from tests.path.tls_client import connected
 from tests.support.tls_client import read_to_the_end
-from tests.support.world import INBOUNDS, PATIENCE_S, World, find_program, running
+from tests.support.world import PATIENCE_S, World
 
 CONVERSATIONS = 100
 """Enough that a race which loses one of twenty cannot hide."""
 
 
-@pytest.fixture(scope="module", params=INBOUNDS)
-def world(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, app: App
-) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp(request.param)
-    with running(folder, inbound=request.param, app=app.address) as world:
-        yield world
-
-
-def s_client(world: World) -> list[str | Path]:
-    """The command: -quiet stays until the server ends, and takes Q and R in the input for what they are."""
-    caller = world.caller
-    return [
-        *(find_program("openssl"), "s_client", "-quiet", "-verify_quiet", "-verify_return_error"),
-        *("-connect", str(world.gateway), "-servername", SNI, "-verify_hostname", SNI, "-alpn", "istio"),
-        *("-cert", caller.certificates, "-key", caller.key, "-CAfile", caller.roots),
-    ]
-
-
 def test_64_mib_there_and_back(world: World, app: App, tmp_path: Path) -> None:
     app.behave = give_back(MUCH_BYTES)
-    body, answer = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "answer"
-    with body.open("rb") as stdin, answer.open("wb") as stdout:
-        done = subprocess.run(
-            s_client(world), stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, timeout=PATIENCE_S
-        )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert sha256(answer) == sha256(body)
+    s_client_brings_back(world, tmp_path)
 
 
 @contextmanager
 def talking(world: World) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """s_client's input and output; its input stays open until the app has ended the connection."""
-    with subprocess.Popen(s_client(world), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+    with subprocess.Popen(through_hgate(world), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdin and client.stdout
         yield client.stdin, client.stdout
         assert client.wait(PATIENCE_S) == 0

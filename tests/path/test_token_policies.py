@@ -22,8 +22,10 @@ from hbone.demo.processes import Process
 from shared.address import Address
 from shared.trust.jwt_check import GOOGLE_ISSUER
 from tests.path.app import App, read
-from tests.path.hbone_peers import CALLER, GATEWAY, GLOB, Hgate, Mesh, hgate
+from tests.path.hbone_peers import Hgate, hgate
 from tests.support.envoy_config import Json
+from tests.support.gateway_world import GLOB
+from tests.support.hbone_port import CALLER, GATEWAY, Mesh
 from tests.support.hellos import ACCESS_DENIED, hello
 from tests.support.world import PATIENCE_S, free_port, printed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,10 +11,9 @@ from OpenSSL import SSL
 
 from hbone.demo.mesh import SNI
 from shared.address import Address
+from shared.net.legs.tcp_end import RESET_ON_CLOSE
 from tests.support.tls_client import blocking
 from tests.support.world import PATIENCE_S, Identity
-
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class Mesh(Protocol):
@@ -31,12 +29,21 @@ class Mesh(Protocol):
 @contextmanager
 def connected(world: Mesh) -> Iterator[SSL.Connection]:
     """A connection to hgate, its handshake with the workload done; every read and write has a deadline."""
+    with connected_to(world.gateway, world.caller) as connection:
+        yield connection
+
+
+@contextmanager
+def connected_to(gateway: Address, caller: Identity, *alpn: bytes) -> Iterator[SSL.Connection]:
+    """The same, without the rest of the mesh; the client offers `alpn`, if anything."""
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
-    context.load_verify_locations(str(world.caller.roots))
+    context.load_verify_locations(str(caller.roots))
     context.set_verify(SSL.VERIFY_PEER, lambda *arguments: bool(arguments[-1]))
-    context.use_certificate_chain_file(str(world.caller.certificates))
-    context.use_privatekey_file(str(world.caller.key))
-    with blocking(context, world.gateway, SNI, patience_s=PATIENCE_S) as connection:
+    context.use_certificate_chain_file(str(caller.certificates))
+    context.use_privatekey_file(str(caller.key))
+    if alpn:
+        context.set_alpn_protos(list(alpn))
+    with blocking(context, gateway, SNI, patience_s=PATIENCE_S) as connection:
         yield connection
 
 
@@ -55,4 +62,4 @@ def serial_of(connection: SSL.Connection) -> int:
 
 def reset_on_close(sock: socket.socket | SSL.Connection) -> None:
     """Makes the end of a connection an RST (socket(7), SO_LINGER)."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)

@@ -1,7 +1,7 @@
-"""A TCP line that a test cuts: from then on everything is dropped, and nobody is told.
+"""A TCP line that a test cuts: from then on everything is dropped on what is open, and nobody is told.
 
 The connections stay open at both ends, as with a laptop that has changed its network, or a NAT that has
-forgotten: no FIN, no RST.
+forgotten: no FIN, no RST. Connections that are made after that pass.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class CutLine:
         self.address = Address(*self._listener.getsockname())
 
     def cut(self) -> None:
-        """Drops whatever comes from now on."""
+        """Drops whatever comes from now on, on the connections that are open."""
         self._cut.set()
+        self._cut = threading.Event()
 
     def accept(self) -> None:
         """Takes connections until `close`."""
@@ -39,15 +40,8 @@ class CutLine:
                 far = socket.create_connection((self._target.host, self._target.port))
                 self._open += near, far
                 for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(CHUNK_BYTES):
-                if not self._cut.is_set():
-                    sink.sendall(data)
-            if not self._cut.is_set():
-                sink.shutdown(socket.SHUT_WR)
+                    passing = threading.Thread(target=_pass_on, args=(source, sink, self._cut), daemon=True)
+                    passing.start()
 
     def close(self) -> None:
         """Ends all connections."""
@@ -57,6 +51,15 @@ class CutLine:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+
+
+def _pass_on(source: socket.socket, sink: socket.socket, cut: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(CHUNK_BYTES):
+            if not cut.is_set():
+                sink.sendall(data)
+        if not cut.is_set():
+            sink.shutdown(socket.SHUT_WR)
 
 
 @contextmanager
