@@ -18,7 +18,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,8 +32,7 @@ from shared.credentials.kubernetes.kubernetes_access import Access, Pem
 from shared.credentials.kubernetes.kubernetes_config import GivenToken
 from shared.net.http1 import get
 from shared.trust.spiffe import SpiffeId
-from tests.support.http1_server import received, server_tls
-from tests.support.metadata_server import PATIENCE_S, listening
+from tests.support.http1_server import PATIENCE_S, NotingServer, received, server_tls
 
 NAMESPACE = "demo"
 SERVICE_ACCOUNT = "hello"
@@ -173,7 +172,7 @@ Answer = tuple[int, bytes]
 
 
 @dataclass(slots=True)
-class LocalApiServer:
+class LocalApiServer(NotingServer[Asked]):
     """`async with LocalApiServer() as server:` listens on `server.url` until the block ends."""
 
     now: Callable[[], float] = time.time
@@ -183,10 +182,6 @@ class LocalApiServer:
     answer: Callable[[Asked], Answer | None] = lambda _: None
     """What it answers instead of what it should; None: what it should."""
 
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Open at first; while it is closed requests are read and not answered."""
-
-    asked: list[Asked] = field(default_factory=list)
     users: dict[str, str] = field(
         default_factory=lambda: {"Tok3n.Of-krun": "krun", "Tok3n.Of-guest": "guest"}
     )
@@ -204,30 +199,21 @@ class LocalApiServer:
     allowed: str = "Tok3n.Of-krun"
     forbidden: str = "Tok3n.Of-guest"
     pod_uid: str = "5f1c0d2e-0000-4000-8000-000000000001"
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> Self:
-        self.gate.set()
         tls = server_tls(self.authority.issue(ip_addresses=["127.0.0.1"]))
         tls.verify_mode = ssl.CERT_OPTIONAL  # certificates of clients are asked for, and done without
         tls.load_verify_locations(cadata=self.ca_pem.decode())
-        port = await self._block.enter_async_context(listening(self._serve, tls=tls))
-        self.url = f"https://127.0.0.1:{port}"
+        self.url = f"https://127.0.0.1:{await self._listen(self._serve, tls=tls)}"
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self.gate.set()
-        await self._block.aclose()
+    @property
+    def asked(self) -> list[Asked]:
+        return self.requests
 
     @property
     def ca_pem(self) -> bytes:
         return self.authority.root_pem
-
-    async def seen(self, count: int) -> None:
-        """Returns when `count` requests have come in altogether."""
-        async with asyncio.timeout(PATIENCE_S), self._changed:
-            await self._changed.wait_for(lambda: len(self.asked) >= count)
 
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         return _decoded(token, self.key.public_key(), audience)
@@ -248,13 +234,10 @@ class LocalApiServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await received(reader)
         asked = Asked(request.method, request.target, request.headers, request.body)
-        async with self._changed:
-            self.asked.append(asked)
-            self._changed.notify_all()
+        await self._note(asked)
         await self.gate.wait()
         status, body = self.answer(asked) or self._answer(asked, writer.get_extra_info("peercert"))
-        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(request.answer(status, body, ("content-type", "application/json")))
         await writer.drain()
 
     def _answer(self, asked: Asked, certificate: object) -> Answer:

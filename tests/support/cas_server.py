@@ -12,7 +12,6 @@ import json
 import ssl
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
@@ -22,8 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_publ
 
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.trust.spiffe import SpiffeId
-from tests.support.http1_server import received, server_tls
-from tests.support.metadata_server import PATIENCE_S, listening
+from tests.support.http1_server import PATIENCE_S, NotingServer, received, server_tls
 
 POOL = "projects/mesh-project/locations/us-central1/caPools/workloads"
 
@@ -45,6 +43,10 @@ class Said:
     content: object
     status: int = 200
 
+    @property
+    def body(self) -> bytes:
+        return self.content.encode() if isinstance(self.content, str) else json.dumps(self.content).encode()
+
 
 def error(status: int, name: str, message: str) -> Said:
     """An error in the form that Google's services have in common (google.aip.dev/193)."""
@@ -52,7 +54,7 @@ def error(status: int, name: str, message: str) -> Said:
 
 
 @dataclass(slots=True)
-class CasServer:
+class CasServer(NotingServer[Asked]):
     """`async with CasServer(authority, identity) as server:` listens at `server.endpoint` until the block
     ends. Whoever shows `token` is `identity`."""
 
@@ -68,43 +70,32 @@ class CasServer:
     """The same for the next request only."""
     accepts: Callable[[str], bool] | None = None
     """Whether a token is good, in place of `token`."""
-    asked: list[Asked] = field(default_factory=list)
     made: dict[str, dict[str, object]] = field(default_factory=dict)
     """Certificates by request id."""
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    """Open at first; while it is closed (`gate.clear()`) requests are read and not answered."""
     endpoint: str = ""
-    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
-    _block: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def tls(self) -> ssl.SSLContext:
         """What a client needs to trust it."""
         return ssl.create_default_context(cadata=self.authority.root_pem.decode())
 
     async def __aenter__(self) -> Self:
-        self.gate.set()
         pair = self.certificate or self.authority.issue(ip_addresses=["127.0.0.1"])
-        port = await self._block.enter_async_context(listening(self._serve, tls=server_tls(pair)))
-        self.endpoint = f"https://127.0.0.1:{port}"
+        self.endpoint = f"https://127.0.0.1:{await self._listen(self._serve, tls=server_tls(pair))}"
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        self.gate.set()
-        await self._block.aclose()
-
-    async def seen(self, count: int) -> None:
-        """Returns when `count` requests have come in altogether."""
-        async with asyncio.timeout(PATIENCE_S), self._changed:
-            await self._changed.wait_for(lambda: len(self.asked) >= count)
+    @property
+    def asked(self) -> list[Asked]:
+        return self.requests
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await _request(reader)
-        async with self._changed:
-            self.asked.append(asked)
-            self._changed.notify_all()
+        request = await received(reader)
+        assert request.method == "POST"
+        url = urlsplit(request.target)
+        asked = Asked(url.path, parse_qs(url.query), request.headers, json.loads(request.body))
+        await self._note(asked)
         said = self._answer(asked)
         await asyncio.wait_for(self.gate.wait(), PATIENCE_S)
-        writer.write(said if isinstance(said, bytes) else _bytes(said))
+        writer.write(said if isinstance(said, bytes) else request.answer(said.status, said.body))
         await writer.drain()
 
     def _answer(self, asked: Asked) -> Said | bytes:
@@ -144,16 +135,3 @@ class CasServer:
             "pemCertificateChain": [self.authority.root_pem.decode()],
         }
         return Said(self.made[request_id])
-
-
-async def _request(reader: asyncio.StreamReader) -> Asked:
-    request = await received(reader)
-    assert request.method == "POST"
-    url = urlsplit(request.target)
-    return Asked(url.path, parse_qs(url.query), request.headers, json.loads(request.body))
-
-
-def _bytes(said: Said) -> bytes:
-    body = said.content.encode() if isinstance(said.content, str) else json.dumps(said.content).encode()
-    head = f"HTTP/1.1 {said.status} status\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body

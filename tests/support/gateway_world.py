@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,9 +10,10 @@ from typing import Any
 
 from tests.support.hellos import hello
 from tests.support.http2_peer import PeerStream, Service
-from tests.support.metadata_server import Answer, MetadataServer, Request, unsigned_token
+from tests.support.metadata_server import MetadataServer
 from tests.support.running_gateway import RunningGateway, running
 from tests.support.tcp_peer import TcpPeer
+from tests.support.wall_clock import Mint
 
 GLOB = "*.demo.svc.cluster.local"
 """The route's; it takes the name of `hello()`."""
@@ -77,10 +77,6 @@ class World:
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[World]:
     """A world whose metadata server mints a new token, good for an hour, at each request."""
-    numbers = itertools.count()
-
-    def mint(request: Request) -> Answer:
-        return Answer(unsigned_token(exp=time.time() + 3600, jti=next(numbers)).encode())
-
+    mint = Mint(time.time)
     async with Service.listening() as service, MetadataServer(mint) as metadata, AsyncExitStack() as block:
         yield World(service, metadata, folder / "hgate.yaml", block)

@@ -21,9 +21,7 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.istio_ca import METHOD, SERVER_NAME
 from shared.trust.spiffe import SpiffeId
-
-PATIENCE_S = 20
-"""Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
+from tests.support.tcp_peer import PATIENCE_S
 
 _, _SERVICE, _METHOD_NAME = METHOD.split("/")
 

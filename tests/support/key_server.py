@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shared.trust.jwt_check import Issuer
-from tests.support.metadata_server import listening
+from tests.support.http1_server import listening
 
 
 class KeyServer:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import NameOID
 
 from shared.atomic_files import PUBLIC_MODE, write_atomically
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, ROOTS_FILE
 from shared.trust.spiffe import SpiffeId
+from tests.support import odd_chains
 
 HOUR_S = 3600.0
 
@@ -78,8 +78,12 @@ class Hierarchy:
     """A root, and an intermediate by which it issues."""
 
     def __init__(self, trust_domain: str = "demo.local") -> None:
-        self.root = _authority(trust_domain, "root", None)
-        self.intermediate = _authority(trust_domain, "intermediate", self.root)
+        made: dict[str, Any] = {"ends_s": 30 * 24 * HOUR_S, "identifier": False}
+        root = odd_chains.authority(f"root of {trust_domain}", **made)
+        below = odd_chains.authority(f"intermediate of {trust_domain}", root, serial=4710, **made)
+        self.root, self.intermediate = (
+            Authority(trust_domain, x509.load_der_x509_certificate(one.der), one.key) for one in (root, below)
+        )
 
     def issue(self, identity: SpiffeId) -> KeyPair:
         """A leaf of the intermediate, with it in its chain."""
@@ -99,34 +103,3 @@ class Hierarchy:
 def trust(folder: Path, *roots: bytes) -> None:
     """Replaces the roots in `folder`."""
     write_atomically(folder / ROOTS_FILE, b"".join(roots), PUBLIC_MODE)
-
-
-def _authority(trust_domain: str, name: str, above: Authority | None) -> Authority:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{name} of {trust_domain}")])
-    now = datetime.now(UTC)
-    usage = dict.fromkeys(
-        (
-            "digital_signature",
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if above is None else above.root.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=2))
-        .not_valid_after(now + timedelta(days=30))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
-        .sign(key if above is None else above.key, hashes.SHA256())
-    )
-    return Authority(trust_domain, certificate, key)

@@ -23,11 +23,9 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.legs.tcp_end import reset
+from tests.support.tcp_peer import PATIENCE_S as PATIENCE_S
 
 T = TypeVar("T")
-
-PATIENCE_S = 20
-"""Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
 
 VERSIONS = {"tls12": SSL.TLS1_2_VERSION, "tls13": SSL.TLS1_3_VERSION}
 """What the mesh speaks, by a name for test IDs."""
