@@ -4,13 +4,12 @@ import os
 import ssl
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from bench import image
-from bench.image import FETCHED, INSTALLED, OWN, ROOT, VENV, environment
+from bench.image import FETCHED, INSTALLED, OWN, VENV, environment
 from bench.tools import BenchError
 from tests.deploy.test_manifests import DOCKERFILES, instructions
 
@@ -106,11 +105,6 @@ def test_it_is_what_the_images_have(path: Path) -> None:
     assert image.PYTHON.name == f"python{version}" and " trixie " in image.SOURCE
     copied = {source for name, *rest in words if name == "COPY" for source in rest[:-1] if "=" not in source}
     assert copied - {"/opt/hbone"} == set(image.SOURCES)
-
-
-def test_all_of_the_project_is_built() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    assert {name.removesuffix("*") for name in packages["include"]} <= set(image.SOURCES)
 
 
 def _loaded(name: str) -> str:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from bench import keystroke
-from bench.needs import PATH
+from tests.support.world import find_program
 
 
 @pytest.fixture(autouse=True)
 def programs() -> None:
     for name in ("ssh", "sshd", "haproxy"):
-        if shutil.which(name, path=PATH) is None:
-            if os.environ.get("CI") == "true":
-                pytest.fail(f"{name} is not installed")
-            pytest.skip(f"{name} is not installed")
+        find_program(name)
 
 
 def test_each_key_comes_back_after_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

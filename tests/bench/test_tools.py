@@ -2,49 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 
 import pytest
 
-from bench.tools import BenchError, client, far_away, serving
+from bench.tools import BenchError, Result, client, far_away, serving
 from tests.support.hellos import hello
+from tests.support.world import find_program
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> None:
-    if shutil.which("cc") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("cc is not installed")
-        pytest.skip("cc is not installed")
+    find_program("cc")
+
+
+def done(kind: str, *scenario: str) -> Result:
+    """What the load generator says of a scenario between it and its own far end."""
+    with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
+        return load.run()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "h2"])
 class TestClient:
     def test_round_trips(self, kind: str) -> None:
-        scenario = ("rr", "--tunnels", "3", "--size", "64", "--seconds", "0.1")
-        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
-            result = load.run()
+        result = done(kind, "rr", "--tunnels", "3", "--size", "64", "--seconds", "0.1")
         assert result.operations > 3
         assert 0 < result.p50_us <= result.p99_us <= result.p999_us
         assert result.seconds >= 0.1
 
     def test_round_trips_at_a_rate(self, kind: str) -> None:
-        scenario = ("rr", "--tunnels", "4", "--rate", "500", "--seconds", "0.2")
-        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
-            done = load.run().operations
-        assert 20 < done <= 110  # 100; fewer on a machine that stalls; at full speed thousands
+        result = done(kind, "rr", "--tunnels", "4", "--rate", "500", "--seconds", "0.2")
+        assert 20 < result.operations <= 110  # 100; fewer on a machine that stalls; at full speed thousands
 
     def test_tunnels_opened(self, kind: str) -> None:
-        scenario = ("open", "--tunnels", "8", "--count", "200")
-        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
-            assert load.run().operations == 200
+        assert done(kind, "open", "--tunnels", "8", "--count", "200").operations == 200
 
     def test_bulk_both_ways(self, kind: str) -> None:
-        scenario = ("bulk", "--tunnels", "2", "--up", "5000000", "--down", str(3 << 20))
-        with serving(kind) as far, client(far, scenario, h2=kind == "h2") as load:
-            assert load.run().operations == 2 * (5_000_000 + (3 << 20))
+        result = done(kind, "bulk", "--tunnels", "2", "--up", "5000000", "--down", str(3 << 20))
+        assert result.operations == 2 * (5_000_000 + (3 << 20))
 
 
 def test_the_app_takes_a_hello_then_its_commands() -> None:

@@ -12,7 +12,6 @@ with each as it comes, then with its strict case too.
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -28,8 +27,8 @@ import h11
 from hbone.demo.processes import Process
 from shared.address import Address
 from shared.errors import EXIT_INTERNAL, EXIT_OK, HboneError, UnavailableError
-from shared.ops.access_log import LOGGER as ACCESS_LOGGER
 from tests.path.app import READ_BYTES, App, Behaviour, echo
+from tests.support.world import is_error, word_after
 
 BUILD = Path(__file__).with_name("build_h2spec.sh")
 
@@ -191,9 +190,7 @@ def agent(folder: Path, app: Address, target: Address) -> Iterator[Address]:
     }
     process = Process("krun", ["-m", "agent"], environ, folder)
     try:
-        opened = "tunnels on "
-        record = process.wait_for(lambda record: str(record.get("message", "")).startswith(opened))
-        yield Address.parse(record["message"].removeprefix(opened))
+        yield Address.parse(word_after(process, "tunnels on "))
     finally:
         code = process.stop()
     if code != EXIT_OK:
@@ -201,15 +198,6 @@ def agent(folder: Path, app: Address, target: Address) -> Iterator[Address]:
     for line in (folder / "krun.log").read_text(encoding="utf-8").splitlines():
         if is_error(line):
             raise UnavailableError(f"krun logged an error: {line}")
-
-
-def is_error(line: str) -> bool:
-    """Whether krun logged an error or a traceback; how a tunnel ended is h2spec's doing."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return line.startswith("Traceback ")
-    return bool(record.get("severity") == "ERROR" and record.get("logger") != ACCESS_LOGGER)
 
 
 def respond(sock: socket) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from bench.accounting import cpu_seconds
 from shared import open_files
 from shared.tasks import spawn
 from tests.stress import figures
@@ -60,9 +61,9 @@ async def _starve(run: Run, running: Mesh, program: Program) -> None:
                 lambda: figures.descriptors(program.pid) >= limit - (1 - ENOUGH_HELD) * ROOM, RELEASE_S
             )
             bystanders.take()
-            cpu_s = figures.cpu_s(program.pid)
+            cpu_s = cpu_seconds(program.pid)
             await asyncio.sleep(STARVED_S)
-            share = (figures.cpu_s(program.pid) - cpu_s) / STARVED_S
+            share = (cpu_seconds(program.pid) - cpu_s) / STARVED_S
             p99_ms = bystanders.p99_ms()
             most = figures.descriptors(program.pid)
         finally:

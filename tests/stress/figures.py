@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.accounting import cpu_seconds, proportional_bytes, resident_bytes
 from shared.tasks import spawn
 
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 SAMPLE_S = 0.05
 """Between two looks at a process's memory: a flood fills a megabyte in a few milliseconds, but what it makes
@@ -39,26 +39,18 @@ class Figures:
 
 def look(pid: int) -> Figures:
     """The figures of a process. Raises OSError if it is gone."""
-    folder = Path("/proc") / str(pid)
-    memory = _fields(folder / "smaps_rollup")
     return Figures(
-        rss_kib=int(memory["Rss"].split()[0]),
-        pss_kib=int(memory["Pss"].split()[0]),
+        rss_kib=resident_bytes(pid) >> 10,
+        pss_kib=proportional_bytes(pid) >> 10,
         descriptors=descriptors(pid),
-        threads=int(_fields(folder / "status")["Threads"]),
-        cpu_s=cpu_s(pid),
+        threads=len(os.listdir(f"/proc/{pid}/task")),
+        cpu_s=cpu_seconds(pid),
     )
 
 
 def descriptors(pid: int) -> int:
     """How many files a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process in seconds."""
-    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(after_name[11]) + int(after_name[12])) / TICKS_PER_S
 
 
 def rss_kib(pid: int) -> int:
@@ -126,8 +118,3 @@ def percentile(values: Sequence[float], share: float) -> float:
         return math.nan
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, math.ceil(len(ordered) * share) - 1)]
-
-
-def _fields(file: Path) -> dict[str, str]:
-    pairs = (line.partition(":") for line in file.read_text().splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.stress import attack, figures
-from tests.stress.bystanders import Bystanders, beside
-from tests.stress.mesh import Mesh, hello_for, mesh
+from tests.stress.mesh import Mesh, mesh
 from tests.stress.run import Run
 from tests.stress.verdict import (
     MOST_GROWTH_MIB,
     MOST_P99_MS,
     TRIES,
+    attacked,
     ends,
     named,
     nothing_left_row,
@@ -36,10 +36,13 @@ async def flood(run: Run, names: Sequence[str] = ()) -> None:
 
 
 async def _flood(run: Run, running: Mesh, offence: Flood, *, tls: bool) -> None:
+    port, more, sni = target(running, tls=tls)
     for _ in range(TRIES):
-        outcomes, bystanders, p99_ms, growth_mib = await _once(running, offence, tls=tls)
+        async with figures.watched(*pids(running)) as peak:
+            outcomes, bystanders, p99_ms = await attacked(running, sni, port, "flood", offence.name, *more)
         if bystanders.broken or p99_ms <= MOST_P99_MS:
             break
+    growth_mib = peak.growth_kib / 1024
     answered = [_fits(offence, outcome) for outcome in outcomes]
     ended = f"ended, {named(offence.codes)}, within {FLOOD_S:g} s" if not offence.may_stay else "may stay"
     run.row(
@@ -48,22 +51,6 @@ async def _flood(run: Run, running: Mesh, offence: Flood, *, tls: bool) -> None:
         f"{ends(outcomes)}; others {others(bystanders, p99_ms)}; {growth_mib:+.1f} MiB",
         passed=(offence.may_stay or all(answered)) and unhurt(bystanders, p99_ms, growth_mib),
     )
-
-
-async def _once(
-    running: Mesh, offence: Flood, *, tls: bool
-) -> tuple[list[Outcome], Bystanders, float, float]:
-    """How the attacks ended, who was beside them, their p99 in ms, and the most MiB that a server grew."""
-    port, more, sni = target(running, tls=tls)
-    async with (
-        beside(running.gateway.port, hello_for(sni)) as bystanders,
-        figures.watched(*pids(running)) as peak,
-        attack.started(port, "flood", offence.name, *more) as attacking,
-    ):
-        bystanders.take()
-        outcomes = await attacking.outcomes()
-        p99_ms = bystanders.p99_ms()
-    return outcomes, bystanders, p99_ms, peak.growth_kib / 1024
 
 
 def _fits(offence: Flood, outcome: Outcome) -> bool:

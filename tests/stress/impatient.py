@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tests.stress import attack
-from tests.stress.bystanders import beside
-from tests.stress.mesh import CLOUDRUN_NAME, HELLO_NAME, hello_for, mesh
+from tests.stress.mesh import CLOUDRUN_NAME, HELLO_NAME, mesh
 from tests.stress.run import Run
-from tests.stress.verdict import MOST_P99_MS, nothing_left_row, others, unhurt
+from tests.stress.verdict import MOST_P99_MS, attacked, nothing_left_row, others, unhurt
 
 CLIENTS = 4_000
 """In all, on each way; in ten seconds."""
@@ -17,13 +15,9 @@ async def impatient(run: Run, clients: int = CLIENTS) -> None:
     async with mesh(run.folder, cloudrun=True) as running:
         for name, where in ((HELLO_NAME, "h2c"), (CLOUDRUN_NAME, "TLS")):
             port = running.gateway.port
-            async with (
-                beside(port, hello_for(name)) as bystanders,
-                attack.started(port, "impatient", name, "--connections", clients) as attacking,
-            ):
-                bystanders.take()
-                (outcome,) = await attacking.outcomes()
-                p99_ms = bystanders.p99_ms()
+            (outcome,), bystanders, p99_ms = await attacked(
+                running, name, port, "impatient", name, "--connections", clients
+            )
             run.row(
                 f"{where} upstream, hello and RST",
                 f"{clients:,} clients: others' tunnels live on, p99 ≤ {MOST_P99_MS:g} ms",

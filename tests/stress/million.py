@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tests.stress import attack, origin
+from tests.stress import origin
 from tests.stress.bystanders import Bystanders, beside
 from tests.stress.clients import BrokenError, Tunnel, connect
 from tests.stress.mesh import HELLO_NAME, ORIGIN_NAME, Mesh, hello_for, mesh
 from tests.stress.run import Run
-from tests.stress.verdict import MOST_P99_MS, TRIES, others_row, target
+from tests.stress.verdict import MOST_P99_MS, TRIES, attacked, others_row, target
 
 MILLION = 1_000_000
 MILLION_S = 120.0
@@ -29,13 +29,7 @@ async def million(run: Run, count: int = MILLION) -> None:
 async def _million_up(run: Run, running: Mesh, count: int, *, tls: bool) -> None:
     port, more, sni = target(running, tls=tls)
     for _ in range(TRIES):
-        async with (
-            beside(running.gateway.port, hello_for(sni)) as bystanders,
-            attack.started(port, "bytes", str(count), *more) as sending,
-        ):
-            bystanders.take()
-            (outcome,) = await sending.outcomes()
-            p99_ms = bystanders.p99_ms()
+        (outcome,), bystanders, p99_ms = await attacked(running, sni, port, "bytes", str(count), *more)
         if p99_ms <= MOST_P99_MS:
             break
     where = "TLS" if tls else "h2c"

@@ -6,7 +6,6 @@ access log would take the load client's own time.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -16,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shared import core_dumps
-from shared.ops.access_log import LOGGER as ACCESS_LOGGER
 from tests.stress import figures
+from tests.support.world import is_error
 
 START_TIMEOUT_S = 30.0
 """For a process to say that it serves, on a busy machine."""
@@ -95,7 +94,7 @@ class Program:
 
     def faults(self) -> list[str]:
         """Errors and tracebacks in its log; not the ends of tunnels, whatever was done to them."""
-        lines = (line for line in self._text().splitlines() if _is_fault(line))
+        lines = (line for line in self._text().splitlines() if is_error(line))
         return [line for line in lines if not any(text in line for text in self._forgiven)]
 
     def forgive(self, text: str) -> None:
@@ -105,11 +104,3 @@ class Program:
     def _text(self) -> str:
         file = self._out if self.name in TOLD_ON_STDOUT else self._err
         return file.read_text(errors="replace")
-
-
-def _is_fault(line: str) -> bool:
-    try:
-        record: dict[str, object] = json.loads(line)
-    except ValueError:
-        return line.startswith("Traceback ")
-    return record.get("severity") in ("ERROR", "CRITICAL") and record.get("logger") != ACCESS_LOGGER

@@ -6,11 +6,10 @@ import time
 
 from gateway.config.limit_settings import Limits
 from gateway.sni.new_audiences import MINUTE_S
-from tests.stress import attack
 from tests.stress.bystanders import beside
 from tests.stress.mesh import TOKEN_NAME, TOKEN_NAMES, hello_for, mesh
 from tests.stress.run import Run
-from tests.stress.verdict import nothing_left_row, others_row
+from tests.stress.verdict import attacked, nothing_left_row, others_row
 from tests.support.metadata_server import MetadataServer
 from tests.support.wall_clock import Mint
 
@@ -24,15 +23,11 @@ async def services(run: Run, clients: int = CLIENTS) -> None:
         MetadataServer(Mint(time.time)) as metadata,
         mesh(run.folder, metadata_host=metadata.host) as running,
     ):
-        port, hello = running.gateway.port, hello_for(TOKEN_NAME)
+        port = running.gateway.port
         began = time.monotonic()
-        async with (
-            beside(port, hello) as bystanders,
-            attack.started(port, "services", TOKEN_NAMES, "--connections", clients) as attacking,
-        ):
-            bystanders.take()
-            (outcome,) = await attacking.outcomes()
-            p99_ms = bystanders.p99_ms()
+        (outcome,), bystanders, p99_ms = await attacked(
+            running, TOKEN_NAME, port, "services", TOKEN_NAMES, "--connections", clients
+        )
         minutes = (time.monotonic() - began) / MINUTE_S
         most = Limits().max_new_audiences_per_source
         asked = len(metadata.requests)
@@ -43,7 +38,7 @@ async def services(run: Run, clients: int = CLIENTS) -> None:
             passed=asked <= most + most * minutes,
         )
         others_row(run, "others", bystanders, p99_ms)
-        async with beside(port, hello) as newcomers:
+        async with beside(port, hello_for(TOKEN_NAME)) as newcomers:
             newcomers.take()
         good = sum(request.audience == "https://echo.krun.example" for request in metadata.requests)
         run.row(

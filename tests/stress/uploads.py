@@ -15,10 +15,11 @@ from shared import open_files
 from shared.tasks import spawn
 from tests.stress import figures
 from tests.stress.bystanders import beside
-from tests.stress.clients import BrokenError, opened, some_bytes
+from tests.stress.clients import BrokenError
 from tests.stress.mesh import HELLO, mesh
 from tests.stress.run import Run
 from tests.stress.verdict import MOST_P99_MS
+from tests.stress.visits import client_fin
 
 MARK_MIB = 128
 """HBONE_MAX_BUFFERED: half of a container with 256 MiB."""
@@ -147,11 +148,7 @@ async def _newcomers(port: int, seconds: float) -> tuple[int, list[str]]:
         nonlocal count
         count += 1
         try:
-            tunnel = await opened(port, HELLO)
-            await tunnel.say(some_bytes(64))
-            tunnel.end()
-            await tunnel.fin()
-            tunnel.close()
+            await client_fin(port)
         except BrokenError as error:
             failed.append(str(error))
 

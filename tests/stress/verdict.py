@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from tests.stress.bystanders import Bystanders
-from tests.stress.mesh import CLOUDRUN_NAME, HELLO_NAME, SERVICE_HOST, Mesh, ca
+from tests.stress import attack
+from tests.stress.bystanders import Bystanders, beside
+from tests.stress.mesh import CLOUDRUN_NAME, HELLO_NAME, SERVICE_HOST, Mesh, ca, hello_for
 from tests.stress.run import Run
 from tests.support.attack_frames import code_name
 from tests.support.attacker import Outcome
@@ -30,6 +32,20 @@ def target(running: Mesh, *, tls: bool) -> tuple[int, tuple[str, ...], str]:
         more = ("--ca", str(ca(running.folder)), "--server", SERVICE_HOST)
         return running.cloudrun_port, more, CLOUDRUN_NAME
     return running.krun_port, (), HELLO_NAME
+
+
+async def attacked(
+    running: Mesh, sni: str, port: int, kind: str, name: str, *more: Any
+) -> tuple[list[Outcome], Bystanders, float]:
+    """Attacks `port`; how the attacks ended, who talked as `sni` meanwhile, and their p99 in milliseconds."""
+    async with (
+        beside(running.gateway.port, hello_for(sni)) as bystanders,
+        attack.started(port, kind, name, *more) as attacking,
+    ):
+        bystanders.take()
+        outcomes = await attacking.outcomes()
+        p99_ms = bystanders.p99_ms()
+    return outcomes, bystanders, p99_ms
 
 
 def pids(running: Mesh) -> list[int]:

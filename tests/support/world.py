@@ -212,18 +212,18 @@ def _cloudrun(folder: Path, container: Address) -> list[str]:
 
 def _stop(process: Process, folder: Path, expected_code: int = EXIT_OK) -> None:
     code = process.stop()
-    wrong = [line for line in (folder / f"{process.name}.log").read_text().splitlines() if _is_error(line)]
+    wrong = [line for line in (folder / f"{process.name}.log").read_text().splitlines() if is_error(line)]
     assert not wrong, f"{process.name} logged: {wrong[:3]}"
     assert code == expected_code, f"{process.name} ended with exit code {code}"
 
 
-def _is_error(line: str) -> bool:
+def is_error(line: str) -> bool:
     """A logged error or a traceback; but not the end of a tunnel, whatever its client or app did to it."""
     try:
         record: dict[str, object] = json.loads(line)
     except ValueError:
         return line.startswith("Traceback ")
-    return record.get("severity") == "ERROR" and record.get("logger") != ACCESS_LOGGER
+    return record.get("severity") in ("ERROR", "CRITICAL") and record.get("logger") != ACCESS_LOGGER
 
 
 # What processes say.
