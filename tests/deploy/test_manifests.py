@@ -44,7 +44,9 @@ GATEWAY_PORTS = {
 every_manifest = pytest.mark.parametrize(
     "path", MANIFESTS, ids=lambda path: path.relative_to(DEPLOY).as_posix()
 )
-every_cloud_run = pytest.mark.parametrize("path", CLOUD_RUN, ids=lambda path: path.name)
+every_cloud_run = pytest.mark.parametrize(
+    "service", [yaml.safe_load(path.read_text()) for path in CLOUD_RUN], ids=[path.name for path in CLOUD_RUN]
+)
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 
 
@@ -320,9 +322,9 @@ def test_the_example_entry_leads_to_the_gateway() -> None:
 
 
 @every_cloud_run
-def test_clients_leave_before_cloud_run_ends_the_tunnel(path: Path) -> None:
+def test_clients_leave_before_cloud_run_ends_the_tunnel(service: Any) -> None:
     policy = readme_yaml()["DestinationRule"]["spec"]["trafficPolicy"]
-    spec = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+    spec = service["spec"]["template"]["spec"]
     assert policy["tls"] == {"mode": "ISTIO_MUTUAL"}
     assert (
         int(policy["connectionPool"]["tcp"]["maxConnectionDuration"].removesuffix("s"))
@@ -334,16 +336,16 @@ def test_clients_leave_before_cloud_run_ends_the_tunnel(path: Path) -> None:
 
 
 @every_cloud_run
-def test_krun_takes_the_requests_as_h2c(path: Path) -> None:
-    container = ingress_container(yaml.safe_load(path.read_text()))
+def test_krun_takes_the_requests_as_h2c(service: Any) -> None:
+    container = ingress_container(service)
     assert container["command"] == ["krun"]
     assert container["ports"] == [{"name": "h2c", "containerPort": ports.HBONE_H2C}]
     assert container["startupProbe"]["tcpSocket"] == {"port": ports.HBONE_H2C}
 
 
 @every_cloud_run
-def test_krun_understands_its_environment(path: Path) -> None:
-    container = ingress_container(yaml.safe_load(path.read_text()))
+def test_krun_understands_its_environment(service: Any) -> None:
+    container = ingress_container(service)
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
     for name in environment:
         assert any(fnmatch(name, known) for known in ENVIRONMENT), name
@@ -356,8 +358,7 @@ def test_krun_understands_its_environment(path: Path) -> None:
 
 
 @every_cloud_run
-def test_the_secret_has_the_files_that_krun_reads(path: Path) -> None:
-    service = yaml.safe_load(path.read_text())
+def test_the_secret_has_the_files_that_krun_reads(service: Any) -> None:
     (volume,) = service["spec"]["template"]["spec"]["volumes"]
     files = [item["path"] for item in volume["secret"]["items"]]
     assert files == [CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE]
@@ -367,14 +368,13 @@ def test_the_secret_has_the_files_that_krun_reads(path: Path) -> None:
 
 
 @every_cloud_run
-def test_only_invited_callers_come_in(path: Path) -> None:
-    annotations = yaml.safe_load(path.read_text())["metadata"]["annotations"]
-    assert annotations == {"run.googleapis.com/ingress": "internal"}
+def test_only_invited_callers_come_in(service: Any) -> None:
+    assert service["metadata"]["annotations"] == {"run.googleapis.com/ingress": "internal"}
 
 
 @every_cloud_run
-def test_startup_probes_fit_into_cloud_run_s_four_minutes(path: Path) -> None:
-    probes = list(values_of("startupProbe", yaml.safe_load(path.read_text())))
+def test_startup_probes_fit_into_cloud_run_s_four_minutes(service: Any) -> None:
+    probes = list(values_of("startupProbe", service))
     assert probes
     assert all(probe["periodSeconds"] * probe["failureThreshold"] <= 240 for probe in probes)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.metadata_server import closed_port
 from tests.support.openers import Openers, opening
 from tests.support.process import Process, started
+from tests.support.running_gateway import write_config
 from tests.support.tcp_peer import PATIENCE_S
 
 OPENERS = 20
@@ -68,23 +68,8 @@ def configure(folder: Path, mesh: Mesh, port: int) -> Path:
     """hgate's file: an HBONE port that lets the caller to loopback."""
     rule = {"from": [str(CALLER)], "to": ["127.0.0.0/8:*"]}
     file = folder / "hgate.yaml"
-    file.write_text(
-        json.dumps(
-            {
-                "listen": ["127.0.0.1:0"],
-                "admin": "off",
-                "metrics": "off",
-                "health": "127.0.0.1:0",
-                "routes": [],
-                "limits": {"drain_delay": 0},
-                "hbone": {
-                    "listen": [f"127.0.0.1:{port}"],
-                    "certificates": str(mesh.member(GATEWAY)),
-                    "rules": [rule],
-                },
-            }
-        )
-    )
+    listen, own = [f"127.0.0.1:{port}"], str(mesh.member(GATEWAY))
+    write_config(file, [], {"listen": listen, "certificates": own, "rules": [rule]}, drain_delay=0)
     return file
 
 

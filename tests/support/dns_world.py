@@ -7,7 +7,6 @@ The name server is real (`name_server.py`), and so is /etc/resolv.conf (`network
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.hgate_process import Hgate, hgate
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.name_server import NameServer, late, never
 from tests.support.network_namespace import POD
+from tests.support.running_gateway import write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 RESOLVER = "127.0.0.53"
@@ -119,25 +119,17 @@ async def world(
     service.port = listener.sockets[0].getsockname()[1]
     file = folder / "hgate.yaml"
     everyone = ["spiffe://demo.local/**"]
-    config = {
-        **dict.fromkeys(("admin", "metrics", "health"), "127.0.0.1:0"),
-        "listen": ["127.0.0.1:0"],
-        "limits": limits,
-        "routes": [
-            *([{"host": forward, "forward": f"{forward}:{app_port}"}] if forward else []),
-            {
-                "host": "*.demo.svc.cluster.local",
-                "tunnel": f"http://{{service}}.good.test:{service.port}/_hbone/15003",
-                "token": "none",
-            },
-        ],
-        "hbone": {
-            "listen": ["127.0.0.1:0"],
-            "certificates": str(mesh.member(GATEWAY)),
-            "rules": [*rules, {"from": everyone, "to": ["*:*", "[::1]:*"]}],
+    routes = [
+        *([{"host": forward, "forward": f"{forward}:{app_port}"}] if forward else []),
+        {
+            "host": "*.demo.svc.cluster.local",
+            "tunnel": f"http://{{service}}.good.test:{service.port}/_hbone/15003",
+            "token": "none",
         },
-    }
-    file.write_text(json.dumps(config, indent=1))
+    ]
+    allowed = [*rules, {"from": everyone, "to": ["*:*", "[::1]:*"]}]
+    hbone = {"certificates": str(mesh.member(GATEWAY)), "rules": allowed}
+    write_config(file, routes, hbone, **limits)
     async with hgate(file) as gateway:
         made = World(gateway, mesh, app_port, service)
         made.hbone_port = int((await gateway.said(r"^hbone on 127\.0\.0\.1:(\d+)$"))[1])

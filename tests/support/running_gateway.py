@@ -180,15 +180,19 @@ class RunningGateway:
             await last_bytes_left().wait()
 
 
-def write_config(file: Path, routes: Iterable[Mapping[str, Any]], **limits: Any) -> None:
-    """Writes the gateway's file: free loopback ports, these routes and limits. JSON is YAML, too."""
-    config = {
+def write_config(
+    file: Path, routes: Iterable[Mapping[str, Any]], hbone: Mapping[str, Any] | None = None, **limits: Any
+) -> None:
+    """Writes the gateway's file: free loopback ports, these routes, this HBONE port, if any, and limits. JSON
+    is YAML, too."""
+    config: dict[str, Any] = {
         "listen": ["127.0.0.1:0"],
         "admin": "127.0.0.1:0",
         "metrics": "127.0.0.1:0",
         "health": "127.0.0.1:0",
         "routes": list(routes),
         "limits": limits,
+        **({"hbone": {"listen": ["127.0.0.1:0"], **hbone}} if hbone else {}),
     }
     file.write_text(json.dumps(config, indent=1))
 
