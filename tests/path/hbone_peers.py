@@ -20,7 +20,17 @@ from shared.address import Address
 from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.programs import envoy
-from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
+from tests.support.envoy_config import (
+    HTTP2,
+    LOOPBACK,
+    TYPES,
+    Json,
+    bootstrap,
+    cluster_of,
+    http_chain,
+    tcp_chain,
+    tls_socket,
+)
 from tests.support.hbone_port import TRUST_DOMAIN
 from tests.support.world import word_after
 
@@ -86,24 +96,14 @@ def envoy_client(
     folder: Path, own: Path, server: Address, target: str, *, server_id: SpiffeId
 ) -> Iterator[Address]:
     """An Envoy that carries plain TCP to `target`, by HBONE to `server`; where it accepts connections."""
-    proxy = {
-        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
-        "stat_prefix": "outbound",
-        "cluster": "server",
-        "tunneling_config": {"hostname": target},
-    }
-    tls = {
-        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
-        "common_tls_context": _common_tls(own, server_id),
-    }
     cluster = cluster_of(
         "server",
         server,
         typed_extension_protocol_options=HTTP2,
-        transport_socket={"name": "envoy.transport_sockets.tls", "typed_config": tls},
+        transport_socket=_tls("Upstream", own, server_id),
     )
-    filters = [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]
-    with envoy("envoy-client", bootstrap({"filters": filters}, cluster), folder) as address:
+    chain = tcp_chain("server", tunneling_config={"hostname": target})
+    with envoy("envoy-client", bootstrap(chain, cluster), folder) as address:
         yield address
 
 
@@ -127,12 +127,7 @@ def envoy_server(
         upgrade_configs=[{"upgrade_type": "CONNECT"}],
         access_log=[{"name": "envoy.access_loggers.stderr", "typed_config": logged}],
     )
-    tls = {
-        "@type": f"{TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
-        "require_client_certificate": True,
-        "common_tls_context": _common_tls(own, client_id),
-    }
-    chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+    chain["transport_socket"] = _tls("Downstream", own, client_id, require_client_certificate=True)
     with envoy("envoy-server", bootstrap(chain, cluster_of("app", app), runtime=runtime), folder) as address:
         yield address
 
@@ -151,13 +146,9 @@ _LOGGED = {
 """What the server tells of each tunnel when it is over."""
 
 
-def _common_tls(own: Path, peer: SpiffeId) -> Json:
-    chain, key, roots = map(str, certificate_folder.find(own).all)
-    name = {"san_type": "URI", "matcher": {"exact": str(peer)}}
-    return {
-        "alpn_protocols": ["h2"],
-        # Envoy's clients stop at 1.2 unless they are told; Istio tells them.
-        "tls_params": {"tls_maximum_protocol_version": "TLSv1_3"},
-        "tls_certificates": [{"certificate_chain": {"filename": chain}, "private_key": {"filename": key}}],
-        "validation_context": {"trusted_ca": {"filename": roots}, "match_typed_subject_alt_names": [name]},
-    }
+def _tls(end: str, own: Path, peer: SpiffeId, **more: Any) -> Json:
+    socket = tls_socket(end, certificate_folder.find(own).all, "h2", peer, **more)
+    # Envoy's clients stop at 1.2 unless they are told; Istio tells them.
+    versions = {"tls_maximum_protocol_version": "TLSv1_3"}
+    socket["typed_config"]["common_tls_context"]["tls_params"] = versions
+    return socket

@@ -17,7 +17,16 @@ from shared.address import Address
 from shared.errors import EXIT_OK
 from shared.net.tls import certificate_folder
 from tests.path.programs import envoy, start
-from tests.support.envoy_config import HTTP2, LOOPBACK, TYPES, Json, bootstrap, cluster_of, http_chain
+from tests.support.envoy_config import (
+    HTTP2,
+    LOOPBACK,
+    Json,
+    bootstrap,
+    cluster_of,
+    http_chain,
+    tcp_chain,
+    tls_socket,
+)
 from tests.support.world import PATIENCE_S, find_program, free_port, said, word_after
 
 HOST_NAME = "hello.run.test"
@@ -52,13 +61,8 @@ def krun(folder: Path, **environ: str) -> Iterator[tuple[Process, Address]]:
 @contextmanager
 def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
     """An Envoy that carries plain TCP in POST streams to krun; where it accepts connections."""
-    proxy = {
-        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
-        "stat_prefix": "outbound",
-        "cluster": "krun",
-        "tunneling_config": {"hostname": HOST_NAME, "use_post": True, "post_path": TARGET_PATH},
-    }
-    chain = {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
+    tunneling = {"hostname": HOST_NAME, "use_post": True, "post_path": TARGET_PATH}
+    chain = tcp_chain("krun", tunneling_config=tunneling)
     with envoy("envoy-poster", bootstrap(chain, _krun(container)), folder) as address:
         yield address
 
@@ -70,13 +74,8 @@ def envoy_front(
     """An Envoy that ends TLS and passes requests on to krun; where it listens."""
     route = {"match": {"prefix": "/"}, "route": {"cluster": "krun", "timeout": "0s"}}
     chain = http_chain("inbound", [route], codec_type="HTTP2", stream_idle_timeout="0s")
-    certificates, key, _ = map(str, certificate_folder.find(own).all)
-    pair = {"certificate_chain": {"filename": certificates}, "private_key": {"filename": key}}
-    tls = {
-        "@type": f"{TYPES}.transport_sockets.tls.v3.DownstreamTlsContext",
-        "common_tls_context": {"alpn_protocols": ["h2"], "tls_certificates": [pair]},
-    }
-    chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
+    certificates, key, _ = certificate_folder.find(own).all
+    chain["transport_socket"] = tls_socket("Downstream", (certificates, key), "h2")
     with envoy("envoy-front", bootstrap(chain, _krun(container), runtime=runtime), folder) as address:
         yield address
 

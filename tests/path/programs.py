@@ -15,7 +15,7 @@ from hbone.demo.mesh import SNI
 from hbone.demo.processes import Process
 from shared.address import Address
 from tests.path.tls_client import Mesh
-from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of
+from tests.support.envoy_config import Json, bootstrap, cluster_of, tcp_chain, tls_socket
 from tests.support.world import PATIENCE_S, WORKLOAD, Identity, find_envoy, find_program, said
 
 MUCH_BYTES = 64 << 20
@@ -75,7 +75,10 @@ def s_client_brings_back(world: Mesh, folder: Path) -> None:
 @contextmanager
 def client_envoy(gateway: Address, caller: Identity, folder: Path) -> Iterator[Address]:
     """An Envoy beside the client, as the mesh puts it there: plain TCP in, the mesh's mTLS out to hgate."""
-    with envoy("sidecar", _sidecar(gateway, caller), folder) as address:
+    files = (caller.certificates, caller.key, caller.roots)
+    tls = tls_socket("Upstream", files, "istio", WORKLOAD, sni=SNI)
+    cluster = cluster_of("gateway", gateway, transport_socket=tls)
+    with envoy("sidecar", bootstrap(tcp_chain("gateway"), cluster), folder) as address:
         yield address
 
 
@@ -95,32 +98,3 @@ def envoy(name: str, configuration: Json, folder: Path) -> Iterator[Address]:
         yield Address(bound["address"], bound["port_value"])
     finally:
         assert envoy.stop() == 0
-
-
-def _sidecar(gateway: Address, caller: Identity) -> Json:
-    proxy = {
-        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
-        "stat_prefix": "outbound",
-        "cluster": "gateway",
-    }
-    server = {"san_type": "URI", "matcher": {"exact": str(WORKLOAD)}}
-    tls = {
-        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
-        "sni": SNI,
-        "common_tls_context": {
-            "alpn_protocols": ["istio"],
-            "tls_certificates": [
-                {
-                    "certificate_chain": {"filename": str(caller.certificates)},
-                    "private_key": {"filename": str(caller.key)},
-                }
-            ],
-            "validation_context": {
-                "trusted_ca": {"filename": str(caller.roots)},
-                "match_typed_subject_alt_names": [server],
-            },
-        },
-    }
-    filters = [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]
-    secured = {"name": "envoy.transport_sockets.tls", "typed_config": tls}
-    return bootstrap({"filters": filters}, cluster_of("gateway", gateway, transport_socket=secured))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ LONGEST_DRAIN_S = 15
 
 
 class ReverseWorld:
-    """Made by `world`."""
+    """A mesh of which nothing runs yet; what is started ends with `block`."""
 
     def __init__(self, folder: Path, block: ExitStack) -> None:
         self.folder = folder
@@ -134,13 +133,6 @@ class ReverseWorld:
         return process
 
 
-@contextmanager
-def world(folder: Path) -> Iterator[ReverseWorld]:
-    """A mesh of which nothing runs yet; what is started ends with the block."""
-    with ExitStack() as block:
-        yield ReverseWorld(folder, block)
-
-
 def registered(krun: Process, times: int = 1) -> None:
     """Returns when a krun has registered so many times."""
     count(krun, f"registered {HOST} with ", times)
@@ -163,19 +155,9 @@ def times(process: Process, beginning: str) -> int:
     return sum(said(record).startswith(beginning) for record in list(process._records))
 
 
-def terminate(process: Process) -> None:
-    """Sends SIGTERM."""
-    os.kill(process._process.pid, signal.SIGTERM)
-
-
-def hang_up(process: Process) -> None:
-    """Sends SIGHUP."""
-    os.kill(process._process.pid, signal.SIGHUP)
-
-
-def kill(process: Process) -> None:
-    """Sends SIGKILL."""
-    os.kill(process._process.pid, signal.SIGKILL)
+def send(process: Process, signum: int) -> None:
+    """Sends a signal."""
+    os.kill(process._process.pid, signum)
 
 
 def ends(process: Process) -> None:

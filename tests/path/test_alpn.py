@@ -21,7 +21,7 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_SIGTERM
 from tests.path.programs import envoy, run
-from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of, http_chain
+from tests.support.envoy_config import TYPES, Json, bootstrap, cluster_of, http_chain, tls_socket
 from tests.support.world import (
     CALLER,
     INBOUNDS,
@@ -69,16 +69,8 @@ def running(folder: Path, inbound: str, app: str, protocol: str) -> Iterator[End
     port = free_port()
     command = {
         "http1": [
-            sys.executable,
-            "-m",
-            "http.server",
-            "--protocol",
-            "HTTP/1.1",
-            "--bind",
-            "127.0.0.1",
-            str(port),
-            "-d",
-            folder / "files",
+            *(sys.executable, "-m", "http.server", "--protocol", "HTTP/1.1", "--bind", "127.0.0.1"),
+            *(str(port), "-d", folder / "files"),
         ],
         "h2c": [find_program("nghttpd"), "--no-tls", "-a", "127.0.0.1", "-d", folder / "files", str(port)],
     }[app]
@@ -186,19 +178,7 @@ def test_an_http2_client_gets_on_with_an_http2_app_only(end: End) -> None:
 
 def _chooser(end: End) -> Json:
     """An Envoy that takes plain HTTP/1.1 and speaks to the mTLS end what ALPN says."""
-    caller = end.caller
-    tls = {
-        "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
-        "common_tls_context": {
-            "tls_certificates": [
-                {
-                    "certificate_chain": {"filename": str(caller.certificates)},
-                    "private_key": {"filename": str(caller.key)},
-                }
-            ],
-            "validation_context": {"trusted_ca": {"filename": str(caller.roots)}},
-        },
-    }
+    files = (end.caller.certificates, end.caller.key, end.caller.roots)
     protocols = {
         "@type": f"{TYPES}.upstreams.http.v3.HttpProtocolOptions",
         "auto_config": {"http_protocol_options": {}, "http2_protocol_options": {}},
@@ -210,7 +190,7 @@ def _chooser(end: End) -> Json:
         typed_extension_protocol_options={
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": protocols
         },
-        transport_socket={"name": "envoy.transport_sockets.tls", "typed_config": tls},
+        transport_socket=tls_socket("Upstream", files),
     )
     route = {"match": {"prefix": "/"}, "route": {"cluster": "end"}}
     return bootstrap(http_chain("chooser", [route]), cluster)

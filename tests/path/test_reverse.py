@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from signal import SIGHUP, SIGKILL, SIGTERM
 
 import pytest
 from OpenSSL import SSL
@@ -22,12 +23,9 @@ from tests.path.reverse_world import (
     ReverseWorld,
     count,
     ends,
-    hang_up,
-    kill,
     registered,
-    terminate,
+    send,
     times,
-    world,
 )
 from tests.path.tls_client import connected, says_back, serial_of
 from tests.support.cut_line import CutLine, line_to
@@ -38,8 +36,8 @@ from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[ReverseWorld]:
-    with world(tmp_path) as mesh:
-        yield mesh
+    with ExitStack() as block:
+        yield ReverseWorld(tmp_path, block)
 
 
 @pytest.fixture
@@ -109,7 +107,7 @@ def test_instances_take_turns_and_one_of_them_may_die(mesh: ReverseWorld) -> Non
         registered(first)
         registered(second)
         assert {greeting(mesh) for _ in range(4)} == {b"one\n", b"two\n"}
-        kill(first)
+        send(first, SIGKILL)
         assert {greeting(mesh) for _ in range(4)} == {b"two\n"}
 
 
@@ -119,7 +117,7 @@ def test_a_killed_workload_breaks_its_tunnels(mesh: ReverseWorld, app: App) -> N
     registered(krun)
     with connected(mesh) as connection:
         assert connection.recv(100) == b"only one\n"
-        kill(krun)
+        send(krun, SIGKILL)
         with pytest.raises((SSL.SysCallError, ConnectionResetError)):
             connection.recv(100)
 
@@ -131,11 +129,11 @@ def test_a_reload_takes_a_name_away_and_gives_it_back(mesh: ReverseWorld, app: A
     with connected(mesh) as connection:
         assert connection.recv(100) == b"only one\n"
         mesh.configure(rules=[])
-        hang_up(hgate)
+        send(hgate, SIGHUP)
         count(krun, f"register {HOST} with {mesh.reverse}: ", 1)
         says_back(connection, b"still here\n")
         mesh.configure()
-        hang_up(hgate)
+        send(hgate, SIGHUP)
         registered(krun, 2)
         says_back(connection, b"and still\n")
     assert greeting(mesh) == b"only one\n"
@@ -173,7 +171,7 @@ def test_hgate_restarts_and_workloads_come_back(mesh: ReverseWorld, app: App) ->
         hgate = mesh.hgate()
         registered(krun, number)
         assert greeting(mesh) == b"only one\n"
-        terminate(hgate)
+        send(hgate, SIGTERM)
         ends(hgate)
 
 
@@ -181,7 +179,7 @@ def test_hgate_is_killed_and_workloads_come_back(mesh: ReverseWorld, app: App) -
     hgate = mesh.hgate()
     krun = mesh.krun(app.address)
     registered(krun)
-    kill(hgate)
+    send(hgate, SIGKILL)
     count(krun, f"registration of {HOST} with {mesh.reverse} lost: ", 1)
     mesh.hgate()
     assert greeting(mesh) == b"only one\n"
@@ -194,7 +192,7 @@ def test_a_tunnel_outlives_the_handover_to_a_successor(mesh: ReverseWorld, app: 
     with connected(mesh) as connection:
         assert connection.recv(100) == b"only one\n"
         mesh.hgate()
-        terminate(old)
+        send(old, SIGTERM)
         registered(krun, 2)
         says_back(connection, b"still here\n")
         assert greeting(mesh) == b"only one\n"
@@ -213,7 +211,7 @@ def test_a_tunnel_outlives_the_drain_of_its_workload(mesh: ReverseWorld) -> None
         with connected(mesh) as connection:
             assert connection.recv(100) == b"one\n"
             registered(mesh.krun(two.address))
-            terminate(first)
+            send(first, SIGTERM)
             count(first, "draining: ", 1)
             assert {greeting(mesh) for _ in range(4)} == {b"two\n"}
             says_back(connection, b"still here\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shared.address import Address
+from shared.trust.spiffe import SpiffeId
 
 Json = dict[str, Any]
 
@@ -49,6 +51,39 @@ def http_chain(stat_prefix: str, routes: Sequence[Json], *, before: Sequence[Jso
         **more,
     }
     return {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+
+
+def tcp_chain(cluster: str, **more: Any) -> Json:
+    """A filter chain that carries bytes to `cluster`; `more` are the proxy's other settings."""
+    proxy = {
+        "@type": f"{TYPES}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "outbound",
+        "cluster": cluster,
+        **more,
+    }
+    return {"filters": [{"name": "envoy.filters.network.tcp_proxy", "typed_config": proxy}]}
+
+
+def tls_socket(
+    end: str, files: Sequence[Path], alpn: str = "", peer: SpiffeId | None = None, **more: Any
+) -> Json:
+    """A transport socket for an `end`, Upstream or Downstream, with the certificates, key and, if they count,
+    roots in `files`, by which it knows the `peer`; `more` are the end's other settings."""
+    chain, key, *roots = ({"filename": str(file)} for file in files)
+    common: Json = {"tls_certificates": [{"certificate_chain": chain, "private_key": key}]}
+    if alpn:
+        common["alpn_protocols"] = [alpn]
+    if roots:
+        common["validation_context"] = {"trusted_ca": roots[0]}
+    if peer:
+        name = {"san_type": "URI", "matcher": {"exact": str(peer)}}
+        common["validation_context"]["match_typed_subject_alt_names"] = [name]
+    context = {
+        "@type": f"{TYPES}.transport_sockets.tls.v3.{end}TlsContext",
+        "common_tls_context": common,
+        **more,
+    }
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
 def cluster_of(name: str, address: Address, **more: Json) -> Json:

@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_port import HboneListener
+from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.hbone_rules import Rule
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
@@ -73,14 +74,15 @@ class Mesh:
         return context
 
 
-class HbonePort:
-    """Made by `serving`."""
+L = TypeVar("L", HboneListener, ReverseListener)
 
-    def __init__(
-        self, mesh: Mesh, listener: HboneListener, metrics: TunnelMetrics, lines: AccessLines
-    ) -> None:
+
+class OwnPort(Generic[L]):
+    """A port of hgate's without the rest of it, and what it tells."""
+
+    def __init__(self, mesh: Mesh, listener: L, metrics: TunnelMetrics, lines: AccessLines) -> None:
         self.mesh = mesh
-        self.listener = listener
+        self.listener: L = listener
         self.metrics = metrics
         self._lines = lines
         self._changed = asyncio.Event()
@@ -93,6 +95,14 @@ class HbonePort:
     async def line(self) -> dict[str, Any]:
         """The next line of the access log."""
         return await self._lines.next()
+
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if there is no such sample yet."""
+        return value_of(self.metrics.collect(), name, labels)
+
+
+class HbonePort(OwnPort[HboneListener]):
+    """Made by `serving`."""
 
     @asynccontextmanager
     async def caller(self, identity: SpiffeId = CALLER) -> AsyncIterator[Http2Peer]:
@@ -108,12 +118,9 @@ class HbonePort:
                 await self._changed.wait()
 
     def value(self, name: str, **labels: str) -> float:
-        """A metric's value; 0 if there is no such sample yet."""
-        from prometheus_client.parser import text_string_to_metric_families
-
+        """The same, the bytes up to now counted."""
         self.listener.count_bytes()
-        _, body = self.metrics.render("")
-        return value_of(text_string_to_metric_families(body.decode()), name, labels)
+        return super().value(name, **labels)
 
     def change(self) -> None:
         """The listener's `changed`."""

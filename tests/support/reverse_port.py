@@ -24,8 +24,8 @@ from shared.tunnel import registration, tunnel_request
 from shared.tunnel.opening import Opening
 from shared.tunnel.registration import REGISTERED, Verdict
 from shared.tunnel.tunnel_record import TunnelRecord
-from tests.support.gateway_output import AccessLines, access_lines, value_of
-from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh
+from tests.support.gateway_output import access_lines
+from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh, OwnPort
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S
 
@@ -67,25 +67,8 @@ class Workload:
         return verdict
 
 
-class ReversePort:
+class ReversePort(OwnPort[ReverseListener]):
     """Made by `serving`."""
-
-    def __init__(
-        self, mesh: Mesh, listener: ReverseListener, metrics: TunnelMetrics, lines: AccessLines
-    ) -> None:
-        self.mesh = mesh
-        self.listener = listener
-        self.metrics = metrics
-        self._lines = lines
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return self.listener.addresses[0].port
-
-    async def line(self) -> dict[str, Any]:
-        """The next line of the access log."""
-        return await self._lines.next()
 
     @asynccontextmanager
     async def dialled(
@@ -129,10 +112,6 @@ class ReversePort:
         request = await workload.request()
         request.respond(200)
         return await opening, request
-
-    def value(self, name: str, **labels: str) -> float:
-        """A metric's value; 0 if there is no such sample yet."""
-        return value_of(self.metrics.collect(), name, labels)
 
 
 @asynccontextmanager
