@@ -96,10 +96,6 @@ class OwnPort(Generic[L]):
         """The next line of the access log."""
         return await self._lines.next()
 
-    def value(self, name: str, **labels: str) -> float:
-        """A metric's value; 0 if there is no such sample yet."""
-        return value_of(self.metrics.collect(), name, labels)
-
 
 class HbonePort(OwnPort[HboneListener]):
     """Made by `serving`."""
@@ -118,9 +114,9 @@ class HbonePort(OwnPort[HboneListener]):
                 await self._changed.wait()
 
     def value(self, name: str, **labels: str) -> float:
-        """The same, the bytes up to now counted."""
+        """A metric's value; 0 if there is no such sample yet."""
         self.listener.count_bytes()
-        return super().value(name, **labels)
+        return value_of(self.metrics.collect(), name, labels)
 
     def change(self) -> None:
         """The listener's `changed`."""

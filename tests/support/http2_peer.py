@@ -184,12 +184,15 @@ class Http2Peer(asyncio.Protocol):
 
     @classmethod
     @asynccontextmanager
-    async def connected(cls, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Http2Peer]:
-        """A client of a loopback port, h2c with prior knowledge or with `tls`, until the block ends."""
+    async def connected(
+        cls, port: int, tls: ssl.SSLContext | None = None, name: str = ""
+    ) -> AsyncIterator[Http2Peer]:
+        """A client of a loopback port, h2c with prior knowledge or with `tls`, by which the server has this
+        `name`, if any, until the block ends."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE_S):
             _, peer = await loop.create_connection(
-                lambda: cls(client=True), "127.0.0.1", port, ssl=tls, server_hostname="" if tls else None
+                lambda: cls(client=True), "127.0.0.1", port, ssl=tls, server_hostname=name if tls else None
             )
         try:
             yield peer

@@ -24,7 +24,7 @@ from shared.tunnel import registration, tunnel_request
 from shared.tunnel.opening import Opening
 from shared.tunnel.registration import REGISTERED, Verdict
 from shared.tunnel.tunnel_record import TunnelRecord
-from tests.support.gateway_output import access_lines
+from tests.support.gateway_output import access_lines, value_of
 from tests.support.hbone_port import GATEWAY, TRUST_DOMAIN, Mesh, OwnPort
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.tcp_peer import PATIENCE_S
@@ -112,6 +112,10 @@ class ReversePort(OwnPort[ReverseListener]):
         request = await workload.request()
         request.respond(200)
         return await opening, request
+
+    def value(self, name: str, **labels: str) -> float:
+        """A metric's value; 0 if there is no such sample yet."""
+        return value_of(self.metrics.collect(), name, labels)
 
 
 @asynccontextmanager

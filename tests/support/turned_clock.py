@@ -48,6 +48,12 @@ class TurnedClock:
                 await self.settle()
         self.now_s = end_s
 
+    def wake(self) -> float:
+        """Wakes whoever waits for the earliest time before it has come; returns that time."""
+        at_s, _, future = heapq.heappop(self._waits)
+        future.set_result(None)
+        return at_s
+
     def jump(self, seconds: float) -> None:
         """Sets the clock without waking anybody: a container that was frozen, a clock that was set."""
         self.now_s += seconds

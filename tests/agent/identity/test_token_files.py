@@ -21,42 +21,24 @@ from shared.credentials.tokens.minting import Minted
 from shared.errors import TokenDeniedError, TokenError, UnavailableError
 from tests.support.api_server import NAMESPACE, SERVICE_ACCOUNT, LocalApiServer, api_server, kubeconfig
 from tests.support.metadata_server import PATIENCE_S
+from tests.support.turned_clock import TurnedClock
 
 START_S = 1_800_000_000.0
 HOUR_S = 3600.0
 
 
-class Turned:
-    """A clock that stands still until it is turned."""
+class Turned(TurnedClock):
+    """The same from START_S on."""
 
     def __init__(self, chance: float = 0.0) -> None:
-        self.now_s = START_S
-        self.clock = Clock(lambda: self.now_s, self._sleep, lambda: chance)
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-        self._asleep = asyncio.Event()
+        super().__init__(START_S)
+        self.clock = Clock(self.now, self.wait, lambda: chance)
 
-    async def _sleep(self, seconds: float) -> None:
-        waiting = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.now_s + seconds, waiting))
-        self._asleep.set()
-        await waiting
-
-    async def resting(self) -> None:
-        """Returns when somebody sleeps: all else has been done."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not self._sleepers:
-                self._asleep.clear()
-                await self._asleep.wait()
+    resting = TurnedClock.settle
 
     async def to(self, seconds: float) -> None:
         """Moves on to `seconds` after the start, from one sleeper's end to the next one's."""
-        await self.resting()
-        while (due := min(self._sleepers, key=lambda sleeper: sleeper[0]))[0] <= START_S + seconds:
-            self._sleepers.remove(due)
-            self.now_s = max(self.now_s, due[0])
-            due[1].set_result(None)
-            await self.resting()
-        self.now_s = START_S + seconds
+        await self.turn(START_S + seconds - self.now_s)
 
 
 @dataclass
@@ -183,7 +165,7 @@ async def test_the_deadline_ends_it_with_the_last_reason(turned: Turned, tmp_pat
         starting = asyncio.ensure_future(it.start(3))  # noqa: TID251  # the test's own, awaited below
         await turned.to(1)
         turned.now_s = START_S + 1.5
-        turned._sleepers.pop()[1].set_result(None)
+        turned.wake()
         with pytest.raises(TokenError, match="cannot connect"):
             await starting
         assert mint.at_s == [0, 0.5, 1.5], "the next pause, of 2 s, would be too long"
@@ -263,10 +245,7 @@ async def test_a_clock_that_jumped_while_the_container_slept(turned: Turned, tmp
     async with started(mint, TokenFile("a", tmp_path / "a")):
         await turned.resting()
         turned.now_s += 5 * HOUR_S  # and the loop's timer has noticed nothing of it
-        [(due_s, waiting)] = turned._sleepers
-        assert due_s - START_S <= 60, "a look each minute"
-        turned._sleepers.clear()
-        waiting.set_result(None)
+        assert turned.wake() - START_S <= 60, "a look each minute"
         await turned.resting()
     assert mint.at_s == [0, 5 * HOUR_S]
 

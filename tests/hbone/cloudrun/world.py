@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,6 @@ from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.trust.jwt_check import Issuer, TokenChecker
 from tests.support.http2_peer import Http2Peer
-from tests.support.tcp_peer import PATIENCE_S
 
 HOST = "hello.a.run.app"
 URL = f"https://{HOST}"
@@ -63,12 +61,6 @@ class Credentials:
         """A connection of HTTP/2 over TLS until the block ends."""
         tls = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
         tls.set_alpn_protocols(["h2"])
-        async with asyncio.timeout(PATIENCE_S):
-            transport, peer = await asyncio.get_running_loop().create_connection(
-                lambda: Http2Peer(client=True), "127.0.0.1", port, ssl=tls, server_hostname=HOST
-            )
-        assert transport.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
-        try:
+        async with Http2Peer.connected(port, tls, HOST) as peer:
+            assert peer.tls.selected_alpn_protocol() == "h2"
             yield peer
-        finally:
-            await peer.close()
