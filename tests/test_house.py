@@ -98,7 +98,6 @@ def test_every_dial_goes_by_one_resolver() -> None:
         by_name = [match[0] for match in loops.finditer(text) if "sock=" not in match[0]]
         if (own.search(text) or by_name) and not name.startswith("bench/"):
             found.add(name)
-    found.discard("shared/net/names/dns_query.py")  # c-ares' own
     assert found <= OTHER_DIALS
 
 

@@ -7,6 +7,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any, Self
 
 from shared.address import Address
@@ -119,6 +120,19 @@ def lasting(greeting: bytes) -> Behaviour:
             echo(sock)
         except ConnectionResetError:
             pass
+
+    return behave
+
+
+def say_back_and_look(seen: SimpleQueue[bytes | None]) -> Behaviour:
+    """Sends back what comes first; `seen` is told what comes next, None for a reset."""
+
+    def behave(sock: socket.socket) -> None:
+        sock.sendall(sock.recv(100))
+        try:
+            seen.put(sock.recv(100))
+        except ConnectionResetError:
+            seen.put(None)
 
     return behave
 

@@ -36,6 +36,7 @@ from tests.path.app import (
     give_back,
     greet_and_answer,
     read,
+    say_back_and_look,
 )
 from tests.path.hbone_peers import ZTUNNEL, Hgate, configure, envoy_client, envoy_server, hgate
 from tests.path.krun_peers import FRONT_ENDS, HOST_NAME, TARGET_PATH, envoy_poster, krun
@@ -241,15 +242,7 @@ def test_the_server_ends_first_after_more_than_a_window(way: Way, app: App) -> N
 
 def test_the_clients_reset_reaches_the_app(way: Way, app: App) -> None:
     seen: SimpleQueue[bytes | None] = SimpleQueue()
-
-    def behave(sock: socket.socket) -> None:
-        sock.sendall(sock.recv(100))
-        try:
-            seen.put(sock.recv(100))
-        except ConnectionResetError:
-            seen.put(None)
-
-    app.behave = after_first(way, behave)
+    app.behave = after_first(way, say_back_and_look(seen))
     with way.connect() as client:
         client.sendall(b"hello")
         assert read(client, 5) == b"hello"

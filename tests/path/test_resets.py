@@ -11,7 +11,7 @@ from OpenSSL import SSL
 
 from hbone.demo.processes import Process, Record
 from shared.ops.access_log import LOGGER as ACCESS_LOGGER
-from tests.path.app import App
+from tests.path.app import App, say_back_and_look
 from tests.path.tls_client import connected, reset_on_close
 from tests.support.tls_client import read_to_the_end
 from tests.support.world import CALLER, INBOUNDS, PATIENCE_S, World, running
@@ -32,15 +32,7 @@ def world(
 def break_off_by_client(world: World, app: App) -> bytes | None:
     """Ends a connection with RST after an exchange; what the app then reads, None for a reset."""
     seen: SimpleQueue[bytes | None] = SimpleQueue()
-
-    def look(sock: socket.socket) -> None:
-        sock.sendall(sock.recv(100))
-        try:
-            seen.put(sock.recv(100))
-        except ConnectionResetError:
-            seen.put(None)
-
-    app.behave = look
+    app.behave = say_back_and_look(seen)
     with connected(world) as connection:
         connection.sendall(b"hello")
         assert connection.recv(100) == b"hello"

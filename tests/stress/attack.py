@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shared import loop
-from tests.stress.clients import connect
+from tests.stress.clients import at_a_time, connect
 from tests.support import attacker, floods, stalls
 from tests.support.attacker import End, Outcome
 from tests.support.hellos import hello
@@ -124,14 +124,12 @@ async def _visits(visit: Callable[[int], Awaitable[None]], clients: int) -> Outc
     """So many clients, AT_A_TIME, each of which is told its number."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    numbers = iter(range(clients))
 
-    async def some() -> None:
-        for number in numbers:
-            await visit(number)
-            await asyncio.sleep(IMPATIENT_PAUSE_S)
+    async def one(number: int) -> None:
+        await visit(number)
+        await asyncio.sleep(IMPATIENT_PAUSE_S)
 
-    await asyncio.gather(*(some() for _ in range(AT_A_TIME)))
+    await at_a_time(AT_A_TIME, range(clients), one)
     return Outcome(ended=True, sent=clients, seconds=loop.time() - started)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from tests.stress import figures
-from tests.stress.clients import BrokenError
+from tests.stress.clients import BrokenError, at_a_time
 from tests.stress.figures import Figures
 from tests.stress.mesh import Mesh, mesh
 from tests.stress.programs import Program
@@ -66,20 +66,17 @@ async def churn(run: Run, tunnels: int = TUNNELS, warm_up: int = WARM_UP) -> Non
 async def _visits(run: Run, running: Mesh, count: int) -> Counter[str]:
     """Makes `count` visits; how often which went wrong, and how."""
     failures: Counter[str] = Counter()
-    numbers = iter(range(count))
-    port = running.gateway.port
 
-    async def some() -> None:
-        for number in numbers:
-            visit = VISITS[number % len(VISITS)]
-            try:
-                await visit(port)
-            except BrokenError as error:
-                failures[f"{getattr(visit, '__name__', visit)}: {error}"] += 1
-            if number and number % NOTE_EVERY == 0:
-                run.note(f"{number:,} tunnels")
+    async def one(number: int) -> None:
+        visit = VISITS[number % len(VISITS)]
+        try:
+            await visit(running.gateway.port)
+        except BrokenError as error:
+            failures[f"{getattr(visit, '__name__', visit)}: {error}"] += 1
+        if number and number % NOTE_EVERY == 0:
+            run.note(f"{number:,} tunnels")
 
-    await asyncio.gather(*(some() for _ in range(AT_A_TIME)))
+    await at_a_time(AT_A_TIME, range(count), one)
     return failures
 
 

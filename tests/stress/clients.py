@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar, cast
 
 from shared.net.legs.tcp_end import reset
 from tests.stress.echo import ECHO
+
+T = TypeVar("T")
 
 PATIENCE_S = 30.0
 """Longer than anything takes on a busy machine, but short enough to be told as a failure in time."""
@@ -148,6 +150,17 @@ async def opened(port: int, hello: bytes, source: str | None = None) -> Tunnel:
         tunnel.close()
         raise
     return tunnel
+
+
+async def at_a_time(count: int, items: Iterable[T], act: Callable[[T], Awaitable[None]]) -> None:
+    """Does it to all the items, to so many at the same time."""
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await act(item)
+
+    await asyncio.gather(*(some() for _ in range(count)))
 
 
 def some_bytes(count: int) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 from tests.stress import figures
-from tests.stress.clients import BrokenError, Tunnel, opened, some_bytes
+from tests.stress.clients import BrokenError, Tunnel, at_a_time, opened, some_bytes
 from tests.stress.figures import Figures
 from tests.stress.mesh import HELLO, Mesh, mesh
 from tests.stress.programs import Program
@@ -64,36 +65,31 @@ async def hold(run: Run, tunnels: int = TUNNELS, hold_s: float = HOLD_S, warm_up
 
 async def _open(running: Mesh, count: int) -> list[tuple[Tunnel | None, str]]:
     """Tries `count` tunnels; each with the reason if it could not be opened."""
-    numbers = iter(range(count))
+    tried: list[tuple[Tunnel | None, str]] = []
 
-    async def some() -> list[tuple[Tunnel | None, str]]:
-        tried: list[tuple[Tunnel | None, str]] = []
-        for number in numbers:
-            source = f"127.0.1.{1 + number % SOURCES}"
-            try:
-                tried.append((await opened(running.gateway.port, HELLO, source), ""))
-            except BrokenError as error:
-                tried.append((None, str(error)))
-        return tried
+    async def one(number: int) -> None:
+        source = f"127.0.1.{1 + number % SOURCES}"
+        try:
+            tried.append((await opened(running.gateway.port, HELLO, source), ""))
+        except BrokenError as error:
+            tried.append((None, str(error)))
 
-    return [each for part in await asyncio.gather(*(some() for _ in range(AT_A_TIME))) for each in part]
+    await at_a_time(AT_A_TIME, range(count), one)
+    return tried
 
 
 async def _echoing(tunnels: list[Tunnel]) -> int:
     """How many of the tunnels echo."""
-    waiting = iter(tunnels)
+    alive = 0
 
-    async def some() -> int:
-        alive = 0
-        for tunnel in waiting:
-            try:
-                await tunnel.say(some_bytes(64))
-                alive += 1
-            except BrokenError:
-                pass
-        return alive
+    async def one(tunnel: Tunnel) -> None:
+        nonlocal alive
+        with suppress(BrokenError):
+            await tunnel.say(some_bytes(64))
+            alive += 1
 
-    return sum(await asyncio.gather(*(some() for _ in range(AT_A_TIME))))
+    await at_a_time(AT_A_TIME, tunnels, one)
+    return alive
 
 
 async def _close(running: Mesh, tunnels: list[Tunnel]) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from shared.tasks import spawn
 from tests.stress.clients import BrokenError, opened, some_bytes
 from tests.stress.mesh import HELLO
+from tests.support.gateway_load import Load
 
 CLIENTS = 32
 """At a time."""
@@ -20,31 +19,14 @@ PAUSE_S = 0.002
 """Between two messages, and two clients: the load is to be steady, not to fill the machine."""
 
 
-class Traffic:
+class Traffic(Load):
     """Made by `flowing`."""
 
-    def __init__(self, port: int) -> None:
-        self.failed: Counter[str] = Counter()
-        self.served = 0
-        self.slowest_s = 0.0
-        """The longest time that a client waited for its tunnel."""
-        self._port = port
-        self._stopping = False
-        self._tasks = [spawn(self._come_and_go(), name="client") for _ in range(CLIENTS)]
+    pause_s = PAUSE_S
+    faults = (BrokenError,)
 
-    async def stop(self) -> None:
-        """The clients that are there end in order, and no more come."""
-        self._stopping = True
-        await asyncio.gather(*self._tasks)
-
-    async def _come_and_go(self) -> None:
-        while not self._stopping:
-            try:
-                await self._visit()
-                self.served += 1
-            except BrokenError as error:
-                self.failed[str(error)] += 1
-            await asyncio.sleep(PAUSE_S)
+    slowest_s = 0.0
+    """The longest time that a client waited for its tunnel."""
 
     async def _visit(self) -> None:
         loop = asyncio.get_running_loop()
@@ -69,7 +51,7 @@ class Traffic:
 @asynccontextmanager
 async def flowing(port: int) -> AsyncIterator[Traffic]:
     """Clients of the gateway on `port` until the block ends, or `stop` is called."""
-    traffic = Traffic(port)
+    traffic = Traffic(port, CLIENTS)
     try:
         yield traffic
     finally:

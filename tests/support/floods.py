@@ -1,7 +1,7 @@
 """Attacks on an HTTP/2 server that repeat something, as bytes: what each sends first, and what it repeats.
 
-Owned here: which there are, and the error codes that fit as the answer. `pieces()` is bounded; a test of the
-session feeds it to `receive_data`, `attacker.py` sends it to a loopback port.
+Owned here: which there are, and the error codes that fit as the answer. `pieces()` is bounded; `attacker.py`
+sends it to a loopback port.
 """
 
 from __future__ import annotations

@@ -89,6 +89,11 @@ async def say(client: TcpPeer, data: bytes) -> None:
 class Load:
     """Made by `flowing`: clients that connect, are echoed, and end in order, all the time."""
 
+    pause_s = 0.0
+    """Between two clients."""
+    faults: tuple[type[Exception], ...] = (OSError, EOFError, AssertionError, TimeoutError)
+    """What a client that fails meets."""
+
     def __init__(self, port: int, clients: int) -> None:
         self.served = 0
         self.failed: Counter[str] = Counter()
@@ -113,14 +118,18 @@ class Load:
     async def _come_and_go(self) -> None:
         while not self._stopping:
             try:
-                async with TcpPeer.connected(self._port) as client:
-                    await say(client, HELLO)
-                    client.end()
-                    assert await client.rest() == b""
+                await self._visit()
                 self.served += 1
-            except (OSError, EOFError, AssertionError, TimeoutError) as error:
+            except self.faults as error:
                 self.failed[f"{type(error).__name__}: {error}"] += 1
             self._changed.set()
+            await asyncio.sleep(self.pause_s)
+
+    async def _visit(self) -> None:
+        async with TcpPeer.connected(self._port) as client:
+            await say(client, HELLO)
+            client.end()
+            assert await client.rest() == b""
 
 
 @asynccontextmanager
