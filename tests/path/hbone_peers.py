@@ -9,6 +9,8 @@ Owned here: their configurations. What they carry is the tests'.
 from __future__ import annotations
 
 import json
+import socket
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from tests.support.envoy_config import (
     tls_socket,
 )
 from tests.support.hbone_port import TRUST_DOMAIN
-from tests.support.world import word_after
+from tests.support.world import PATIENCE_S, word_after
 
 ZTUNNEL = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "ztunnel")
 
@@ -49,6 +51,15 @@ class Hgate:
     hbone: Address | None
     """Its HBONE port, if it has one."""
     admin: Address
+
+    def connect(self) -> socket.socket:
+        """A client's connection."""
+        return socket.create_connection((self.gateway.host, self.gateway.port), PATIENCE_S)
+
+    def dump(self, path: str) -> Any:
+        """A dump of its admin port."""
+        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=PATIENCE_S) as answer:
+            return json.load(answer)
 
 
 def configure(file: Path, routes: list[Json], hbone: Mapping[str, Any] | None) -> None:
@@ -147,8 +158,8 @@ _LOGGED = {
 
 
 def _tls(end: str, own: Path, peer: SpiffeId, **more: Any) -> Json:
-    socket = tls_socket(end, certificate_folder.find(own).all, "h2", peer, **more)
+    secured = tls_socket(end, certificate_folder.find(own).all, "h2", peer, **more)
     # Envoy's clients stop at 1.2 unless they are told; Istio tells them.
     versions = {"tls_maximum_protocol_version": "TLSv1_3"}
-    socket["typed_config"]["common_tls_context"]["tls_params"] = versions
-    return socket
+    secured["typed_config"]["common_tls_context"]["tls_params"] = versions
+    return secured

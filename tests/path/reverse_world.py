@@ -25,9 +25,9 @@ from tests.support.world import (
     PATIENCE_S,
     WORKLOAD,
     Identity,
+    count,
     find_envoy,
     free_port,
-    said,
 )
 
 GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
@@ -136,23 +136,6 @@ class ReverseWorld:
 def registered(krun: Process, times: int = 1) -> None:
     """Returns when a krun has registered so many times."""
     count(krun, f"registered {HOST} with ", times)
-
-
-def count(process: Process, beginning: str, times: int) -> None:
-    """Returns when a process has said something so many times."""
-    seen: set[int] = set()
-
-    def wanted(record: dict[str, Any]) -> bool:
-        if said(record).startswith(beginning):
-            seen.add(id(record))
-        return len(seen) >= times
-
-    process.wait_for(wanted, PATIENCE_S)
-
-
-def times(process: Process, beginning: str) -> int:
-    """How many times a process has said something so far."""
-    return sum(said(record).startswith(beginning) for record in list(process._records))
 
 
 def send(process: Process, signum: int) -> None:

@@ -69,10 +69,6 @@ def way(tmp_path_factory: pytest.TempPathFactory, app: App) -> Iterator[Hgate]:
         yield gateway
 
 
-def connected(way: Hgate) -> socket.socket:
-    return socket.create_connection((way.gateway.host, way.gateway.port), PATIENCE_S)
-
-
 def echo_and_end(size: int) -> Behaviour:
     """Sends back `size` bytes as they come, and ends."""
 
@@ -88,7 +84,7 @@ def echo_and_end(size: int) -> Behaviour:
 def test_three_mebibytes_there_and_back_at_once(way: Hgate, app: App) -> None:
     body = hello() + os.urandom(SIZE_BYTES)
     app.behave = echo_and_end(len(body))
-    with connected(way) as client, ThreadPoolExecutor(1) as sender:
+    with way.connect() as client, ThreadPoolExecutor(1) as sender:
         sending = sender.submit(client.sendall, body)
         assert read(client) == body
         sending.result()
@@ -99,7 +95,7 @@ def test_three_mebibytes_there_and_back_at_once(way: Hgate, app: App) -> None:
 def test_there_and_then_back(way: Hgate, app: App) -> None:
     body = hello() + os.urandom(WITHIN_WINDOW_BYTES)
     app.behave = give_back(len(body))
-    with connected(way) as client:
+    with way.connect() as client:
         client.sendall(body)
         assert read(client) == body
 
@@ -109,7 +105,7 @@ def test_twenty_at_once(way: Hgate, app: App) -> None:
 
     def converse(number: int) -> bool:
         line = hello().replace(b"\n", b" ") + b"%d\n" % number
-        with connected(way) as client:
+        with way.connect() as client:
             client.sendall(line)
             return read(client) == line
 
@@ -119,7 +115,7 @@ def test_twenty_at_once(way: Hgate, app: App) -> None:
 
 def test_a_refusal_comes_all_the_way_back(way: Hgate) -> None:
     """The port's 401 passes nghttpx, and becomes the client's alert."""
-    with connected(way) as client:
+    with way.connect() as client:
         client.sendall(hello("outbound_.80_._.other.demo.svc.cluster.local"))
         assert read(client) == ACCESS_DENIED
     far = way.process.wait_for(lambda record: record.get("identity") == str(NGHTTPX), PATIENCE_S)

@@ -7,8 +7,7 @@ import os
 import ssl
 
 from hbone.demo.mesh import SNI
-from hbone.demo.processes import Record
-from tests.support.world import PATIENCE_S, World
+from tests.support.world import PATIENCE_S, World, count
 
 TUNNELS = 200
 ROUNDS = 4
@@ -37,18 +36,6 @@ async def end(client: Client) -> None:
     await writer.wait_closed()
 
 
-def wait_for_ends(world: World, count: int) -> None:
-    """Returns once hgate has logged the end of `count` tunnels."""
-    ended = set()
-
-    def is_last(record: Record) -> bool:
-        if record.get("message") == "connection complete":
-            ended.add(record["src.addr"])
-        return len(ended) == count
-
-    world.hgate.wait_for(is_last, PATIENCE_S)
-
-
 async def test_two_hundred_tunnels_share_one_connection(world: World) -> None:
     context = ssl.create_default_context(cafile=world.caller.roots)
     context.load_cert_chain(world.caller.certificates, world.caller.key)
@@ -62,6 +49,6 @@ async def test_two_hundred_tunnels_share_one_connection(world: World) -> None:
         (connection,) = await asyncio.to_thread(world.connections)
         assert connection["streams"] == TUNNELS
         await asyncio.gather(*map(end, clients))
-    await asyncio.to_thread(wait_for_ends, world, TUNNELS)
+    await asyncio.to_thread(count, world.hgate, "connection complete", TUNNELS)
     (connection,) = await asyncio.to_thread(world.connections)
     assert connection["streams"] == 0

@@ -11,13 +11,11 @@ import json
 import os
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
@@ -62,11 +60,6 @@ def connected(address: Address) -> socket.socket:
 def send_and_end(client: socket.socket, data: bytes) -> None:
     client.sendall(data)
     client.shutdown(socket.SHUT_WR)
-
-
-def dump(gateway: Hgate, path: str) -> Any:
-    with urllib.request.urlopen(f"http://{gateway.admin}{path}", timeout=PATIENCE_S) as answer:
-        return json.load(answer)
 
 
 # The ways through.
@@ -281,7 +274,7 @@ def test_what_hgate_says_of_itself(tmp_path: Path, app: App) -> None:
         own = {"identity": str(mesh.member(GATEWAY)), "peer": [str(ZTUNNEL)]}
         route = {"host": GLOB, "tunnel": f"https://{address}", "method": "CONNECT", **own}
         gateway = block.enter_context(hgate(tmp_path, routes=[route]))
-        with connected(gateway.gateway) as client:
+        with gateway.connect() as client:
             send_and_end(client, first)
             assert read(client) == first
             own_name = "{}:{}".format(*client.getsockname())
@@ -347,7 +340,7 @@ def test_a_drain_lets_an_envoys_tunnel_finish(door: tuple[Hgate, Address], app: 
     with connected(address) as client, ThreadPoolExecutor(1) as threads:
         client.sendall(b"before")
         assert read(client, 6) == b"before"
-        assert [row["route"] for row in dump(gateway, "/tunnels")] == ["hbone"]
+        assert [row["route"] for row in gateway.dump("/tunnels")] == ["hbone"]
         stopping = threads.submit(gateway.process.stop)
         gateway.process.wait_for(lambda record: said(record).startswith("draining: "), PATIENCE_S)
         client.sendall(b"after")

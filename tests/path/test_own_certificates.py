@@ -6,7 +6,6 @@ the API server for, shows it to istiod, and what istiod signs is what the client
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hbone.demo.mesh import TRUST_DOMAIN
 from shared.credentials.certificates.authority import Authority
 from tests.path.app import App, lasting
-from tests.path.tls_client import connected, says_back, serial_of
+from tests.path.tls_client import another_serial, connected, says_back, serial_of
 from tests.support.api_server import SERVICE_ACCOUNT, kubeconfig, threaded_api_server
 from tests.support.istiod import Istiod
 from tests.support.revocation import serial_in
 from tests.support.tls_client import read_to_the_end
-from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, World, running
+from tests.support.world import INBOUNDS, WORKLOAD, running
 
 LIFETIME_S = 20
 """Of a certificate, which is renewed after 2 to 4 s and so has another 16 to live on a busy machine."""
@@ -60,7 +59,7 @@ def test_token_and_certificate_of_krun_s_own(inbound: str, tmp_path: Path) -> No
             assert first.recv(100) == b"hello\n"
             serials = [serial_of(first)]
             while len(serials) <= RENEWALS:
-                serials.append(another_serial(world, serials))
+                serials.append(another_serial(world, serials, b"hello\n"))
                 says_back(first, b"still here\n")
             first.shutdown()
             assert read_to_the_end(first) == b""
@@ -73,20 +72,6 @@ def test_token_and_certificate_of_krun_s_own(inbound: str, tmp_path: Path) -> No
         assert serial_in(own) not in serials[:RENEWALS]
     for file, mode in ((token_file, 0o600), (own / "private_key.pem", 0o600)):
         assert file.stat().st_mode & 0o777 == mode
-
-
-def another_serial(world: World, known: list[int]) -> int:
-    """That of the server's certificate, once new connections see another one than those that are known."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        with connected(world) as connection:
-            assert connection.recv(100) == b"hello\n"
-            serial = serial_of(connection)
-            connection.shutdown()
-            assert read_to_the_end(connection) == b""
-        if serial not in known:
-            return serial
-    raise AssertionError(f"no new certificate within {PATIENCE_S} s")
 
 
 def public_key(request_pem: str) -> bytes:

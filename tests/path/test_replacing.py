@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import EXIT_OK
+from tests.path.app import App, lasting
 from tests.support.distance import distance
 from tests.support.hbone_port import CALLER, GATEWAY, Mesh
 from tests.support.hgate_process import Hgate, hgate
@@ -28,22 +29,10 @@ DELAYS_S = (0.0, FAR_S)
 
 
 @pytest.fixture
-async def echo() -> AsyncIterator[int]:
+def echo(app: App) -> int:
     """A port that gives back what it is sent."""
-
-    async def give_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-            writer.write_eof()
-        except OSError:
-            pass  # told by the other end
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(give_back, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
+    app.behave = lasting(b"")
+    return app.address.port
 
 
 # hgate.

@@ -21,17 +21,15 @@ from tests.path.programs import MUCH_BYTES, s_client_brings_back
 from tests.path.reverse_world import (
     OTHER,
     ReverseWorld,
-    count,
     ends,
     registered,
     send,
-    times,
 )
-from tests.path.tls_client import connected, says_back, serial_of
+from tests.path.tls_client import another_serial, connected, says_back, serial_of
 from tests.support.cut_line import CutLine, line_to
 from tests.support.revocation import put, revocation_list, serial
 from tests.support.tls_client import read_to_the_end
-from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD
+from tests.support.world import INBOUNDS, PATIENCE_S, WORKLOAD, count, times
 
 
 @pytest.fixture
@@ -235,12 +233,7 @@ def test_a_new_certificate_is_shown_at_the_next_dial(mesh: ReverseWorld, app: Ap
         assert connection.recv(100) == b"only one\n"
         assert serial_of(connection) == serial(old)
         turn(mesh, folder, new)
-        served = serial(old)
-        while served == serial(old):  # until krun's mTLS end has looked at its files
-            with connected(mesh) as another:
-                served = serial_of(another)
-                another.shutdown()
-                read_to_the_end(another)
+        served = another_serial(mesh, [serial(old)], b"only one\n")  # once krun has looked at its files
         assert served == serial(new)
         says_back(connection, b"as before\n")
         assert times(krun, f"registered {HOST} with ") == 1, "an open registration stays"

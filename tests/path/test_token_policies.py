@@ -7,7 +7,6 @@ Tokens and keys are those of the Cloud Run stand-in's metadata server, from a UR
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 import urllib.request
@@ -80,7 +79,7 @@ def pair(folder: Path, app: App, metadata: str, keys: str, claims: Json) -> Iter
 
 def carried(gateway: Hgate, name: str = "hello.demo.svc.cluster.local") -> bytes:
     """What comes back of a hello for `name` and what follows it."""
-    with socket.create_connection((gateway.gateway.host, gateway.gateway.port), PATIENCE_S) as client:
+    with gateway.connect() as client:
         client.sendall(hello(f"outbound_.80_._.{name}") + b"and more")
         client.shutdown(socket.SHUT_WR)
         return read(client)
@@ -105,9 +104,7 @@ def test_the_metadata_server_s_tokens(tmp_path: Path, app: App) -> None:
             assert carried(near, name) == ACCESS_DENIED
             line = far.process.wait_for(lambda record: reason in str(record.get("error")), PATIENCE_S)  # noqa: B023
             assert (line["status"], line["flags"], line["identity"]) == (401, "DENY", str(CALLER))
-        with urllib.request.urlopen(f"http://{far.admin}/config", timeout=PATIENCE_S) as answer:
-            shown = json.load(answer)["hbone"]
-        assert shown["jwt"]["keys"] == f"http://{metadata}{KEYS_PATH}"
+        assert far.dump("/config")["hbone"]["jwt"]["keys"] == f"http://{metadata}{KEYS_PATH}"
 
 
 def test_other_claims_and_a_rule_that_is_changed(tmp_path: Path, app: App) -> None:

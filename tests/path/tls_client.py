@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,7 +13,7 @@ from OpenSSL import SSL
 from hbone.demo.mesh import SNI
 from shared.address import Address
 from shared.net.legs.tcp_end import RESET_ON_CLOSE
-from tests.support.tls_client import blocking
+from tests.support.tls_client import blocking, read_to_the_end
 from tests.support.world import PATIENCE_S, Identity
 
 
@@ -58,6 +59,21 @@ def serial_of(connection: SSL.Connection) -> int:
     certificate = connection.get_peer_certificate()
     assert certificate is not None
     return certificate.get_serial_number()
+
+
+def another_serial(world: Mesh, known: list[int], greeting: bytes) -> int:
+    """That of the server's certificate, once new connections see another one than those that are known.
+    The app says `greeting` first."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with connected(world) as connection:
+            assert connection.recv(100) == greeting
+            serial = serial_of(connection)
+            connection.shutdown()
+            assert read_to_the_end(connection) == b""
+        if serial not in known:
+            return serial
+    raise AssertionError(f"no new certificate within {PATIENCE_S} s")
 
 
 def reset_on_close(sock: socket.socket | SSL.Connection) -> None:

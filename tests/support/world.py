@@ -242,6 +242,23 @@ def printed(process: Process, name: str) -> str:
     return assignment.partition("=")[2]
 
 
+def count(process: Process, beginning: str, times: int) -> None:
+    """Returns when a process has said something so many times."""
+    seen: set[int] = set()
+
+    def wanted(record: dict[str, Any]) -> bool:
+        if said(record).startswith(beginning):
+            seen.add(id(record))
+        return len(seen) >= times
+
+    process.wait_for(wanted, PATIENCE_S)
+
+
+def times(process: Process, beginning: str) -> int:
+    """How many times a process has said something so far."""
+    return sum(said(record).startswith(beginning) for record in list(process._records))
+
+
 def said(record: Record) -> str:
     """A line's text, whether it was logged or just printed."""
     return str(record.get("message") or record.get("text") or "")
