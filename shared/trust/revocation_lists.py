@@ -50,11 +50,6 @@ class RevocationList:
         return shown(self.issuer_name.rfc4514_string())
 
     @property
-    def this_update(self) -> datetime:
-        """From when on it holds."""
-        return self.crl.last_update_utc
-
-    @property
     def next_update(self) -> datetime | None:
         """By when there will be a newer one."""
         return self.crl.next_update_utc

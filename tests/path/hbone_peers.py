@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import socket
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,11 +54,6 @@ class Hgate:
     def connect(self) -> socket.socket:
         """A client's connection."""
         return socket.create_connection((self.gateway.host, self.gateway.port), PATIENCE_S)
-
-    def dump(self, path: str) -> Any:
-        """A dump of its admin port."""
-        with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=PATIENCE_S) as answer:
-            return json.load(answer)
 
 
 def configure(file: Path, routes: list[Json], hbone: Mapping[str, Any] | None) -> None:

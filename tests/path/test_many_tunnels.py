@@ -7,7 +7,7 @@ import os
 import ssl
 
 from hbone.demo.mesh import SNI
-from tests.support.world import PATIENCE_S, World, count
+from tests.support.world import PATIENCE_S, World, count, dump
 
 TUNNELS = 200
 ROUNDS = 4
@@ -46,9 +46,9 @@ async def test_two_hundred_tunnels_share_one_connection(world: World) -> None:
         clients += await asyncio.gather(*(connect(world, context) for _ in range(TUNNELS - 1)))
         for _ in range(ROUNDS):
             assert all(await asyncio.gather(*map(exchange, clients)))
-        (connection,) = await asyncio.to_thread(world.connections)
+        (connection,) = await asyncio.to_thread(dump, world.admin, "/connections")
         assert connection["streams"] == TUNNELS
         await asyncio.gather(*map(end, clients))
     await asyncio.to_thread(count, world.hgate, "connection complete", TUNNELS)
-    (connection,) = await asyncio.to_thread(world.connections)
+    (connection,) = await asyncio.to_thread(dump, world.admin, "/connections")
     assert connection["streams"] == 0

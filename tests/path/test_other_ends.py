@@ -43,7 +43,7 @@ from tests.path.tls_client import reset_on_close
 from tests.support.gateway_world import GLOB
 from tests.support.hbone_port import CALLER, GATEWAY, Mesh
 from tests.support.hellos import hello
-from tests.support.world import INBOUNDS, PATIENCE_S, running, said
+from tests.support.world import INBOUNDS, PATIENCE_S, dump, running, said
 
 SIZE_BYTES = 3 << 20
 """Three windows of a stream."""
@@ -340,7 +340,7 @@ def test_a_drain_lets_an_envoys_tunnel_finish(door: tuple[Hgate, Address], app: 
     with connected(address) as client, ThreadPoolExecutor(1) as threads:
         client.sendall(b"before")
         assert read(client, 6) == b"before"
-        assert [row["route"] for row in gateway.dump("/tunnels")] == ["hbone"]
+        assert [row["route"] for row in dump(gateway.admin, "/tunnels")] == ["hbone"]
         stopping = threads.submit(gateway.process.stop)
         gateway.process.wait_for(lambda record: said(record).startswith("draining: "), PATIENCE_S)
         client.sendall(b"after")

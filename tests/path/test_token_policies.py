@@ -26,7 +26,7 @@ from tests.support.envoy_config import Json
 from tests.support.gateway_world import GLOB
 from tests.support.hbone_port import CALLER, GATEWAY, Mesh
 from tests.support.hellos import ACCESS_DENIED, hello
-from tests.support.world import PATIENCE_S, free_port, printed
+from tests.support.world import PATIENCE_S, dump, free_port, printed
 
 AUDIENCE = "https://hgate.example"
 OTHER = "other.demo.svc.cluster.local"
@@ -104,7 +104,7 @@ def test_the_metadata_server_s_tokens(tmp_path: Path, app: App) -> None:
             assert carried(near, name) == ACCESS_DENIED
             line = far.process.wait_for(lambda record: reason in str(record.get("error")), PATIENCE_S)  # noqa: B023
             assert (line["status"], line["flags"], line["identity"]) == (401, "DENY", str(CALLER))
-        assert far.dump("/config")["hbone"]["jwt"]["keys"] == f"http://{metadata}{KEYS_PATH}"
+        assert dump(far.admin, "/config")["hbone"]["jwt"]["keys"] == f"http://{metadata}{KEYS_PATH}"
 
 
 def test_other_claims_and_a_rule_that_is_changed(tmp_path: Path, app: App) -> None:

@@ -121,12 +121,6 @@ class World:
         certificates, key, _ = (self.folder / name / file for file in CLIENT_FILES)
         return Identity(certificates, key, self.caller.roots)
 
-    def connections(self) -> list[dict[str, Any]]:
-        """hgate's HTTP/2 connections, as its admin port shows them."""
-        with urllib.request.urlopen(f"http://{self.admin}/connections", timeout=PATIENCE_S) as answer:
-            shown: list[dict[str, Any]] = json.load(answer)
-        return shown
-
 
 @contextmanager
 def running(
@@ -227,6 +221,12 @@ def is_error(line: str) -> bool:
 
 
 # What processes say.
+
+
+def dump(admin: Address, path: str) -> Any:
+    """A dump of hgate's admin port."""
+    with urllib.request.urlopen(f"http://{admin}{path}", timeout=PATIENCE_S) as answer:
+        return json.load(answer)
 
 
 def word_after(process: Process, beginning: str) -> str:
