@@ -949,7 +949,8 @@ def fuzz_answer(data: bytes) -> None:
     try:
         event = theirs.next_event()
     except h11.RemoteProtocolError:
-        raise AssertionError("h11 refuses it") from None
+        assert head.status == 101, "h11 refuses it"  # which it does, for its request asks for no upgrade
+        return
     assert isinstance(event, (h11.Response, h11.InformationalResponse)), event
     assert event.status_code == head.status
     framing = (b"content-length", b"transfer-encoding")
