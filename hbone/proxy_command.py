@@ -89,21 +89,28 @@ async def run(options: ProxyOptions) -> int:
 
 
 async def _carry(options: ProxyOptions) -> int:
-    service = _Service(options, await options.token.token())
+    token = await options.token.token()
+    leg = StdioLeg(options.input_fd)
+    service = _Service(options, token, leg)
     try:
         stream = await service.opened()
         tunnel = _Tunnel(options.target, service.connection, stream, service.asked_at)
-        return await tunnel.carry(StdioLeg(options.input_fd))
+        leg.drop_first(service.first_flight_bytes)
+        return await tunnel.carry(leg)
     finally:
+        leg.abort()
         service.close()
 
 
 class _Service(Upstream):
     """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out.
-    Standard input is not touched meanwhile. The token is as new as can be, so a 401 is final."""
+    ssh's identification goes with the request. The token is as new as can be, so a 401 is final."""
 
-    def __init__(self, options: ProxyOptions, token: str | None) -> None:
+    def __init__(self, options: ProxyOptions, token: str | None, leg: StdioLeg) -> None:
         target = self._target = options.target
+        self._leg = leg
+        self.first_flight_bytes = 0
+        """How much of the input was sent with the last request."""
         self.asked_at = 0.0
         """When the request was sent last, by the loop's clock."""
         self._connection: _Connection | None = None
@@ -150,7 +157,12 @@ class _Service(Upstream):
 
     async def request(self, deadline: float) -> Stream:
         self.asked_at = asyncio.get_running_loop().time()
-        return self.connection.open(self._request)
+        stream = self.connection.open(self._request)
+        first_flight = self._leg.first_flight()
+        self.first_flight_bytes = len(first_flight)
+        if first_flight:
+            stream.write(first_flight)
+        return stream
 
     def release(self, stream: Stream) -> None:
         stream.close()
@@ -215,8 +227,6 @@ class _Tunnel:
             if leg.abandoned:
                 return 128 + signal.SIGPIPE
             raise
-        finally:
-            leg.abort()
         return EXIT_OK
 
     async def _relay(self, leg: StdioLeg) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import stat
 
@@ -24,6 +25,9 @@ from shared.net.legs.read_buffer import READ_BYTES
 
 FULL_BYTES = 256 << 10
 """Unwritten bytes beyond which the relay pauses: as many as for an HTTP/2 connection."""
+
+MAX_SSH_LINE_BYTES = 255
+"""Of an SSH identification, with its line end (RFC 4253 section 4.2)."""
 
 STDIN = 0
 
@@ -52,6 +56,7 @@ class StdioLeg:
         self._next_read: asyncio.Handle | None = None  # of a file, which no event announces
         self._paused = False
         self._input_ended = False
+        self._early: bytes | None = None  # read before join; empty: the input had ended
         self._end_pending = False
         self._full = False
         self._writing = False
@@ -64,6 +69,23 @@ class StdioLeg:
         self._out_blocking = os.get_blocking(output_fd)
         if _is_stream(output_fd):
             os.set_blocking(output_fd, False)
+
+    def first_flight(self) -> bytes:
+        """What may go with the tunnel request, because it has no effect by itself however often it arrives:
+        an SSH identification or a ClientHello, if the input begins with one and it has come by now. It stays
+        with us, too."""
+        if self._early is None and not self._in_is_file:
+            poll = select.poll()
+            poll.register(self._in, select.POLLIN)
+            if poll.poll(0):
+                with contextlib.suppress(OSError):  # which the read after `join` will meet, too
+                    self._early = os.read(self._in, READ_BYTES)
+        return _first_flight_of(self._early or b"")
+
+    def drop_first(self, size: int) -> None:
+        """So many bytes of the first flight have been passed on."""
+        if size:
+            self._early = (self._early or b"")[size:] or None
 
     @property
     def abandoned(self) -> bool:
@@ -88,6 +110,12 @@ class StdioLeg:
             return
         if self._full:
             relay.full(self)
+        early, self._early = self._early, None
+        if early:
+            relay.received(self, early)
+        elif early is not None:
+            self._end_input()
+            relay.ended(self)
         self._read_more()
 
     def write(self, data: Buffer) -> None:
@@ -229,6 +257,19 @@ class StdioLeg:
         self.error.__cause__ = error
         if self._relay is not None:
             self._relay.failed(self, self.error)
+
+
+def _first_flight_of(data: bytes) -> bytes:
+    if data.startswith(b"SSH-"):
+        return data[: data.find(b"\n", 0, MAX_SSH_LINE_BYTES) + 1]
+    if data[:1] == b"\x16":
+        from shared.errors import ClientHelloError
+        from shared.tls import client_hello  # few tunnels begin with one
+
+        with contextlib.suppress(ClientHelloError):
+            hello = client_hello.parse(data)
+            return data[: hello.size] if hello is not None else b""
+    return b""
 
 
 def _can_be_watched(fd: int) -> bool:

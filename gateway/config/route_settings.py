@@ -157,6 +157,13 @@ ROUTE: Table = {
         "beside identity: file with certificate revocation lists of the servers, which is followed",
         unset="none",
     ),
+    "first_flight": Setting(
+        Choice(("with_request", "after_answer")),
+        "with_request",
+        "beside tunnel and reverse: when the client's first bytes are sent, up to 64 KiB",
+        "with_request saves a round trip. after_answer is for far sides that accept no byte before they have "
+        "answered.",
+    ),
     "max_connections": Setting(
         CONNECTIONS_OR_ALL,
         None,
@@ -227,6 +234,8 @@ def _route(value: Value, context: Context) -> Route:
     kind = _kind(given.fields)
     if kind != "forward":
         given.refuse(("alpn",), "has a meaning only beside forward")
+    else:
+        given.refuse(("first_flight",), "has no meaning beside forward, only beside tunnel and reverse")
     if kind != "tunnel":
         given.refuse(_TUNNEL_ONLY_FIELDS, f"has no meaning beside {kind}, only beside tunnel")
     route = Route(
@@ -234,6 +243,7 @@ def _route(value: Value, context: Context) -> Route:
         line=value.line,
         max_connections=given.read("max_connections"),
         max_tunnel_lifetime_s=given.read("max_tunnel_lifetime"),
+        first_flight=given.read("first_flight"),
     )
     if kind == "forward":
         route = replace(route, forward=given.read("forward"), alpn=given.read("alpn"))

@@ -38,6 +38,7 @@ DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
 
 Method = Literal["POST", "CONNECT"]
 Alpn = Literal["istio", "any"]
+FirstFlight = Literal["with_request", "after_answer"]
 TokenKind = Literal["none", "audience", "file"]
 
 # Checked before lower(), which turns some other letters into ASCII ones.
@@ -95,6 +96,9 @@ class Route:
 
     identity: MeshIdentity | None = None
     """Who we are in the outer TLS, and who the server has to be; None: nobody, and whom its name says."""
+
+    first_flight: FirstFlight = "with_request"
+    """When the client's first bytes are sent: right after the tunnel request, or once that is answered."""
 
     max_connections: int | None = None
     """Connections on this route at once; None: `limits.max_connections_per_route`, 0: no bound of its own."""

@@ -3,7 +3,8 @@
 A `Tunnel` goes this way, from top to bottom: its name leads to a route; the route says how it is opened (a
 stream to a service or to a workload, or plain TCP); a relay carries; a record is written. Whatever goes wrong
 before the relay is there is told to the client as a TLS alert; of what the far side says only the body of a
-200 reaches the client. The hello stays with the downstream leg until then, so nothing is lost by waiting.
+200 reaches the client. What the client has sent goes with the request, unless the route says otherwise, and
+stays with the downstream leg until the answer, so nothing is lost by waiting or by asking again.
 
 Most tunnels never wait for anything but their answer, which comes by callback: they have no task. One is
 started for what has to be waited for, and ends when the tunnel is open or refused.
@@ -38,6 +39,9 @@ from shared.tunnel import request_context, tunnel_request
 from shared.tunnel.deadlines import Deadlines
 from shared.tunnel.opening import Opening
 from shared.tunnel.tunnel_record import TunnelRecord
+
+FIRST_FLIGHT_BYTES = 64 << 10
+"""What goes with a tunnel request at most: as much as a leg keeps before it pauses its client."""
 
 
 class Tunnels:
@@ -125,6 +129,7 @@ class Tunnel:
         "_counted_received",
         "_counted_sent",
         "_counts",
+        "_first_flight",
         "_lifetime_s",
         "_on_route",
         "_opening",
@@ -151,6 +156,7 @@ class Tunnel:
         self._started = started
         self._state = OPENING
         self._on_route = False  # it is counted among its route's connections
+        self._first_flight = b""  # what goes with the request
         self._opening: Opening | None = None
         self._task: asyncio.Task[None] | None = None  # that waits for what it is opened with
         self._counted_sent = 0
@@ -179,6 +185,8 @@ class Tunnel:
             route = tunnels.routes.routes[target.route]
             record.route = route.host
             self._lifetime_s = route.lifetime_s(tunnels.clock.lifetime_s)
+            if route.first_flight == "with_request":
+                self._first_flight = self.leg.first(FIRST_FLIGHT_BYTES)
             tunnels.admission.enter_route(route)
             self._on_route = True
         except HboneError as error:
@@ -204,6 +212,7 @@ class Tunnel:
                 upstreams.rules,
                 budget=request.budget,
                 deadlines=self._tunnels.deadlines,
+                first_flight=self._first_flight,
             )
         )
 
@@ -218,7 +227,15 @@ class Tunnel:
         )
         upstream = tunnels.reverse.upstream(target.host, headers, self.record)
         timeout_s = tunnels.upstreams.response_timeout_s
-        self._ask(Opening(upstream, timeout_s, WORKLOAD_RULES, deadlines=tunnels.deadlines))
+        self._ask(
+            Opening(
+                upstream,
+                timeout_s,
+                WORKLOAD_RULES,
+                deadlines=tunnels.deadlines,
+                first_flight=self._first_flight,
+            )
+        )
 
     def _ask(self, opening: Opening) -> None:
         self._opening = opening
@@ -270,9 +287,17 @@ class Tunnel:
         self.leg.when_lost(None)
         if isinstance(upstream, Stream):
             timeout_s = tunnels.half_closed_timeout_s
+            sent_bytes = len(self._first_flight)
             relay: Relay | SpliceRelay = Relay(
-                self.leg, upstream, self._relayed, half_closed_timeout_s=timeout_s
+                self.leg,
+                upstream,
+                self._relayed,
+                half_closed_timeout_s=timeout_s,
+                sent_bytes=sent_bytes,
             )
+            if sent_bytes:
+                self.leg.drop_first(sent_bytes)
+                self._first_flight = b""
         else:
             relay = upstream
         self.relay = relay

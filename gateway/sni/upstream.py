@@ -5,8 +5,8 @@ or to somebody else, costs none. Tokens for audiences with which no tunnel was o
 number, which is checked before anything is dialled. The time that a token takes does not count towards the
 deadline of the answer. After a pause the token is asked for again, as it may have expired.
 
-Nothing is lost or sent twice: the ClientHello, and whatever else the client has sent, stays with the
-downstream leg until the relay is there, so an attempt that fails has carried nothing.
+Nothing is lost: what the client has sent stays with the downstream leg until the relay is there. An attempt
+that fails has carried the client's first flight at most, which may arrive more than once.
 """
 
 from __future__ import annotations

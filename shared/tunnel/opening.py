@@ -10,6 +10,11 @@ An opening goes one of two ways:
 2. `run`, in a task, does whatever has to be waited for: a connection, a token, a pause. It goes on from where
    `begin` got, if that was interrupted (another answer than 200, a broken stream, no answer in time).
 
+The client's first flight goes with the request: the far side has it as soon as it is connected, a round trip
+earlier. It stays with whoever opens the tunnel until the answer is 200, and goes with each attempt. So it may
+only be what can arrive more than once: the beginning of a TLS connection, whose 0-RTT data can be replayed by
+anybody in any case (RFC 8446 section 8), or an SSH identification.
+
 The rules, whichever way it goes:
 
 1. All attempts and the pauses between them have `timeout_s` together. If a pause would take longer than what
@@ -106,6 +111,7 @@ class Opening:
     _deadline = 0.0
     _abandoned = False
     _in_budget = False
+    _first_flight = b""
     _retries: Retries | None = None
     _stream: Stream | None = None  # that `begin` asked on, until `run` or the owner has it
     _why_not = ""  # a retry that the rules allow was not made, for the log
@@ -118,9 +124,10 @@ class Opening:
         *,
         budget: RetryBudget | None = None,
         deadlines: Deadlines[Opening] | None = None,
+        first_flight: bytes = b"",
     ) -> None:
         """`budget` is shared by all openings to one origin; `deadlines` calls `overdue`, and is needed for
-        `begin`."""
+        `begin`. `first_flight` is sent right after each request."""
         self._upstream = upstream
         self._timeout_s = timeout_s
         self._rules = rules
@@ -128,12 +135,15 @@ class Opening:
         self._loop = asyncio.get_running_loop()
         self._budget: RetryBudget | None = budget or RetryBudget()  # None: left
         self._budget.requests += 1
+        if first_flight:
+            self._first_flight = first_flight
 
     # Without waiting.
 
     def begin(self, answered: Callable[[Stream], None], interrupted: Callable[[], None]) -> bool:
         """Asks at once; False if it cannot. Then either `answered(stream)` is called, once the answer is 200,
-        with a stream on which nothing has been sent yet; or `interrupted()`, and `run` has to go on."""
+        with a stream on which only the first flight has been sent; or `interrupted()`, and `run` has to go
+        on."""
         assert self._deadlines is not None
         stream = self._upstream.request_now()
         if stream is None:
@@ -144,6 +154,8 @@ class Opening:
         self.attempts = 1
         self.stream_id = stream.id
         self.awaiting_answer = True
+        if self._first_flight:
+            stream.write(self._first_flight)
         stream.on_response = self._responded
         stream.on_gone = self._broke
         self._deadline = self._loop.time() + self._timeout_s
@@ -196,7 +208,7 @@ class Opening:
     # With waiting.
 
     async def run(self) -> Stream:
-        """A stream that was answered with 200, on which nothing has been sent yet.
+        """A stream that was answered with 200, on which only the first flight has been sent.
 
         Raises:
             StatusError: the answer is final, and another than 200.
@@ -233,6 +245,8 @@ class Opening:
                 raise
             return retry
         self.stream_id = stream.id
+        if self._first_flight:
+            stream.write(self._first_flight)
         return await self._answer(stream)
 
     async def _answer(self, stream: Stream) -> Stream | Retry:

@@ -3,9 +3,9 @@
 The decisions, as plain arithmetic: no socket and no clock.
 
 A tunnel request is no idempotent method: RFC 9110 section 9.2.2 allows to send it again only if nothing is
-lost by it. Nothing is: until the 200 the far side has had nothing but headers. The client's bytes are still
-with us, so none can arrive twice; all that an attempt may leave behind is a connection to the target on which
-nothing was said. The rules:
+lost by it. Nothing is: until the 200 the far side has had nothing but headers and a first flight, which may
+arrive more than once (`opening`). The client's bytes are still with us; all that an attempt may leave behind
+is a connection to the target on which a handshake has begun. The rules:
 
 | what came instead of a 200 | again? | why |
 |---|---|---|

@@ -95,9 +95,8 @@ async def test_bytes_both_ways_the_input_ends_first() -> None:
             (b":authority", f"127.0.0.1:{service.port}".encode()),
             (b":path", b"/_hbone/22"),
         ], "no token goes out without TLS"
-        assert stream.data == b"", "before 200 nobody may be there to take it"
+        assert await stream.read(14) == b"SSH-2.0-here\r\n", "it goes with the request"
         stream.respond(200)
-        assert await stream.read(14) == b"SSH-2.0-here\r\n"
         await stream.send(b"SSH-2.0-there\r\n")
         assert await command.read(15) == b"SSH-2.0-there\r\n"
 
@@ -341,7 +340,33 @@ async def test_a_status_that_is_not_200(status: int, code: int, body: bytes, tex
         ended = await command.ended()
         assert_refusal(ended, code, text)
         assert f"http://127.0.0.1:{service.port}/_hbone/22: " in ended.stderr
+        assert stream.data == b"SSH-2.0-here\r\n"
+
+
+async def test_what_may_have_an_effect_is_sent_after_the_200() -> None:
+    async with asked(first=b"INCR visits\r\n") as (command, stream, _):
+        await stream.peer.answered()
         assert stream.data == b""
+        stream.respond(200)
+        assert await stream.read(13) == b"INCR visits\r\n"
+        command.end()
+        assert await stream.rest() == b""
+        stream.end()
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
+
+
+async def test_an_identification_arrives_once_however_often_it_is_sent() -> None:
+    async with asked(first=b"SSH-2.0-here\r\nand more") as (command, first, service):
+        assert await first.read(14) == b"SSH-2.0-here\r\n"
+        first.respond(503, end=True)
+        stream = await service.request()
+        assert await stream.read(14) == b"SSH-2.0-here\r\n"
+        stream.respond(200)
+        assert await stream.read(8) == b"and more"
+        command.end()
+        assert await stream.rest() == b""
+        stream.end()
+        assert await command.ended() == Ended(EXIT_OK, b"", "")
 
 
 async def test_a_token_that_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.relay.relay import Relay
 from tests.hbone.descriptors import Descriptors, read, readable
 from tests.shared.net.loopback import until
+from tests.support.hellos import hello
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 MIB = 1 << 20
@@ -487,3 +488,71 @@ async def test_a_leg_that_is_gone_takes_every_call(fds: Descriptors) -> None:
             os.write(person_out, b"z")
             await readable(stdin)
             assert (bytes(keeper.data), keeper.ends, keeper.error) == (b"", 0, None)
+
+
+# What may go with the tunnel request.
+
+IDENTIFICATION = b"SSH-2.0-OpenSSH_9.9\r\n"
+HELLO = hello()
+
+
+BEGINNINGS = {
+    "identification": (IDENTIFICATION, IDENTIFICATION),
+    "and a packet": (IDENTIFICATION + b"a packet", IDENTIFICATION),
+    "half a line": (b"SSH-2.0-half a line", b""),
+    "a line too long": (b"SSH-" + bytes(300) + b"\n", b""),
+    "hello": (HELLO, HELLO),
+    "and a record": (HELLO + b"more", HELLO),
+    "half a hello": (HELLO[:100], b""),
+    "no TLS": (b"\x16 is no TLS", b""),
+    "Redis": (b"INCR visits\r\n", b""),
+}
+"""What has come, and what of it may go with the request."""
+
+
+@pytest.mark.parametrize(("came", "first"), BEGINNINGS.values(), ids=BEGINNINGS)
+async def test_what_may_arrive_more_than_once_is_the_first_flight(
+    fds: Descriptors, came: bytes, first: bytes
+) -> None:
+    (read_end, write_end), (_, out) = fds.pipe(), fds.pipe()
+    os.write(write_end, came)
+    leg, keeper = StdioLeg(read_end, out), Keeper()
+    assert [leg.first_flight(), leg.first_flight()] == [first, first]
+    leg.drop_first(len(first))
+    leg.join(keeper)
+    os.write(write_end, b" and on")
+    rest = came[len(first) :] + b" and on"
+    await keeper.has(len(rest))
+    assert keeper.data == rest
+    leg.abort()
+
+
+async def test_an_input_that_has_said_nothing_is_not_waited_for(fds: Descriptors) -> None:
+    (read_end, write_end), (_, out) = fds.pipe(), fds.pipe()
+    leg, keeper = StdioLeg(read_end, out), Keeper()
+    assert leg.first_flight() == b""
+    os.write(write_end, IDENTIFICATION)
+    leg.join(keeper)
+    await keeper.has(len(IDENTIFICATION))
+    leg.abort()
+
+
+async def test_an_input_that_had_ended_before(fds: Descriptors) -> None:
+    (read_end, write_end), (_, out) = fds.pipe(), fds.pipe()
+    os.close(write_end)
+    leg, keeper = StdioLeg(read_end, out), Keeper()
+    assert leg.first_flight() == b""
+    leg.join(keeper)
+    await keeper.until(lambda: keeper.ends == 1)
+    leg.abort()
+
+
+async def test_a_file_is_read_once_the_tunnel_is_open(fds: Descriptors, tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(IDENTIFICATION)
+    leg, keeper = StdioLeg(fds.file(path), fds.pipe()[1]), Keeper()
+    assert leg.first_flight() == b""
+    leg.join(keeper)
+    await keeper.until(lambda: keeper.ends == 1)
+    assert keeper.data == IDENTIFICATION
+    leg.abort()

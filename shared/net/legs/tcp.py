@@ -104,6 +104,15 @@ class TcpLeg(TransportLeg):
         """How much has come before it was joined."""
         return len(self._early or b"")
 
+    def first(self, size: int) -> bytes:
+        """The first `size` bytes of what has come before it was joined."""
+        return bytes((self._early or b"")[:size])
+
+    def drop_first(self, size: int) -> None:
+        """They have been passed on: the relay to come does not get them."""
+        if self._early is not None:
+            del self._early[:size]
+
     def early_came(self, early: bytearray) -> None:
         """Something has come before it was joined, and is the last of `early`."""
         if len(early) >= EARLY_BYTES:
@@ -136,9 +145,10 @@ class TcpLeg(TransportLeg):
         self._relay = relay
         if not self._gone:
             set_end(self._transport, RESET_ON_CLOSE, self._sock)
-        if self._early:
-            early, self._early = self._early, None
+        early, self._early = self._early, None
+        if self._paused:
             self.resume_reading()
+        if early:
             relay.received(self, early)
         if self._full:
             relay.full(self)

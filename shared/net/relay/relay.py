@@ -76,10 +76,12 @@ class Relay:
         finished: Callable[[Relay], None],
         *,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        sent_bytes: int = 0,
     ) -> None:
+        """`sent_bytes` of the downstream's were sent before."""
         self.downstream = downstream
         self.upstream = upstream
-        self.sent_bytes = 0
+        self.sent_bytes = sent_bytes
         self.received_bytes = 0
         self.error: HboneError | None = None
         self.broken: Leg | None = None

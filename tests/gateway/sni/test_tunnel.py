@@ -19,12 +19,13 @@ from gateway.ports.hello import Hellos
 from gateway.rules.routes import Route, RouteTable, Target
 from gateway.sni.forward import Forward
 from gateway.sni.token_sources import TokenSources
-from gateway.sni.tunnel import Tunnels
+from gateway.sni.tunnel import FIRST_FLIGHT_BYTES, Tunnels
 from gateway.sni.upstream import Upstreams
 from shared.address import Address
 from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.errors import HboneError
 from shared.listen import bound_address, listen
+from shared.net.legs.read_buffer import READ_BYTES
 from shared.net.pool.pool import Pool
 from shared.net.pool.pool_limits import PoolLimits
 from shared.net.relay.tunnel_clock import TunnelClock
@@ -36,7 +37,7 @@ from tests.shared.net.loopback import until
 from tests.support.gateway_world import GLOB, World, tunnel
 from tests.support.hellos import INTERNAL_ERROR, NAME, hello
 from tests.support.metadata_server import closed_port
-from tests.support.retried_tunnels import end
+from tests.support.retried_tunnels import SAID, end
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
 
 CANCEL = 8
@@ -278,17 +279,40 @@ async def test_the_client_breaks_off(world: World) -> None:
 # While the tunnel is being opened.
 
 
-async def test_nothing_is_sent_before_the_200(world: World) -> None:
-    await world.start()
+@pytest.mark.parametrize(("first_flight", "sent"), [("with_request", True), ("after_answer", False)])
+async def test_what_is_sent_before_the_200(world: World, first_flight: str, sent: bool) -> None:
+    """What had come with the ClientHello, or nothing at all, as the route says."""
+    await world.start(tunnel(world.service.port, first_flight=first_flight))
     witness, witnessed = await world.open()
-    said = hello() + BIG
-    client = await world.client()
-    client.send_soon(said[len(hello()) :])
+    said = SAID + BIG
+    client = await world.client(SAID)
+    client.send_soon(BIG)
     stream = await world.service.request()
     await world.echoes(witness, witnessed)
-    assert stream.data == b""
+    assert said.startswith(stream.data)
+    assert (len(SAID) <= len(stream.data) <= FIRST_FLIGHT_BYTES) if sent else not stream.data
     stream.respond(200)
     assert len(await stream.read(len(said))) == len(said)
+    client.end()
+    assert await stream.rest() == b""
+    stream.end()
+    line = await world.gateway.line()
+    assert line["bytes_sent"] == len(said), "all is counted once"
+
+
+@pytest.mark.parametrize("size", [len(SAID) + 1, READ_BYTES, FIRST_FLIGHT_BYTES, FIRST_FLIGHT_BYTES + 1000])
+async def test_a_first_flight_of_any_size(world: World, size: int) -> None:
+    """A client that has filled what is kept is read on afterwards."""
+    await world.start()
+    said = (SAID + BIG)[:size]
+    client = await world.client(said)
+    stream = await world.service.request()
+    await stream.peer.answered()
+    assert 0 < len(stream.data) <= FIRST_FLIGHT_BYTES
+    stream.respond(200)
+    assert await stream.read(size) == said
+    await world.echoes(client, stream)
+    await end(client, stream)
 
 
 async def test_everything_that_came_early_is_delivered_in_order(world: World) -> None:
