@@ -176,7 +176,7 @@ if os.environ.get("AS_FIRST_PROCESS"):
 
 async def main():
     app = await App.start(sys.argv[1:], os.environ, 8080, ignored=ignored_signals())
-    app.forward_signals(lambda signum: print("notice", signal.Signals(signum).name, flush=True))
+    app.forward_signals(lambda signum: print(f"notice {signal.Signals(signum).name}", flush=True))
     print("launcher ready", flush=True)
     return await app.wait()
 
@@ -191,7 +191,7 @@ REPORTER = [
     """
 import signal
 def report(signum, _):
-    print("app", signal.Signals(signum).name, flush=True)
+    print(f"app {signal.Signals(signum).name}", flush=True)
     if signum == signal.SIGTERM:
         raise SystemExit(9)
 for name in ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"]:
