@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import ssl
+from pathlib import Path
 
 DISTRIBUTION = "hbone"
 
@@ -24,3 +26,26 @@ def describe(command: str) -> str:
     """One line about `command`, for people and for reports of faults."""
     version = installed() or "of a checkout that is not installed"
     return f"{command} {version} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+FAST_OPENSSL = (3, 2)
+"""From this version on OpenSSL encrypts AES-GCM with VAES."""
+
+
+def slow_openssl(version: tuple[int, ...] = ssl.OPENSSL_VERSION_INFO, cpuinfo: Path = CPUINFO) -> str:
+    """What an OpenSSL costs that leaves the VAES of this CPU unused; empty if it uses it or there is none."""
+    if version[:2] >= FAST_OPENSSL:
+        return ""
+    try:
+        has_vaes = re.search(r"^flags\s*:.* vaes\b", cpuinfo.read_text(), re.MULTILINE) is not None
+    except OSError:
+        return ""  # not Linux
+    if not has_vaes:
+        return ""
+    used, wanted = ".".join(map(str, version[:2])), ".".join(map(str, FAST_OPENSSL))
+    return (
+        f"OpenSSL {used} does not use this CPU's VAES: bulk costs 1.4 to 1.9 times the CPU time of OpenSSL "
+        f"{wanted} and newer; see docs/operate.md, OpenSSL"
+    )

@@ -23,6 +23,7 @@ from gateway.config.config import GatewayConfig
 from gateway.config.reload import ConfigFile, Reloads, keep_fixed
 from gateway.ops import admin
 from gateway.ops.ops_ports import OpsPorts
+from gateway.ops.versions import log_versions
 from gateway.workers import metric_sums
 from gateway.workers.worker_link import LinkClient, watch_parent
 from shared.errors import EXIT_OK, UpstreamError
@@ -95,6 +96,8 @@ class OpsProcess:
             self._reloads.watch()
             if self._is_replacement:
                 self._reloads.request()
+            else:
+                log_versions()
             waiting = spawn(self._log_when_ready(), name="wait for the workers")
             await self._stop.wait()
             waiting.cancel()

@@ -41,3 +41,32 @@ def test_every_command_says_it(command: str, package: str) -> None:
     ran = subprocess.run(asked, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert re.fullmatch(rf"{command} \S+ \(Python .+, OpenSSL .+\)\n", ran.stdout)
+
+
+# An OpenSSL that leaves the CPU unused.
+
+WITH_VAES = "processor\t: 0\nflags\t\t: fpu aes avx2 vaes vpclmulqdq\n"
+WITHOUT = "processor\t: 0\nflags\t\t: fpu aes avx2\n"
+
+
+@pytest.mark.parametrize(
+    ("openssl", "cpuinfo", "text"),
+    [
+        ((3, 0, 22, 0, 0), WITH_VAES, "OpenSSL 3.0 does not use this CPU's VAES"),
+        ((3, 1, 0, 0, 0), WITH_VAES, "OpenSSL 3.1 does not use this CPU's VAES"),
+        ((1, 1, 1, 0, 0), WITH_VAES, "OpenSSL 1.1 does not use this CPU's VAES"),
+        ((3, 2, 0, 0, 0), WITH_VAES, ""),
+        ((4, 0, 0, 0, 0), WITH_VAES, ""),
+        ((3, 0, 22, 0, 0), WITHOUT, ""),
+        ((3, 0, 22, 0, 0), None, ""),
+    ],
+)
+def test_an_openssl_that_leaves_the_cpu_unused(
+    tmp_path: Path, openssl: tuple[int, ...], cpuinfo: str | None, text: str
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        path.write_text(cpuinfo)
+    said = version.slow_openssl(openssl, path)
+    assert said.startswith(text)
+    assert bool(said) is bool(text)
