@@ -31,6 +31,7 @@ from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, certificates_in_use
 from gateway.ops.ops_ports import OpsPorts
+from gateway.ops.versions import log_versions
 from gateway.ports.admission import Admission, report_refusal
 from gateway.ports.hello import Hellos
 from gateway.ports.listeners import Listeners
@@ -41,6 +42,7 @@ from gateway.sni.new_audiences import NewAudiences
 from gateway.sni.token_sources import TokenSources
 from gateway.sni.tunnel import Tunnels
 from gateway.sni.upstream import Upstreams
+from gateway.sni.warm import WarmRoutes
 from gateway.workers import metric_sums
 from gateway.workers.worker_link import LinkServer, Worker, watch_parent
 from shared.credentials.token_sources.minters import minter_from_env
@@ -147,6 +149,7 @@ class Gateway:
             new_audiences=self._new_audiences,
             limits=limits,
         )
+        self._warm = WarmRoutes(self._upstreams, self.readiness)
         self._forward = Forward(limits)
         self._reverse = self._reverse_listener()
         self._tunnels = Tunnels(
@@ -219,6 +222,8 @@ class Gateway:
         try:
             await self._start()
             started.done()
+            if self._worker.link is None:
+                log_versions()
             await self._drain.requested.wait()
             await self._drain.run()
         finally:
@@ -242,6 +247,7 @@ class Gateway:
         if self._hbone is not None:
             await self._hbone.start()
         self._memory.start()
+        self._warm.start(self._tunnels.routes.warm())
         if self._reverse is not None:
             await self._reverse.start()
         self._reloads.watch(changes=link is None)
@@ -259,6 +265,7 @@ class Gateway:
         self._memory.close()
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
+        self._warm.close()
         self._tokens.close()
         await self._pool.close(0.0 if self._drain.forced.is_set() else LAST_BYTES_S)
         self._forward.close()
@@ -276,6 +283,7 @@ class Gateway:
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
+        self._warm.use(routes.warm())
         self._config = keep_fixed(self._config, config)
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)

@@ -164,6 +164,13 @@ ROUTE: Table = {
         "with_request saves a round trip. after_answer is for far sides that accept no byte before they have "
         "answered.",
     ),
+    "warm": Setting(
+        Choice(("true", "false")),
+        "false",
+        "beside tunnel: whether a connection and a token are there before the first client",
+        "They stay while the route does. hgate is ready when they are, or after 10 s. It needs a URL and an "
+        "audience without placeholders.",
+    ),
     "max_connections": Setting(
         CONNECTIONS_OR_ALL,
         None,
@@ -180,7 +187,7 @@ ROUTE: Table = {
 
 _KINDS = ("tunnel", "forward", "reverse")
 _IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
-_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", *_IDENTITY_FIELDS)
+_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", "warm", *_IDENTITY_FIELDS)
 
 
 # Which fields go together.
@@ -285,9 +292,13 @@ def _tunnel(given: _Given, route: Route) -> Route:
     if token is None:
         mistaken = "token" in fields.values
         token = TokenRule() if url is None or mistaken else _default_token(url, identity)
+    warm = given.read("warm") == "true"
+    if warm and url is not None:
+        _check_warm(fields.need("warm"), url, token)
     return replace(
         route,
         tunnel=url,
+        warm=warm,
         connect=connect,
         ca=ca,
         identity=identity,
@@ -295,6 +306,15 @@ def _tunnel(given: _Given, route: Route) -> Route:
         method=method,
         authority=authority,
     )
+
+
+def _check_warm(value: Value, url: TunnelUrl, token: TokenRule) -> None:
+    """Whether it is known, before a client has named anything, where to connect and which token to get."""
+    for template in (url.host, url.port, token.audience):
+        if template is not None and not template.is_fixed:
+            reason = f"only a client's name says what {template.text} is: write it out, in a route of its own"
+            value.refuse(value.error(reason))
+            return
 
 
 def _check_host(value: Value, route: Route) -> None:

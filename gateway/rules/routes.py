@@ -9,7 +9,7 @@ name and no IP address, and an empty one is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 from gateway.rules.host_globs import ANY_LABEL, compile_glob
 from gateway.rules.templates import (
     DEFAULT_PORTS,
+    PLACEHOLDERS,
     Template,
     TunnelUrl,
     is_port,
@@ -32,6 +33,9 @@ from shared.tls.istio_sni import Destination
 MAX_CACHED_TARGETS = 4096
 """Targets kept by destination, some 2.5 MiB. Only names that match a route are kept, so others cannot
 push them out; when the table is full it starts anew."""
+
+_STAND_IN = dict.fromkeys(PLACEHOLDERS, "x") | {"port": "1"}
+"""For what a client's name would fill."""
 
 DEFAULT_AUTHORITY = Template.parse("{host}:{port}")
 """What a CONNECT asks for: the destination itself."""
@@ -99,6 +103,9 @@ class Route:
 
     first_flight: FirstFlight = "with_request"
     """When the client's first bytes are sent: right after the tunnel request, or once that is answered."""
+
+    warm: bool = False
+    """Whether a connection and a token are there before the first client."""
 
     max_connections: int | None = None
     """Connections on this route at once; None: `limits.max_connections_per_route`, 0: no bound of its own."""
@@ -227,6 +234,12 @@ class RouteTable:
             self._by_name[server_name] = target
         return target
 
+    def warm(self) -> Iterator[Target]:
+        """Where the routes lead that are to be warm. In what depends on a client's name is a stand-in."""
+        for index, route in enumerate(self.routes):
+            if route.warm and route.tunnel is not None:
+                yield _tunnel_target(index, route, route.tunnel, _STAND_IN)
+
     def explain(self, sni: str) -> str:
         """Lines for people: what `sni` says, which routes were tried, and where it goes or why not."""
         lines = [f"name       {shown(sni)}"]
@@ -296,6 +309,11 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         return Target(
             "reverse", index, route.line, dial, scheme="reverse", host=host, path=path, authority=host
         )
+    return _tunnel_target(index, route, url, values)
+
+
+def _tunnel_target(index: int, route: Route, url: TunnelUrl, values: Mapping[str, str]) -> Target:
+    host = url.host.expand(values)
     address = Address(host, int(url.port.expand(values)))
     bracketed = f"[{host}]" if ":" in host else host
     return Target(

@@ -15,6 +15,8 @@ The rules:
    whose certificate has ended.
 6. A name is looked up again from time to time while there are connections; one whose peer's address is no
    longer in the answers is drained.
+7. An origin that is kept warm has a connection at all times: the oldest stays though it is idle, and one that
+   ends is replaced, after a failure as 4 says.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ class OriginPool:
         self._name = NameWatch(origin.to_look_up, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
         self._asked_again = False  # while it was there already
+        self._is_warm = False
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
 
@@ -105,7 +108,21 @@ class OriginPool:
     @property
     def unused(self) -> bool:
         """No connection, none on its way, and nobody who waits for one."""
-        return not (self.members or self.draining or self._dialling is not None or self.waiting)
+        return not (
+            self.members or self.draining or self._dialling is not None or self.waiting or self._is_warm
+        )
+
+    def keep_warm(self, wanted: bool) -> None:
+        """Whether there is to be a connection at all times (rule 7)."""
+        self._is_warm = wanted
+        if self._lacks_connection():
+            self._dial_more()
+        for member in self.members:
+            member.keep_time()
+        self._tell_if_unused()
+
+    def _is_kept(self, member: PooledConnection) -> bool:
+        return self._is_warm and self.members[:1] == [member]
 
     # Streams.
 
@@ -219,7 +236,7 @@ class OriginPool:
             left_s = self.backoff.left(self._loop.time())
             if left_s:
                 await asyncio.sleep(left_s)
-                if not self.waiting:
+                if not (self.waiting or self._lacks_connection()):
                     return
             is_filled = False
             try:
@@ -231,8 +248,10 @@ class OriginPool:
                 return
 
     def _lacks_connection(self) -> bool:
-        """Whether somebody waits for another connection than there are."""
-        return bool(self._queue or (self._awaiting_connection and not self.members))
+        """Whether another connection than there are is waited for, or has to be there."""
+        if self._queue:
+            return True
+        return not self.members and (bool(self._awaiting_connection) or self._is_warm)
 
     async def _dial(self) -> PooledConnection:
         member = PooledConnection(
@@ -242,6 +261,7 @@ class OriginPool:
             changed=self._changed,
             lost=self._lost,
             retire=self._retire,
+            is_kept=self._is_kept,
             wall_clock=self._wall_clock,
         )
         timeout_s = self._limits.connect_timeout_s

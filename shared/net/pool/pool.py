@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,14 @@ class Pool:
         """Whether there is a connection to `origin` that accepts new streams, be it full now."""
         pool = self.origins.get(origin)
         return pool is not None and bool(pool.members)
+
+    def keep_warm(self, origins: Collection[Origin]) -> None:
+        """From now on these, and no others, have a connection at all times."""
+        for origin, pool in list(self.origins.items()):
+            if origin not in origins:
+                pool.keep_warm(False)
+        for origin in origins:
+            self.of(origin).keep_warm(True)
 
     def set_limits(self, limits: PoolLimits) -> None:
         """From now on these count, for the connections that there are, too."""

@@ -30,12 +30,14 @@ class PooledConnection:
     """A connection and what the pool knows of it.
 
     `changed(self)` is called when it may have room, or may have become useless; `lost(self)` when it is gone;
-    `retire(self, reason)` when it is to accept no new streams.
+    `retire(self, reason)` when it is to accept no new streams. `is_kept(self)` says whether it stays though
+    it is idle.
     """
 
     __slots__ = (
         "_changed",
         "_idle_since",
+        "_is_kept",
         "_is_made",
         "_jitter",
         "_loop",
@@ -64,6 +66,7 @@ class PooledConnection:
         changed: Callable[[PooledConnection], None],
         lost: Callable[[PooledConnection], None],
         retire: Callable[[PooledConnection, str], None],
+        is_kept: Callable[[PooledConnection], bool] = lambda member: False,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """`jitter` in 0..1 decides how much of AGE_JITTER this connection loses; `wall_clock` has seconds
@@ -84,6 +87,7 @@ class PooledConnection:
         self._changed = changed
         self._lost = lost
         self._retire = retire
+        self._is_kept = is_kept
         self._wall_clock = wall_clock
         self._idle_since: float | None = self.born  # None: it has streams
         self._timer: asyncio.TimerHandle | None = None
@@ -167,7 +171,7 @@ class PooledConnection:
         return self.born + age_s * (1 - AGE_JITTER * self._jitter)
 
     def _idle_due(self) -> float:
-        if self.reason or self._idle_since is None:
+        if self.reason or self._idle_since is None or self._is_kept(self):
             return OPEN_ENDED_S
         idle_s = self.limits.idle_timeout_s
         if not (self.connection.has_carried or self.is_worth_it):

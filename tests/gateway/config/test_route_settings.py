@@ -205,3 +205,44 @@ def test_many_routes_are_looked_at_quickly() -> None:
     began = time.process_time()
     assert parse("routes:\n" + routes, "f.yaml").warnings == ()
     assert time.process_time() - began < 5.0, "half a second, if not beside others"
+
+
+@pytest.mark.parametrize(
+    ("fields", "first_flight", "warm"),
+    [
+        ("tunnel: 'https://a.run.app/p'", "with_request", False),
+        ("tunnel: 'https://a.run.app/p'\n  first_flight: after_answer\n  warm: true", "after_answer", True),
+        ("tunnel: 'https://a.run.app/_hbone/{port}'\n  warm: true", "with_request", True),
+        ("forward: 'b:1'", "with_request", False),
+    ],
+)
+def test_the_first_flight_and_a_warm_route(fields: str, first_flight: str, warm: bool) -> None:
+    config = parse(f"routes:\n- host: a.b.svc\n  {fields}", "f.yaml")
+    route = one_route(config)
+    assert (route.first_flight, route.warm) == (first_flight, warm)
+    targets = list(RouteTable(config.routes).warm())
+    assert [target.authority for target in targets] == ["a.run.app"] * warm
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ("forward: 'b:1'\n  first_flight: with_request", "first_flight: has no meaning beside forward"),
+        ("forward: 'b:1'\n  warm: true", "warm: has no meaning beside forward, only beside tunnel"),
+        ("tunnel: 'https://a/b'\n  first_flight: late", "first_flight: must be with_request or after_answer"),
+        ("tunnel: 'https://a/b'\n  warm: maybe", "warm: must be true or false"),
+        (
+            "tunnel: 'https://{service}.a.run.app/p'\n  warm: true",
+            "warm: only a client's name says what {service}.a.run.app is: write it out",
+        ),
+        ("tunnel: 'https://a:{port}/p'\n  warm: true", "warm: only a client's name says what {port} is"),
+        (
+            "tunnel: 'https://a/p'\n  token: {audience: 'https://{service}'}\n  warm: true",
+            "warm: only a client's name says what https://{service} is",
+        ),
+    ],
+)
+def test_what_cannot_stand_beside_a_route(fields: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"routes:\n- host: a.b.svc\n  {fields}", "f.yaml")
+    assert text in str(caught.value)
