@@ -27,6 +27,7 @@ from tests.stress import (
     million,
     names,
     probes,
+    readers,
     restart,
     services,
     stall,
@@ -52,6 +53,7 @@ SCENARIOS: dict[str, tuple[Scenario, float]] = {
     "stall": (stall.stall, 150.0),
     "names": (names.random_names, 120.0),
     "uploads": (uploads.uploads, 120.0),
+    "readers": (readers.readers, 90.0),
 }
 """By name, with the seconds that each may take; together 15 minutes on two cores."""
 
