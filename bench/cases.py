@@ -53,6 +53,13 @@ def _distant(round_trip_ms: int) -> Place:
     return replace(GATEWAY, name=f"{round_trip_ms}ms", round_trip_ms=round_trip_ms)
 
 
+def _cold(place: Place) -> Place:
+    """Without a connection to what is behind it."""
+    return replace(
+        place, ours=partial(subjects.hgate, cold=True), peer=partial(subjects.envoy_gateway, cold=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One thing that is measured, of ours and of the peer in turns."""
@@ -141,6 +148,7 @@ def _over_distance(
             for way in ("up", "down")
             for tunnels in (1, 8)
         ),
+        Case("connect to first byte, cold", _cold(place), first_byte, "tunnel"),
     )
 
 

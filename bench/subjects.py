@@ -42,12 +42,17 @@ START_S = 30.0
 
 Json = dict[str, Any]
 _TYPES = "type.googleapis.com/envoy.extensions"
-_HTTP2 = {
-    "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-        "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
-        "explicit_http_config": {"http2_protocol_options": {}},
+
+
+def _http2(**more: Json) -> Json:
+    """A cluster's protocol options: HTTP/2, and `more`."""
+    return {
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+            "@type": f"{_TYPES}.upstreams.http.v3.HttpProtocolOptions",
+            "explicit_http_config": {"http2_protocol_options": {}},
+            **more,
+        }
     }
-}
 
 
 @dataclass(slots=True)
@@ -139,8 +144,11 @@ Start = Callable[[World, str], AbstractContextManager[Subject]]
 
 
 @contextmanager
-def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) -> Iterator[Subject]:
-    """hgate before a front end that speaks TLS, or with `forward` before a TCP server."""
+def hgate(
+    world: World, far: str, *, workers: int = 1, forward: bool = False, cold: bool = False
+) -> Iterator[Subject]:
+    """hgate before a front end that speaks TLS, or with `forward` before a TCP server. With `cold` each
+    tunnel has a connection of its own."""
     route: Json
     if forward:
         route = {"host": "*.demo.svc.cluster.local", "forward": far}
@@ -158,7 +166,10 @@ def hgate(world: World, far: str, *, workers: int = 1, forward: bool = False) ->
         "admin": "off",
         "metrics": "127.0.0.1:0",
         "health": "off",
-        "limits": {"max_connections": 20_000},
+        "limits": {
+            "max_connections": 20_000,
+            **({"streams_per_connection": 1, "upstream_idle_timeout": "1ms"} if cold else {}),
+        },
         "routes": [route],
     }
     file = world.folder / f"hgate-{port}.yaml"
@@ -217,8 +228,11 @@ _ACCESS_LOG = [
 
 
 @contextmanager
-def envoy_gateway(world: World, far: str, *, workers: int = 1, forward: bool = False) -> Iterator[Subject]:
-    """Envoy in hgate's place: `tls_inspector`, then `tcp_proxy`, with `tunneling_config` unless `forward`."""
+def envoy_gateway(
+    world: World, far: str, *, workers: int = 1, forward: bool = False, cold: bool = False
+) -> Iterator[Subject]:
+    """Envoy in hgate's place: `tls_inspector`, then `tcp_proxy`, with `tunneling_config` unless `forward`.
+    With `cold` each tunnel has a connection of its own."""
     inspector = {
         "name": "envoy.filters.listener.tls_inspector",
         "typed_config": {"@type": f"{_TYPES}.filters.listener.tls_inspector.v3.TlsInspector"},
@@ -232,7 +246,7 @@ def envoy_gateway(world: World, far: str, *, workers: int = 1, forward: bool = F
         }
         for name in NAMES
     ]
-    clusters = [_cluster(far, name) | ({} if forward else _envoy_tls(world, name)) for name in NAMES]
+    clusters = [_cluster(far, name) | ({} if forward else _envoy_tls(world, name, cold)) for name in NAMES]
     with _envoy(
         world, {"listener_filters": [inspector], "filter_chains": chains}, clusters, workers
     ) as subject:
@@ -256,7 +270,7 @@ def _envoy_proxy(name: str, forward: bool) -> Json:
     return proxy
 
 
-def _envoy_tls(world: World, name: str) -> Json:
+def _envoy_tls(world: World, name: str, cold: bool) -> Json:
     tls = {
         "@type": f"{_TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
         "sni": _host(name),
@@ -266,8 +280,9 @@ def _envoy_tls(world: World, name: str) -> Json:
             "validation_context": {"trusted_ca": {"filename": str(world.ca)}},
         },
     }
+    once = {"common_http_protocol_options": {"max_requests_per_connection": 1}}
     return {
-        "typed_extension_protocol_options": _HTTP2,
+        "typed_extension_protocol_options": _http2(**(once if cold else {})),
         "transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls},
     }
 
