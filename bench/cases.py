@@ -148,7 +148,12 @@ def _over_distance(
             for way in ("up", "down")
             for tunnels in (1, 8)
         ),
-        Case("connect to first byte, cold", _cold(place), first_byte, "tunnel"),
+        # Elsewhere hgate's connection is often there still, or again, when the next tunnel comes.
+        *(
+            [Case("connect to first byte, cold", _cold(place), first_byte, "tunnel")]
+            if first_byte_mark is not None
+            else []
+        ),
     )
 
 
