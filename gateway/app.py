@@ -247,7 +247,7 @@ class Gateway:
         if self._hbone is not None:
             await self._hbone.start()
         self._memory.start()
-        self._warm.start(self._tunnels.routes.warm())
+        self._warm.use(self._tunnels.routes.warm(), at_start=True)
         if self._reverse is not None:
             await self._reverse.start()
         self._reloads.watch(changes=link is None)

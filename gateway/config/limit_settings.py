@@ -214,8 +214,8 @@ class Limits:
         WINDOW,
         SessionLimits().most_stream_window_bytes,
         "bytes that a service may send on one tunnel before the client has taken them, at most",
-        "Each tunnel has 1 MiB, or this if it is less, and gets more while its client reads, as far as half "
-        "of max_buffered goes for all. 64 MiB move 400 MB/s at 150 ms. Counts for new connections.",
+        "A tunnel has 1 MiB of it at least, and more while its client reads; all tunnels share half of "
+        "max_buffered for that. 64 MiB move 400 MB/s at 150 ms. Counts for new connections.",
     )
     connection_window_bytes: int = setting(
         WINDOW,

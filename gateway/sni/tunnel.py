@@ -129,7 +129,6 @@ class Tunnel:
         "_counted_received",
         "_counted_sent",
         "_counts",
-        "_first_flight",
         "_lifetime_s",
         "_on_route",
         "_opening",
@@ -156,7 +155,6 @@ class Tunnel:
         self._started = started
         self._state = OPENING
         self._on_route = False  # it is counted among its route's connections
-        self._first_flight = b""  # what goes with the request
         self._opening: Opening | None = None
         self._task: asyncio.Task[None] | None = None  # that waits for what it is opened with
         self._counted_sent = 0
@@ -185,23 +183,24 @@ class Tunnel:
             route = tunnels.routes.routes[target.route]
             record.route = route.host
             self._lifetime_s = route.lifetime_s(tunnels.clock.lifetime_s)
-            if route.first_flight == "with_request":
-                self._first_flight = self.leg.first(FIRST_FLIGHT_BYTES)
             tunnels.admission.enter_route(route)
             self._on_route = True
         except HboneError as error:
             self._refuse(ClientGoneError() if self.leg.lost else error)
             return
-        if request is not None:
-            self._ask_service(request)
-        elif target.kind == "reverse":
-            self._ask_workload(target)
-        else:
+        if target.kind == "forward":
             self._wait_for(partial(self._dial, target, hello.alpn))
+            return
+        at_once = route.first_flight == "with_request"
+        first_flight = self.leg.first(FIRST_FLIGHT_BYTES) if at_once else b""
+        if request is not None:
+            self._ask_service(request, first_flight)
+        else:
+            self._ask_workload(target, first_flight)
 
     # 2. It is opened: a stream, or plain TCP.
 
-    def _ask_service(self, request: TargetRequest) -> None:
+    def _ask_service(self, request: TargetRequest, first_flight: bytes) -> None:
         upstreams = self._tunnels.upstreams
         self._traceparent = next(self._tunnels.traceparents)
         upstream = ServiceUpstream(upstreams, request, self.record, self._traceparent)
@@ -212,11 +211,11 @@ class Tunnel:
                 upstreams.rules,
                 budget=request.budget,
                 deadlines=self._tunnels.deadlines,
-                first_flight=self._first_flight,
+                first_flight=first_flight,
             )
         )
 
-    def _ask_workload(self, target: Target) -> None:
+    def _ask_workload(self, target: Target, first_flight: bytes) -> None:
         tunnels = self._tunnels
         if tunnels.reverse is None:
             self._refuse(DialError(f"reverse {target.host}: the port for it opens at the next start"))
@@ -233,7 +232,7 @@ class Tunnel:
                 timeout_s,
                 WORKLOAD_RULES,
                 deadlines=tunnels.deadlines,
-                first_flight=self._first_flight,
+                first_flight=first_flight,
             )
         )
 
@@ -279,7 +278,7 @@ class Tunnel:
     def _carry(self, upstream: Stream | SpliceRelay) -> None:
         tunnels, record = self._tunnels, self.record
         self._note_opening()
-        self._opening = None
+        opening, self._opening = self._opening, None
         record.setup_s = tunnels.loop.time() - self._started
         tunnels.metrics.tunnel_setup(record.setup_s)
         self._counts = tunnels.metrics.route(record.route)
@@ -287,7 +286,7 @@ class Tunnel:
         self.leg.when_lost(None)
         if isinstance(upstream, Stream):
             timeout_s = tunnels.half_closed_timeout_s
-            sent_bytes = len(self._first_flight)
+            sent_bytes = 0 if opening is None else len(opening.first_flight)
             relay: Relay | SpliceRelay = Relay(
                 self.leg,
                 upstream,
@@ -297,7 +296,6 @@ class Tunnel:
             )
             if sent_bytes:
                 self.leg.drop_first(sent_bytes)
-                self._first_flight = b""
         else:
             relay = upstream
         self.relay = relay

@@ -34,12 +34,9 @@ class WarmRoutes:
         self._readiness = readiness
         self._tasks: dict[tuple[Origin, str], asyncio.Task[None]] = {}
 
-    def start(self, targets: Iterable[Target]) -> None:
-        """Warms the first routes; readiness waits for them, `READY_S` seconds at most."""
-        self.use(targets, at_start=True)
-
     def use(self, targets: Iterable[Target], *, at_start: bool = False) -> None:
-        """From now on these are warm, and no others."""
+        """From now on these are warm, and no others. With `at_start` readiness waits for them, `READY_S`
+        seconds at most."""
         wanted: dict[tuple[Origin, str], TargetRequest] = {}
         for target in targets:
             try:

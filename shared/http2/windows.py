@@ -32,15 +32,15 @@ from shared.http2.session_stream import SessionStream
 from shared.http2.window_growth import WindowGrowth
 
 LONGEST_S = 0.3
-"""The longest round trip that windows follow, in seconds: to the other side of the world. A peer that says
-nothing gets no more than it would there."""
+"""The longest round trip that windows follow, in seconds: to the other side of the world. It is assumed of a
+peer that has not acknowledged our SETTINGS, when a window is to shrink."""
 
 PARTS = 4
 """Of a window, each of which is credited when it has been consumed: often enough that a fast peer never
 waits, rare enough to cost nothing."""
 
 MOST_PART_BYTES = 4 << 20
-"""Of a large window more would leave too little open for a peer that ends when it has sent all."""
+"""With larger parts too little of a large window would be open for a peer that ends when it has sent all."""
 
 MOST_READ_BYTES = 256 << 10
 """More than one read of the network brings; so if more is consumed at once, it had to wait for its reader."""

@@ -103,6 +103,8 @@ class Opening:
     """Number of the last attempt's stream on its connection."""
     status: int | None = None
     """HTTP status of the last attempt's answer."""
+    first_flight = b""
+    """What is sent right after each request."""
     awaiting_answer = False
     """A stream is open and not answered yet (rule 4)."""
 
@@ -111,7 +113,6 @@ class Opening:
     _deadline = 0.0
     _abandoned = False
     _in_budget = False
-    _first_flight = b""
     _retries: Retries | None = None
     _stream: Stream | None = None  # that `begin` asked on, until `run` or the owner has it
     _why_not = ""  # a retry that the rules allow was not made, for the log
@@ -127,7 +128,7 @@ class Opening:
         first_flight: bytes = b"",
     ) -> None:
         """`budget` is shared by all openings to one origin; `deadlines` calls `overdue`, and is needed for
-        `begin`. `first_flight` is sent right after each request."""
+        `begin`."""
         self._upstream = upstream
         self._timeout_s = timeout_s
         self._rules = rules
@@ -136,7 +137,7 @@ class Opening:
         self._budget: RetryBudget | None = budget or RetryBudget()  # None: left
         self._budget.requests += 1
         if first_flight:
-            self._first_flight = first_flight
+            self.first_flight = first_flight
 
     # Without waiting.
 
@@ -154,8 +155,7 @@ class Opening:
         self.attempts = 1
         self.stream_id = stream.id
         self.awaiting_answer = True
-        if self._first_flight:
-            stream.write(self._first_flight)
+        self._send_first_flight(stream)
         stream.on_response = self._responded
         stream.on_gone = self._broke
         self._deadline = self._loop.time() + self._timeout_s
@@ -205,6 +205,10 @@ class Opening:
             self._deadlines.drop(self)
         return stream
 
+    def _send_first_flight(self, stream: Stream) -> None:
+        if self.first_flight:
+            stream.write(self.first_flight)
+
     # With waiting.
 
     async def run(self) -> Stream:
@@ -245,8 +249,7 @@ class Opening:
                 raise
             return retry
         self.stream_id = stream.id
-        if self._first_flight:
-            stream.write(self._first_flight)
+        self._send_first_flight(stream)
         return await self._answer(stream)
 
     async def _answer(self, stream: Stream) -> Stream | Retry:

@@ -25,9 +25,9 @@ from shared.net.legs.read_buffer import READ_BYTES
 
 LAST_BYTES_TIMEOUT_S = 3600.0
 """How long a tunnel's last bytes wait for a peer that takes none of them. Their reader may well be slow, or
-paused by a person. Room shows in steps of up to 1 MiB (half a stream's window, a third of the kernel's
-buffer), which a reader of 1 KiB/s takes 17 minutes for. A peer that is
-dead is found out by TCP in 15 minutes; Envoy waits an hour, too."""
+paused by a person. Room shows in steps of up to a stream's window: 64 MiB at most, for which a reader of 18
+KiB/s needs an hour, 1 MiB for one that has been slow for long. A peer that is dead is found out by TCP in 15
+minutes; Envoy waits an hour, too."""
 
 LINGER_S = 5.0
 """How long a peer that has taken everything, and goes on sending, may take to its own end."""
