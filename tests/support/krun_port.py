@@ -15,7 +15,8 @@ from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
 from shared.net.legs.tcp_end import last_bytes_left
 from shared.tunnel.tunnel_record import TunnelRecord
-from tests.support.tcp_peer import PATIENCE_S
+from tests.support.http2_peer import PeerStream
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 
 class KrunPort:
@@ -66,3 +67,15 @@ class KrunPort:
                 connection.abort("the test is over")
             async with asyncio.timeout(PATIENCE_S):
                 await last_bytes_left().wait()
+
+
+async def answered_and_ended(stream: PeerStream, there: PeerStream | TcpPeer) -> None:
+    """Holds that bytes of the app, its end, bytes of the client and its end come in this order. `stream` is
+    the client's, `there` the app's."""
+    await there.send(b"pong")
+    assert await stream.read(4) == b"pong"
+    there.end()
+    assert await stream.rest() == b""
+    await stream.send(b"bye")
+    stream.end()
+    assert await there.rest() == b"bye"

@@ -15,7 +15,7 @@ from agent.config.settings import Settings
 from shared.http2.frames import CANCEL, CONNECT_ERROR
 from shared.net.relay import tunnel_clock
 from tests.support.http2_peer import Http2Peer, PeerStream
-from tests.support.krun_port import KrunPort
+from tests.support.krun_port import KrunPort, answered_and_ended
 from tests.support.tcp_peer import TcpPeer, TcpServer
 
 VERSION = (b"sec-websocket-version", b"13")
@@ -80,13 +80,7 @@ async def test_bytes_pass_both_ways_and_ends_too(peer: Http2Peer, app: TcpServer
     stream, there = await opened(peer, app)
     await stream.send(b"ping")
     assert await there.read(4) == b"ping"
-    await there.send(b"pong")
-    assert await stream.read(4) == b"pong"
-    there.end()
-    assert await stream.rest() == b""
-    await stream.send(b"bye")
-    stream.end()
-    assert await there.rest() == b"bye"
+    await answered_and_ended(stream, there)
 
 
 async def test_what_comes_before_the_agreement_waits_for_it(peer: Http2Peer, app: TcpServer) -> None:

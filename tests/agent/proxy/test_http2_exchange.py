@@ -13,7 +13,7 @@ from agent.proxy.http2_exchange import request_headers
 from shared.address import Address
 from shared.http2.frames import CANCEL, ENHANCE_YOUR_CALM, INTERNAL_ERROR, REFUSED_STREAM
 from tests.support.http2_peer import Fields, Http2Peer, PeerStream, Service
-from tests.support.krun_port import KrunPort
+from tests.support.krun_port import KrunPort, answered_and_ended
 
 BIG = bytes(range(256)) * 4096
 """1 MiB: a stream's whole window."""
@@ -286,13 +286,7 @@ async def test_a_websocket_stays_an_extended_connect(peer: Http2Peer, app: Servi
     there.respond(200, [(b"sec-websocket-protocol", b"chat")])
     assert await stream.status() == 200
     assert await there.read(5) == b"early"
-    await there.send(b"pong")
-    assert await stream.read(4) == b"pong"
-    there.end()
-    assert await stream.rest() == b""
-    await stream.send(b"bye")
-    stream.end()
-    assert await there.rest() == b"bye"
+    await answered_and_ended(stream, there)
 
 
 @with_websockets
