@@ -45,7 +45,7 @@ CLOSE_TIMEOUT_S = 20.0
 after which the event loop gives up on a TLS connection without a word."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProxyOptions:
     """How to reach the target."""
 

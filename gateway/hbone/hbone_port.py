@@ -18,7 +18,8 @@ from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tunnel import ROUTE, HboneTunnel, HboneTunnels
 from gateway.ports.admission import Refusals, report_refusal
 from gateway.ports.listeners import Key, Listeners
-from gateway.ports.mesh_connections import MemberConnection, MeshConnections
+from gateway.ports.member_connection import MemberConnection
+from gateway.ports.mesh_connections import MeshConnections
 from gateway.rules.templates import shown
 from shared.address import Address
 from shared.errors import DeniedError, HboneError, StreamResetError

@@ -26,6 +26,7 @@ from gateway.ports.admission import (
     source_of,
 )
 from gateway.ports.hello import ALERT_LINGER_S
+from gateway.ports.member_connection import MemberConnection
 from shared.errors import (
     DeniedError,
     EmptyConnectionError,
@@ -42,17 +43,9 @@ from shared.net.legs.tcp_end import reset
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_expiry import GRACE_S, CertificateExpiry
 from shared.net.tls.certificate_files import CertificateFiles
-from shared.net.tls.contexts import ALPN_H2, certificate_end, proved_chain
-from shared.net.tls.mesh_tls import (
-    ServerContext,
-    alert_of,
-    chain_end,
-    proved_identity,
-    server_context,
-)
+from shared.net.tls.mesh_tls import ServerContext, alert_of, server_context
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.tasks import spawn
-from shared.trust.spiffe import SpiffeId
 
 log = logging.getLogger("hbone.gateway")
 
@@ -92,30 +85,6 @@ class MeshPort(Protocol):
     @property
     def crl(self) -> Path | None:
         """File with certificate revocation lists, None without."""
-
-
-class MemberConnection(Connection):
-    """An accepted HTTP/2 connection to a member of the mesh: `identity`, or `refusal` if it is none."""
-
-    identity: SpiffeId | None = None
-    refusal: RefusedError | None = None
-    revocations: RevocationWatch | None = None
-    expiry: CertificateExpiry | None = None
-    """There from its admission on."""
-    wall_clock: Callable[[], float] = time.time
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        try:
-            tls = transport.get_extra_info("ssl_object")
-            identity = member_identity(tls, self.wall_clock())
-            self.certificate_ends = chain_end(tls)
-            if self.revocations is not None:
-                self.proof = self.revocations.check(proved_chain(tls))
-            self.identity = identity
-        except RefusedError as error:
-            self.refusal = error
-            self.expel(error)
 
 
 class MeshConnections:
@@ -365,17 +334,6 @@ class MeshConnections:
                 connection.expiry = None  # the two name each other
             self.sources.drop(source_of(connection.peer_name))
         self._changed()
-
-
-def member_identity(tls: ssl.SSLObject, now: float) -> SpiffeId:
-    """Who the peer of a complete handshake is; `now` in seconds since the epoch. Raises RefusedError."""
-    if tls.selected_alpn_protocol() != ALPN_H2:
-        raise TlsFailureError("the client does not offer HTTP/2 (ALPN h2)")
-    identity = proved_identity(tls)
-    # TLS 1.2 can resume a session without a look at the certificate that it began with.
-    if tls.session_reused and certificate_end(tls) < now:
-        raise DeniedError(f"peer certificate denied: that of {identity} has expired")
-    return identity
 
 
 async def _readable(sock: socket.socket) -> None:

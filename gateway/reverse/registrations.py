@@ -23,8 +23,9 @@ from typing import cast
 
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.ports.admission import Refusals, report_refusal
-from gateway.ports.mesh_connections import MemberConnection
+from gateway.ports.member_connection import MemberConnection
 from gateway.reverse.registry import Registration, Registry
+from gateway.reverse.workload_connection import WorkloadConnection
 from gateway.rules.reverse_rules import ReverseRules
 from shared.address import check_host_name
 from shared.errors import (
@@ -50,18 +51,6 @@ log = logging.getLogger("hbone.gateway")
 
 ROUTE = "reverse"
 """What the lines about these connections have as their route."""
-
-
-class WorkloadConnection(MemberConnection):
-    """A workload's connection. `name` is its SNI, `expelled` why we have ended it."""
-
-    name = ""
-    registration: Registration | None = None
-    expelled: DeniedError | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.name = getattr(transport.get_extra_info("ssl_object"), "asked_for", "")
-        super().connection_made(transport)
 
 
 class Registrations:

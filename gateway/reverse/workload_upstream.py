@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from gateway.reverse.registrations import WorkloadConnection
 from gateway.reverse.registry import Registry
+from gateway.reverse.workload_connection import WorkloadConnection
 from shared.http2.events import Headers
 from shared.net.http2.answers import AskedOf
 from shared.net.legs.stream import Stream

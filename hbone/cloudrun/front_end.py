@@ -41,7 +41,7 @@ CONTAINER_STREAMS = 1000
 CONNECT_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Caller:
     audience: str = ""
     expires: int = 0

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from shared.http2.session_stream import SessionStream
+from shared.http2.session_stream import SessionStream
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -19,7 +17,7 @@ class Event:
     __slots__ = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestReceived(Event):
     """Server: the peer opened a stream; `ended`: its headers say that no body follows."""
 
@@ -28,7 +26,7 @@ class RequestReceived(Event):
     ended: bool
 
 
-@dataclass(slots=True)
+@dataclass
 class RequestMalformed(Event):
     """Server: the peer's request was refused with PROTOCOL_ERROR, for what `fault` says."""
 
@@ -36,7 +34,7 @@ class RequestMalformed(Event):
     fault: str
 
 
-@dataclass(slots=True)
+@dataclass
 class InterimReceived(Event):
     """Client: the peer sent an interim response (1xx); the final one is still to come."""
 
@@ -44,7 +42,7 @@ class InterimReceived(Event):
     headers: Headers
 
 
-@dataclass(slots=True)
+@dataclass
 class ResponseReceived(Event):
     """Client: the peer answered with its final (not 1xx) response headers; `ended`: no body follows."""
 
@@ -53,7 +51,7 @@ class ResponseReceived(Event):
     ended: bool = False
 
 
-@dataclass(slots=True)
+@dataclass
 class TrailersReceived(Event):
     """The peer sent trailers; `StreamEnded` follows."""
 
@@ -61,22 +59,25 @@ class TrailersReceived(Event):
     headers: Headers
 
 
-@dataclass(slots=True)
 class DataReceived(Event):
-    """Payload; `data` is a view that lives as long as the buffer given to `receive_data`."""
+    """Payload; `data` is a view that lives as long as the buffer given to `receive_data`. It is the
+    commonest, and no dataclass: mypyc compiles no __init__ of one."""
 
-    stream: SessionStream
-    data: memoryview
+    __slots__ = ("data", "stream")
+
+    def __init__(self, stream: SessionStream, data: memoryview) -> None:
+        self.stream = stream
+        self.data = data
 
 
-@dataclass(slots=True)
+@dataclass
 class StreamEnded(Event):
     """The peer has finished sending on the stream."""
 
     stream: SessionStream
 
 
-@dataclass(slots=True)
+@dataclass
 class StreamReset(Event):
     """The stream is over: the peer sent RST_STREAM, or we did because of what it sent (`by_peer`); `fault`
     says more of that, if there is more to say than the code does. `local_ended`: we had sent END_STREAM."""
@@ -88,7 +89,7 @@ class StreamReset(Event):
     fault: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class WindowOpened(Event):
     """There is room again for DATA on `stream`, or on the connection or all its streams (None)."""
 
@@ -113,7 +114,7 @@ class SettingsReceived(Event):
     __slots__ = ()
 
 
-@dataclass(slots=True)
+@dataclass
 class GoAwayReceived(Event):
     """The peer accepts no new streams; those above `last_stream_id` were not processed (RFC 9113 6.8)."""
 

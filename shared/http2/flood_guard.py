@@ -19,7 +19,7 @@ from shared.http2 import frames
 from shared.http2.budget import Budget
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FloodLimits:
     """Bursts, and rates a second, per connection."""
 

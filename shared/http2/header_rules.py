@@ -69,7 +69,7 @@ class Shape(Enum):
     MALFORMED = "malformed"
 
 
-@dataclass(slots=True)
+@dataclass
 class HeaderBlock:
     """A decoded header list and what it is. Nobody may change it, for it may serve again."""
 

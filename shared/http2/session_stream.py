@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
+
+# Both of these have a few members and no others, which are compared by identity. They are no enums, whose
+# members have no attributes where they are compiled: those are read for each frame.
 
 
-class StreamState(Enum):
+class StreamState:
     """RFC 9113 section 5.1. There is no record of an idle stream, and none is reserved, as nobody pushes.
 
     =====================  ===================  ====================  ================
@@ -19,17 +21,19 @@ class StreamState(Enum):
     =====================  ===================  ====================  ================
     """
 
-    OPEN = ("open", True, True)
-    HALF_CLOSED_LOCAL = ("half-closed (local)", False, True)
-    HALF_CLOSED_REMOTE = ("half-closed (remote)", True, False)
+    __slots__ = ("over", "receives", "sends", "text")
 
-    CLOSED = ("closed", False, False)
+    OPEN: ClassVar[StreamState]
+    HALF_CLOSED_LOCAL: ClassVar[StreamState]
+    HALF_CLOSED_REMOTE: ClassVar[StreamState]
+
+    CLOSED: ClassVar[StreamState]
     """Both sides have sent END_STREAM."""
 
-    RESET = ("closed (reset)", False, False)
+    RESET: ClassVar[StreamState]
     """One side has sent RST_STREAM, or the connection is lost."""
 
-    def __init__(self, text: str, sends: bool, receives: bool) -> None:
+    def __init__(self, text: str, *, sends: bool = False, receives: bool = False) -> None:
         self.text = text
         self.sends = sends
         """We may send."""
@@ -37,32 +41,55 @@ class StreamState(Enum):
         """The peer may send."""
         self.over = not (sends or receives)
 
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
 
-class Awaited(Enum):
+
+StreamState.OPEN = StreamState("open", sends=True, receives=True)
+StreamState.HALF_CLOSED_LOCAL = StreamState("half-closed (local)", receives=True)
+StreamState.HALF_CLOSED_REMOTE = StreamState("half-closed (remote)", sends=True)
+StreamState.CLOSED = StreamState("closed")
+StreamState.RESET = StreamState("closed (reset)")
+
+
+class Awaited:
     """What the peer may send next on a stream."""
 
-    RESPONSE = ("response", True)
+    __slots__ = ("is_response", "text")
+
+    RESPONSE: ClassVar[Awaited]
     """The headers of the final response: DATA before them is an error (RFC 9113 section 8.1)."""
 
-    RESPONSE_TO_HEAD = ("response to HEAD", True)
+    RESPONSE_TO_HEAD: ClassVar[Awaited]
     """The same; its content-length tells of a body that does not follow."""
 
-    RESPONSE_TO_CONNECT = ("response to CONNECT", True)
+    RESPONSE_TO_CONNECT: ClassVar[Awaited]
     """The same; its content-length is ignored (RFC 9110 section 9.3.6)."""
 
-    BODY = ("body", False)
+    BODY: ClassVar[Awaited]
     """Any number of bytes, or trailers."""
 
-    COUNTED_BODY = ("counted body", False)
+    COUNTED_BODY: ClassVar[Awaited]
     """`SessionStream.body_left` bytes, or trailers."""
 
-    NOTHING = ("nothing", False)
+    NOTHING: ClassVar[Awaited]
     """The peer has ended, or the stream is over."""
 
-    def __init__(self, text: str, is_response: bool) -> None:
+    def __init__(self, text: str, *, is_response: bool = False) -> None:
         self.text = text
         self.is_response = is_response
         """The final response headers have not come."""
+
+    def __repr__(self) -> str:
+        return f"<{self.text}>"
+
+
+Awaited.RESPONSE = Awaited("response", is_response=True)
+Awaited.RESPONSE_TO_HEAD = Awaited("response to HEAD", is_response=True)
+Awaited.RESPONSE_TO_CONNECT = Awaited("response to CONNECT", is_response=True)
+Awaited.BODY = Awaited("body")
+Awaited.COUNTED_BODY = Awaited("counted body")
+Awaited.NOTHING = Awaited("nothing")
 
 
 # Each look-up of a member in its class would cost 60 ns (Python 3.11), and a stream needs a dozen.

@@ -58,7 +58,7 @@ _NAME_HEADER = Struct("!HBH")
 _U16 = Struct("!H")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientHello:
     """What routing needs of a hello."""
 

@@ -590,7 +590,7 @@ class Conversation:
                 elif choice < 6:
                     self.answer(stream, end=choice == 1)
                     self.write(stream, choice * 9000)
-            case events.DataReceived(stream):
+            case events.DataReceived(stream=stream):
                 if choice == 7:
                     self.session.reset(stream, frames.CANCEL)
                 elif choice:

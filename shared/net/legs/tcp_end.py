@@ -49,7 +49,7 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 TCP_CLOSE = 7
 """First byte of TCP_INFO of a connection that is over (tcp(7), linux/tcp_states.h)."""
 
-_BYTES_ACKED = slice(120, 128)
+_BYTES_ACKED_AT, _BYTES_ACKED_END = 120, 128
 """tcpi_bytes_acked in TCP_INFO (linux/tcp.h)."""
 
 FIN_ON_CLOSE = struct.pack("ii", 0, 0)
@@ -242,9 +242,9 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int | None:
         return None
     sock: socket.socket = transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
-        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
-        if len(told) == _BYTES_ACKED.stop:
-            return int.from_bytes(told[_BYTES_ACKED], sys.byteorder)
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED_END)
+        if len(told) == _BYTES_ACKED_END:
+            return int.from_bytes(told[_BYTES_ACKED_AT:_BYTES_ACKED_END], sys.byteorder)
     return None
 
 

@@ -110,6 +110,9 @@ class TlsServerLeg(TransportLeg):
         "peer_name",
     )
 
+    __deletable__ = ("_handshake", "_tls")
+    """For mypyc: what `connection_lost` deletes."""
+
     _timer: asyncio.TimerHandle
 
     def __init__(

@@ -67,7 +67,7 @@ class Holder(Protocol):
         """Resets it; does nothing if it is over."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Part:
     """Holders that may have a share of the mark only, and leave the rest to others. Above it no new one is
     accepted, above `RESET_AT` times it those of them that hold most are reset."""

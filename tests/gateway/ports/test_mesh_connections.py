@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.ports.mesh_connections import member_identity
+from gateway.ports.member_connection import member_identity
 from shared.credentials.certificates import certificate_writer
 from shared.credentials.certificates.authority import LEAF_LIFETIME_S, Authority
 from shared.credentials.certificates.certificate_writer import Contents

@@ -204,7 +204,7 @@ def _tuple(event: events.Event) -> Told:
             return ("response", stream.id, dict(fields)[b":status"])
         case events.TrailersReceived(stream, fields):
             return ("trailers", stream.id, list(fields))
-        case events.DataReceived(stream, view):
+        case events.DataReceived(stream=stream, data=view):
             return ("data", stream.id, bytes(view))
         case events.StreamEnded(stream):
             return ("ended", stream.id)

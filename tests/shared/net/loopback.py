@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -219,18 +220,17 @@ async def not_connected(origin: Origin, timeout_s: float = PATIENCE_S) -> str:
     return cause
 
 
-class _Accepted(TcpLeg):
-    """A TCP leg that says when it is there."""
-
-    __slots__ = ("_made",)
+class _Accepted(asyncio.Protocol):
+    """Makes a TCP leg for a connection, and says so."""
 
     def __init__(self, made: Callable[[TcpLeg], None]) -> None:
-        super().__init__()
         self._made = made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._made(self)
+        leg = TcpLeg()
+        cast("asyncio.Transport", transport).set_protocol(leg)
+        leg.connection_made(transport)
+        self._made(leg)
 
 
 class World:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 
 from shared.errors import DialError
 from shared.http2.events import Headers
-from shared.net.legs.stream import Stream
-from shared.net.pool.stream_queue import WaitQueue, stream_queue
+from shared.net.pool.stream_queue import WaitQueue
 from shared.ops.pool_counts import OriginCounts
 from shared.tasks import spawn
 from tests.shared.http2.dialogue import POST
@@ -29,6 +27,10 @@ class Opened:
         self.aborted = True
 
 
+def opened_queue(counts: OriginCounts) -> WaitQueue[tuple[Headers, bool], Opened]:
+    return WaitQueue(counts, Opened.abort)
+
+
 class Room:
     """Opens so many streams."""
 
@@ -36,21 +38,21 @@ class Room:
         self.opened: list[Opened] = []
         self._left = count
 
-    def open_now(self, asked: tuple[Headers, bool]) -> Stream | None:
+    def open_now(self, asked: tuple[Headers, bool]) -> Opened | None:
         if not self._left:
             return None
         self._left -= 1
         self.opened.append(Opened())
-        return cast("Stream", self.opened[-1])
+        return self.opened[-1]
 
 
-def waiting(queue: WaitQueue[tuple[Headers, bool], Stream], count: int) -> list[asyncio.Task[Stream]]:
+def waiting(queue: WaitQueue[tuple[Headers, bool], Opened], count: int) -> list[asyncio.Task[Opened]]:
     return [spawn(queue.wait((POST, False), LONG_S), name=f"waits {number}") for number in range(count)]
 
 
 async def test_in_order_as_long_as_there_is_room() -> None:
     counts = OriginCounts()
-    queue = stream_queue(counts)
+    queue = opened_queue(counts)
     tasks = waiting(queue, 5)
     await turns(3)
     assert (len(queue), counts.waiting) == (5, 5)
@@ -66,7 +68,7 @@ async def test_in_order_as_long_as_there_is_room() -> None:
 
 
 async def test_each_has_an_error_of_its_own() -> None:
-    queue = stream_queue(OriginCounts())
+    queue = opened_queue(OriginCounts())
     tasks = waiting(queue, 10)
     await turns(3)
     cause = OSError("cause")
@@ -80,20 +82,20 @@ async def test_each_has_an_error_of_its_own() -> None:
 
 
 async def test_whoever_has_given_up_gets_nothing() -> None:
-    queue = stream_queue(OriginCounts())
+    queue = opened_queue(OriginCounts())
     tasks = waiting(queue, 2)
     await turns(3)
     tasks[0].cancel()
     room = Room(1)
     queue.serve(room.open_now)
-    assert cast("Any", await tasks[1]) is room.opened[0]
+    assert await tasks[1] is room.opened[0]
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]
     assert len(queue) == 0
 
 
 async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> None:
-    queue = stream_queue(OriginCounts())
+    queue = opened_queue(OriginCounts())
     (task,) = waiting(queue, 1)
     await turns(3)
     room = Room(1)
@@ -105,7 +107,7 @@ async def test_whoever_gives_up_in_the_very_turn_leaves_no_stream_behind() -> No
 
 
 async def test_an_answer_in_the_last_turn_counts() -> None:
-    queue = stream_queue(OriginCounts())
+    queue = opened_queue(OriginCounts())
     loop = asyncio.get_running_loop()
     task = spawn(queue.wait((POST, False), 0.01), name="waits")
     await turns(3)
@@ -114,13 +116,13 @@ async def test_an_answer_in_the_last_turn_counts() -> None:
     while loop.time() < due:
         pass  # so that the deadline is over when the answer comes
     queue.serve(room.open_now)
-    assert cast("Any", await task) is room.opened[0]
+    assert await task is room.opened[0]
     assert not room.opened[0].aborted
 
 
 async def test_the_deadline() -> None:
     counts = OriginCounts()
-    queue = stream_queue(counts)
+    queue = opened_queue(counts)
     with pytest.raises(TimeoutError):
         await queue.wait((POST, False), 0.001)
     assert (len(queue), counts.waiting) == (0, 0)
