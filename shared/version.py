@@ -1,4 +1,4 @@
-"""What a command says of its version: the distribution's, Python's and OpenSSL's.
+"""What a command says of its version: the distribution's, whether it is compiled, Python's and OpenSSL's.
 
 Imported only where that is asked for: the distribution's metadata takes 20 ms to find.
 """
@@ -6,6 +6,7 @@ Imported only where that is asked for: the distribution's metadata takes 20 ms t
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import platform
 import re
 import ssl
@@ -22,10 +23,17 @@ def installed() -> str | None:
         return None
 
 
+def is_compiled() -> bool:
+    """Whether the modules that tunnels run are compiled (setup.py): what is true of one is true of all."""
+    spec = importlib.util.find_spec("shared.http2.session")
+    return spec is not None and not (spec.origin or ".py").endswith(".py")
+
+
 def describe(command: str) -> str:
     """One line about `command`, for people and for reports of faults."""
     version = installed() or "of a checkout that is not installed"
-    return f"{command} {version} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
+    kind = "compiled" if is_compiled() else "not compiled"
+    return f"{command} {version} ({kind}, Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
 
 
 CPUINFO = Path("/proc/cpuinfo")

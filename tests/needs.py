@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from bench import needs
@@ -96,6 +97,11 @@ _TESTS = (
     ),
 )
 
+_COMPILING = (
+    needs.COMPILER,
+    Need("Python.h", "python3-dev", lambda: Path(sysconfig.get_path("include"), "Python.h").exists()),
+)
+
 TARGETS: dict[str, tuple[Need, ...]] = {
     "demo": (),
     "lint": (),
@@ -104,6 +110,8 @@ TARGETS: dict[str, tuple[Need, ...]] = {
     "reference": (),
     "lock": (),
     "test": _TESTS,
+    "test-compiled": (*_TESTS, program("git", "git"), *_COMPILING),
+    "wheels": _COMPILING,
     "coverage": _TESTS,
     "test-odd": (
         program("unshare", "util-linux", "odd networks, clocks and a full /tmp are"),

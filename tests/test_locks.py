@@ -18,6 +18,7 @@ RUNTIME = SETTINGS["project"]["dependencies"]
 EXTRAS = SETTINGS["project"]["optional-dependencies"]
 WANTED = {
     "build": SETTINGS["build-system"]["requires"],
+    "compile": re.findall(r'^MYPYC = "(.+)"', (ROOT / "setup.py").read_text(), re.MULTILINE),
     "dev": [*RUNTIME, *EXTRAS["dev"]],
     "envoy": [*RUNTIME, *EXTRAS["envoy"]],
     "runtime": RUNTIME,

@@ -20,8 +20,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_distribution_s_python_s_and_openssl_s() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    compiled = "compiled" if version.is_compiled() else "not compiled"
     assert version.describe("krun") == (
-        f"krun {project['version']} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
+        f"krun {project['version']} ({compiled}, Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
     )
 
 
@@ -30,7 +31,7 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "version", nothing)
-    assert version.describe("hgate").startswith("hgate of a checkout that is not installed (Python ")
+    assert version.describe("hgate").startswith("hgate of a checkout that is not installed (")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_every_command_says_it(command: str, package: str) -> None:
     asked = [sys.executable, "-m", package, "--version"]
     ran = subprocess.run(asked, capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert re.fullmatch(rf"{command} \S+ \(Python .+, OpenSSL .+\)\n", ran.stdout)
+    assert re.fullmatch(rf"{command} \S+ \((?:not )?compiled, Python .+, OpenSSL .+\)\n", ran.stdout)
 
 
 # An OpenSSL that leaves the CPU unused.

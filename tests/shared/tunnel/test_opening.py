@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import pytest
 
+from shared import version
 from shared.errors import StreamResetError
 from shared.http2.frames import CANCEL, REFUSED_STREAM
 from shared.net.http2.answers import AskedOf
@@ -35,6 +36,7 @@ class Closed(Upstream):
         self.retried.append(reason)
 
 
+@pytest.mark.skipif(version.is_compiled(), reason="nothing can be derived from a compiled class")
 @pytest.mark.parametrize(("code", "retried"), [(REFUSED_STREAM, ["refused"] * 2), (CANCEL, [])])
 async def test_a_request_that_cannot_be_sent_is_an_attempt(code: int, retried: list[str]) -> None:
     upstream, budget = Closed(code), RetryBudget()
