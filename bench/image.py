@@ -8,6 +8,9 @@ nothing is installed outside it and nobody has to be root. The project goes into
 Python as in the Dockerfiles: built as a wheel, installed by pip, all of it compiled beforehand. The loader of
 that C library starts the Python, with a command's file as its `#!` line would.
 
+With HBONE_COMPILE=1 the wheel is the compiled one of the images, which a Python of that version has to build:
+python3.13 on PATH or of pyenv, with its headers. Both kinds are kept.
+
 The load generator, which is the same for all, and the bench itself have what the machine has.
 """
 
@@ -29,7 +32,9 @@ from pathlib import Path
 from bench.tools import BenchError
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / ".venv-bench" / "image"
+COMPILED = os.environ.get("HBONE_COMPILE") == "1"
+
+FOLDER = ROOT / (".venv-bench-compiled" if COMPILED else ".venv-bench") / "image"
 """What was fetched stays there until `make clean`; the project in it is as new as its sources."""
 
 WANTED_PYTHON = (3, 13)
@@ -59,11 +64,16 @@ SOURCES = (
 FETCH_S = 120.0
 """For each step that fetches: 10 MB of package lists, 13 MB of packages, as much from PyPI."""
 
+BUILD_S = 900.0
+"""For the wheel: mypyc and the C compiler take a minute or several."""
+
 TRY_S = 20.0
 
 _VERSIONS = """
-import importlib.metadata, json, platform, ssl
+import importlib.metadata, importlib.util, json, platform, ssl
 found = {name: importlib.metadata.version(name) for name in ("hbone", "uvloop", "hpack")}
+compiled = "compiled" if importlib.util.find_spec("hbone__mypyc") else "not compiled"
+found["hbone"] += ", " + compiled
 print(json.dumps({"python": platform.python_version(), "openssl": ssl.OPENSSL_VERSION, **found}))
 """
 
@@ -184,8 +194,12 @@ def _install(folder: Path) -> bool:
         for name in SOURCES:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, Path(work, name))
-        # Built by the Python that is here: pip starts others for that, which the fetched one cannot.
-        if not _does([sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "--wheel-dir", work, work]):
+        # Built by a Python of this machine: pip starts others for that, which the fetched one cannot.
+        builder = _builder()
+        if builder is None:
+            return False
+        wheel = [builder, "-m", "pip", "wheel", *quiet, "--no-deps", "--wheel-dir", work, work]
+        if _output(wheel, BUILD_S) is None:
             return False
         wheels = [str(path) for path in Path(work).glob("*.whl")]
         install = (*python_within, "-m", "pip", "install", *quiet, "--only-binary=:all:")
@@ -200,6 +214,17 @@ def _install(folder: Path) -> bool:
     installed.touch()
     os.utime(installed, (began, began))
     return True
+
+
+def _builder() -> str | None:
+    """The Python that builds the wheel; None if there is none that can."""
+    if not COMPILED:
+        return sys.executable
+    name = "python{}.{}".format(*WANTED_PYTHON)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    found = (shutil.which(name), *map(str, sorted(pyenv.glob(f"*/bin/{name}"))))
+    headers = 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+    return next((path for path in found if path and _does([path, "-c", headers])), None)
 
 
 # Programs.
