@@ -62,7 +62,7 @@ def test_where_it_cannot_be_had_the_results_say_so(tmp_path: Path) -> None:
 def test_a_command_runs_in_what_was_fetched(fetched: Path) -> None:
     found = environment(fetched)
     assert found.whose == "Debian 13's, as in the images"
-    assert found.versions()["hbone"] == "1.2.3"
+    assert found.versions()["hbone"] == "1.2.3, not compiled"
     script = fetched / VENV / "bin" / "hgate"
     script.write_text("#!/nowhere\nimport sys; print(sys.executable, sys.prefix, sys.path[0], *sys.argv)")
     said = subprocess.check_output([*found.command("hgate"), "--check"], text=True)
