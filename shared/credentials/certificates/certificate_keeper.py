@@ -307,6 +307,9 @@ class CertificateKeeper:
             certificate_check.check_answer(
                 chain, request.public_key_der, request.identity, certificate_check.load_roots(trusted), now
             )
+        except certificate_check.OtherIdentityError as error:
+            told = _disagreement(error.found, request.identity)
+            raise SigningError(f"{self._signer.name}: {error}; {told}") from error
         except ValueError as error:
             raise SigningError(f"{self._signer.name}: {error}") from error
         return chain[0], trusted
@@ -337,6 +340,17 @@ class CertificateKeeper:
             raise UnavailableError(
                 f"certificates: {folder} cannot be written: {error.strerror or error}"
             ) from error
+
+
+def _disagreement(found: SpiffeId, wanted: SpiffeId) -> str:
+    """Which settings say something else than the authority, which goes by the token that it was shown."""
+    parts = (
+        ("TRUST_DOMAIN", wanted.trust_domain, found.trust_domain),
+        ("WORKLOAD_NAMESPACE", wanted.namespace, found.namespace),
+        ("WORKLOAD_SERVICE_ACCOUNT", wanted.service_account, found.service_account),
+    )
+    others = [f"{name} is {ours or 'none'}" for name, ours, theirs in parts if ours != theirs]
+    return f"the authority goes by the token, and {' and '.join(others) or 'its name is of another form'}"
 
 
 def _content(file: Path) -> bytes:

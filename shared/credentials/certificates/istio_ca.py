@@ -112,7 +112,7 @@ class IstioCa:
                 max_bytes=MAX_ANSWER_BYTES,
             )
         except (HboneError, ValueError) as error:
-            raise SigningError(f"{self.name}: {error}") from error
+            raise SigningError(f"{self.name}: {error}{self._roots_hint(error)}") from error
         if reply.code != "OK":
             raise self._refusal(reply, token)
         return self._signed(reply.message)
@@ -130,6 +130,16 @@ class IstioCa:
         if token:
             metadata["authorization"] = f"Bearer {token}"
         return metadata
+
+    def _roots_hint(self, error: Exception) -> str:
+        """Which variables would make the server's certificate a trusted one, if that is what is wrong."""
+        if not isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            return ""
+        if self._roots is None:
+            return (
+                "; no roots of the mesh are set (HBONE_ROOTS, CAROOT_ISTIOD), so only public ones are trusted"
+            )
+        return "; are its roots among those of HBONE_ROOTS and CAROOT_ISTIOD?"
 
     def _refusal(self, reply: grpc.Reply, token: str) -> SigningError:
         return refused(self.name, reply.code, quoted(reply.text, token), HINTS.get(reply.code, ""))

@@ -140,6 +140,14 @@ def chain_fault(chain: Sequence[x509.Certificate], trusted: Sequence[x509.Certif
     return ""
 
 
+class OtherIdentityError(ValueError):
+    """A certificate is for somebody else, who is `found`."""
+
+    def __init__(self, found: SpiffeId, wanted: SpiffeId) -> None:
+        super().__init__(f"the certificate is for {found}, not for {wanted}")
+        self.found = found
+
+
 def check_answer(
     chain: Sequence[x509.Certificate],
     public_key: bytes,
@@ -148,13 +156,14 @@ def check_answer(
     now: datetime,
 ) -> None:
     """Raises ValueError unless `chain` is what was asked for: a certificate for the key with this
-    SubjectPublicKeyInfo, for `identity` alone, valid now, that leads to one of the roots `trusted`."""
+    SubjectPublicKeyInfo, for `identity` alone (else OtherIdentityError), valid now, that leads to one of the
+    roots `trusted`."""
     leaf = chain[0]
     if public_key_der(leaf) != public_key:
         raise ValueError("the certificate is not for the key that was sent")
     found = identity_of(leaf)
     if found != identity:
-        raise ValueError(f"the certificate is for {found}, not for {identity}")
+        raise OtherIdentityError(found, identity)
     for fault in time_faults(chain, now):
         raise ValueError(fault)
     # An authority whose clock is ahead of ours by seconds is no fault.

@@ -133,6 +133,7 @@ async def test_an_authority_that_never_answers_is_given_up(story: Story) -> None
         ("empty", "the test's CA: no certificates in PEM"),
         ("key", "the test's CA: the certificate is not for the key that was sent"),
         ("identity", "is for spiffe://demo.local/ns/other/sa/stranger, not for spiffe://demo.local/ns/demo"),
+        ("identity", "the token, and WORKLOAD_NAMESPACE is demo and WORKLOAD_SERVICE_ACCOUNT is "),
         ("two names", "it has 2 URI names instead of one"),
         ("expired", "the test's CA: the certificate expired at 20"),
         ("future", "the test's CA: the certificate is not valid before 20"),
