@@ -65,7 +65,7 @@ reference: needs-reference $(VENV)/.installed-dev
 	$(BIN)/python -m docs.write_reference
 
 clean:
-	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) .venv-bench .venv-bench-compiled $(COPY) .kube-apiserver bench/load/build build dist *.egg-info
+	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) .venv-bench .venv-bench-compiled $(COPY) bench/load/build build dist *.egg-info
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -122,8 +122,15 @@ test-kube: needs-test-kube $(VENV)/.installed-dev
 # A wheel for any Python and any machine, and one that is compiled for this Python and machines like this one.
 .PHONY: wheels
 wheels: needs-wheels $(VENV)/.installed-dev
+	rm -rf build/lib* build/bdist*
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	HBONE_COMPILE=1 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# A real Istio control plane, sidecars, hgate and krun in network namespaces: as root, with Go 1.26 and etcd. Twenty
+# minutes to build Istio and the API server the first time, into the user's cache; then three.
+.PHONY: mesh
+mesh: needs-mesh $(VENV)/.installed-dev
+	$(BIN)/python -m tests.mesh.run
 
 # As a new user: the wheel, built and installed with pipx into an empty home. Takes PyPI. HBONE_COMPILE=1 make
 # test-install takes the compiled wheel.

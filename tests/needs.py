@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -30,11 +31,10 @@ EXIT_UNAVAILABLE = 69
 PYTHON = (3, 11)
 """pyproject.toml, requires-python."""
 
-KUBERNETES_GO = (1, 24)
-"""For the release in `tests/kube/build.py`."""
+KUBERNETES_GO, ISTIO_GO = (1, 24), (1, 26)
+"""For the releases in `tests/kube/build.py` and `tests/mesh/istio/go.mod`."""
 
 H2SPEC = ROOT / ".venv" / "bin" / "h2spec"
-API_SERVER = ROOT / ".kube-apiserver"
 
 
 def _go() -> tuple[int, ...]:
@@ -46,8 +46,16 @@ def _go() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else ()
 
 
-def _api_server_is_built() -> bool:
-    return any(API_SERVER.glob("kube-apiserver-*"))
+def cache() -> Path:
+    """Where what tests have built is kept, for all checkouts of this user: HBONE_TEST_CACHE, or hbone-tests
+    in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HBONE_TEST_CACHE") or Path(home, "hbone-tests"))
+
+
+def _builds(*names: str) -> bool:
+    """Whether programs with such names are there already."""
+    return all(any(cache().glob(f"*/{name}")) for name in names)
 
 
 def _has_atheris() -> bool:
@@ -128,9 +136,21 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         Need(
             f"Go {'.'.join(map(str, KUBERNETES_GO))} or newer",
             "Debian 13: golang; or https://go.dev/dl",
-            lambda: _api_server_is_built() or _go() >= KUBERNETES_GO,
+            lambda: _builds("kube-apiserver-*") or _go() >= KUBERNETES_GO,
             is_debian=False,
         ),
+    ),
+    "mesh": (
+        program("etcd", "etcd-server"),
+        program("ip", "iproute2"),
+        program("curl", "curl"),
+        Need(
+            f"Go {'.'.join(map(str, ISTIO_GO))} or newer",
+            "https://go.dev/dl",
+            lambda: _builds("kube-apiserver-*", "pilot-agent") or _go() >= ISTIO_GO,
+            is_debian=False,
+        ),
+        Need("root", "network namespaces take it", lambda: os.geteuid() == 0, is_debian=False),
     ),
     "fuzz": (
         Need(

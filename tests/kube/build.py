@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from shared.errors import EXIT_UNAVAILABLE
+from tests.needs import cache
 
 VERSION = "1.34.4"
 
@@ -30,8 +31,13 @@ STAGING = (
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 
 
+def folder() -> Path:
+    """Of the API server."""
+    return cache() / "kube-apiserver"
+
+
 def built(folder: Path) -> Path:
-    """The program, built in `folder` if it is not there. Ends the process when it cannot be built, as
+    """The program, built in `folder` if it is not there yet. Ends the process when it cannot be built, as
     `unavailable` does."""
     program = folder / f"kube-apiserver-{VERSION}"
     if program.exists():
@@ -70,5 +76,5 @@ def built(folder: Path) -> Path:
 
 def unavailable(reason: str) -> NoReturn:
     """Ends the process with a code that is no failed test's: it is the machine that lacks something."""
-    print(f"test-kube: {reason}", file=sys.stderr)
+    print(f"make: {reason}", file=sys.stderr)
     sys.exit(EXIT_UNAVAILABLE)

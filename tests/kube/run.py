@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.errors import HboneError
-from tests.kube.build import built, unavailable
+from tests.kube import build
+from tests.kube.build import unavailable
 from tests.support.api_server import (
     API_AUDIENCE,
     NAMESPACE,
@@ -36,7 +37,6 @@ from tests.support.api_server import (
 from tests.support.metadata_server import closed_port
 
 ROOT = Path(__file__).parent.parent.parent
-FOLDER = ROOT / ".kube-apiserver"
 
 TESTS = (
     "tests/shared/credentials/kubernetes/test_kubernetes_tokens.py",
@@ -54,7 +54,7 @@ ALLOWED, FORBIDDEN, ADMIN = "allowed-T0ken", "forbidden-T0ken", "admin-T0ken"
 def main() -> int:
     if shutil.which("etcd") is None:
         unavailable("no etcd on PATH (Debian: etcd-server)")
-    program = built(FOLDER)
+    program = build.built(build.folder())
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         server = stack.enter_context(running(program, folder))
@@ -73,11 +73,11 @@ def main() -> int:
 
 
 @contextmanager
-def running(program: Path, folder: Path) -> Iterator[RealApiServer]:
-    """etcd and the API server on free ports, with their files in `folder`."""
+def running(program: Path, folder: Path, host: str = "127.0.0.1") -> Iterator[RealApiServer]:
+    """etcd and the API server on free ports, the latter's of address `host`, with their files in `folder`."""
     etcd, peers, port = closed_port(), closed_port(), closed_port()
     authority = Authority.create("cluster.local")
-    own = authority.issue(ip_addresses=["127.0.0.1"])
+    own = authority.issue(ip_addresses=[host])
     signing = rsa.generate_private_key(65537, 2048)
     (folder / "tls.crt").write_bytes(own.certificate_pem)
     (folder / "tls.key").write_bytes(own.key_pem)
@@ -102,7 +102,8 @@ def running(program: Path, folder: Path) -> Iterator[RealApiServer]:
         )
         settings = {
             "etcd-servers": url,
-            "bind-address": "127.0.0.1",
+            "bind-address": host,
+            "advertise-address": host,
             "secure-port": port,
             "tls-cert-file": folder / "tls.crt",
             "tls-private-key-file": folder / "tls.key",
@@ -115,7 +116,7 @@ def running(program: Path, folder: Path) -> Iterator[RealApiServer]:
         }
         stack.enter_context(process(log, program, *(f"--{name}={value}" for name, value in settings.items())))
         server = RealApiServer(
-            f"https://127.0.0.1:{port}", authority.root_pem.decode(), ALLOWED, FORBIDDEN, ADMIN, pod_uid=""
+            f"https://{host}:{port}", authority.root_pem.decode(), ALLOWED, FORBIDDEN, ADMIN, pod_uid=""
         )
         try:
             asyncio.run(ready(server))

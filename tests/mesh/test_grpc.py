@@ -1,0 +1,14 @@
+"""gRPC from a client's sidecar with each kind of mTLS end: a call, a stream, a status in trailers."""
+
+from __future__ import annotations
+
+from tests.mesh.workloads import run_client
+
+APP, PROTOCOL = "tests.mesh.grpc_app", "GRPC"
+
+
+def test_calls(end: str) -> None:
+    answered, echoed, refused = run_client("web", "tests.mesh.grpc_client").splitlines()
+    assert answered == "b'HELLO'"
+    assert echoed == "[3, 3, 100000]"
+    assert refused == "FAILED_PRECONDITION not today"
