@@ -248,6 +248,7 @@ class Agent:
         """
         if self._port is not None:
             await self._port.drain()
+        await self._mtls_end.drain()
         if self._reverse is not None:
             self._reverse.stop()
         for connection in list(self._connections):

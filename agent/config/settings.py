@@ -6,13 +6,20 @@ The original's names keep their meaning: XDS_ADDR, TRUST_DOMAIN, PORT_*; what is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agent.config import certificate_settings, kubernetes_settings, reverse_settings, sts_settings
+from agent.config import (
+    certificate_settings,
+    kubernetes_settings,
+    pilot_settings,
+    reverse_settings,
+    sts_settings,
+)
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
+from agent.config.pilot_settings import PilotSettings
 from agent.config.reverse_settings import ReverseSettings
 from agent.config.sts_settings import StsSettings
 from agent.config.variables import IP_ADDRESS, PEER_PATTERNS, loopback
@@ -42,7 +49,7 @@ from shared.ops.log import LEVELS, Format
 from shared.trust.peer_patterns import MAX_ALIASES, TrustDomain
 from shared.trust.spiffe import SCHEME, SpiffeId
 
-Inbound = Literal["auto", "envoy", "builtin", "none"]
+Inbound = Literal["auto", "envoy", "builtin", "pilot-agent", "none"]
 """How the mesh's mTLS is to end in the container: see `Settings.inbound`."""
 
 AppProtocol = Literal["auto", "http1", "h2c"]
@@ -109,9 +116,10 @@ class Settings:
     inbound: Inbound = setting(
         Choice(INBOUND),
         "auto",
-        "what ends the mesh's mTLS: auto, envoy, builtin or none",
-        "auto takes Envoy when its binary and the certificates are there, the built-in end when only the "
-        "certificates are, and none without them. With none, tunnels lead to whatever listens on "
+        "what ends the mesh's mTLS: auto, envoy, builtin, pilot-agent or none",
+        "auto takes pilot-agent, which runs Envoy by istiod's configuration, when it is there and XDS_ADDR "
+        "is set. Else it takes Envoy when its binary and the certificates are there, the built-in end when "
+        "only the certificates are, and none without them. With none, tunnels lead to whatever listens on "
         "HBONE_INBOUND_LISTEN.",
         variable="HBONE_INBOUND",
     )
@@ -323,6 +331,9 @@ class Settings:
     kubernetes: KubernetesSettings | None = None
     """The Kubernetes tokens that krun keeps in files; None: none, and no API server is asked."""
 
+    pilot: PilotSettings = field(default_factory=PilotSettings)
+    """For pilot-agent, where it is the mTLS end."""
+
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
 
@@ -353,15 +364,24 @@ class Settings:
         """Whether all three files are in the folder `certificates`; what is in them is not checked."""
         return certificate_folder.find(self.certificates).complete
 
-    def choose_inbound(self, *, envoy_found: bool, certificates_found: bool) -> Inbound:
+    def choose_inbound(
+        self, *, envoy_found: bool, certificates_found: bool, pilot_found: bool = False
+    ) -> Inbound:
         """What ends the mTLS, given what is there; never `auto`.
 
         Raises UnavailableError when HBONE_INBOUND asks for an end that lacks something.
         """
         if self.inbound == "auto":
+            if pilot_found and self.xds is not None:
+                return "pilot-agent"
             if not certificates_found:
                 return "none"
             return "envoy" if envoy_found else "builtin"
+        if self.inbound == "pilot-agent":
+            if not pilot_found:
+                what = "it is not on PATH, nor in /usr/local/bin: set HBONE_PILOT_AGENT"
+                raise UnavailableError(f"HBONE_INBOUND=pilot-agent: {what}")
+            return self.inbound  # it gets its certificate itself
         if self.inbound != "none" and not certificates_found:
             raise UnavailableError(
                 f"HBONE_INBOUND={self.inbound}: no certificates in {self.certificates}: set HBONE_CERTS"
@@ -387,8 +407,14 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     if authority is None and "certificates" not in given:
         # With an authority krun writes the files, into the default folder, not over those of the platform.
         given["certificates"] = certificate_folder.customary_folder()
+    if kubernetes is not None and kubernetes.owner is None and given.get("inbound") == "pilot-agent":
+        kubernetes = replace(kubernetes, owner=pilot_settings.user())
+    pilot = pilot_settings.read(read, trust_domain, given.get("xds"), kubernetes)
+    if given.get("inbound") == "pilot-agent":
+        pilot_settings.check(pilot)
     settings = Settings(
         targets=_targets(read),
+        pilot=pilot,
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
@@ -422,6 +448,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
+        "pilot-agent": list(pilot_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }
 

@@ -1,4 +1,5 @@
-"""The end of the mesh's mTLS in the container, as the settings have it: Envoy, the built-in one, or none."""
+"""The end of the mesh's mTLS in the container, as the settings have it: Envoy, with or without pilot-agent,
+the built-in one, or none."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from agent.mtls.envoy import EnvoyProcess
     from agent.mtls.envoy_admin import EnvoyAdmin
     from agent.mtls.inbound import Inbound
+    from agent.mtls.pilot_agent import PilotAgent
     from shared.errors import LimitError
     from shared.net.relay.memory_budget import Holder
     from shared.net.tls.revocation_watch import RevocationWatch
@@ -56,6 +58,7 @@ class MtlsEnd:
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._envoy_lists: RevocationWatch | None = None
+        self._pilot_agent: PilotAgent | None = None
         self._inbound: Inbound | None = None
         self._folder: Path | None = None
 
@@ -68,18 +71,28 @@ class MtlsEnd:
         """
         settings = self._settings
         certificates_found = settings.certificates_found()
-        binary = None
-        if settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
+        binary = pilot_agent = None
+        if settings.inbound == "pilot-agent" or (settings.inbound == "auto" and settings.xds is not None):
+            from agent.mtls.pilot_agent import find_program
+
+            pilot_agent = find_program(settings.pilot.program, self._search_path)
+        elif settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
             from agent.mtls.envoy import find_binary
 
             binary = find_binary(settings.envoy_bin, self._search_path)
-        kind = settings.choose_inbound(envoy_found=binary is not None, certificates_found=certificates_found)
-        if kind == "envoy" and binary is not None:
+        kind = settings.choose_inbound(
+            envoy_found=binary is not None,
+            certificates_found=certificates_found,
+            pilot_found=pilot_agent is not None,
+        )
+        if kind == "pilot-agent" and pilot_agent is not None:
+            await self._start_pilot_agent(pilot_agent)
+        elif kind == "envoy" and binary is not None:
             await self._start_envoy(binary)
         elif kind == "builtin":
             await self._start_builtin()
         log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self.address)
-        if kind != "none" and not settings.allow:
+        if kind in ("envoy", "builtin") and not settings.allow:
             from agent.mtls.policy_warning import policy_warning
 
             text = policy_warning(settings, self.address)
@@ -115,8 +128,15 @@ class MtlsEnd:
         if self._inbound is not None:
             await self._inbound.emptied()
 
+    async def drain(self) -> None:
+        """Has Envoy under pilot-agent tell its clients to open nothing new; others need not be told."""
+        if self._pilot_agent is not None:
+            await self._pilot_agent.drain()
+
     async def close(self) -> None:
         """Ends it with all connections."""
+        if self._pilot_agent is not None:
+            await self._pilot_agent.stop(ENVOY_STOP_S)
         if self._inbound is not None:
             await self._inbound.close(0)
         if self._envoy_lists is not None:
@@ -129,6 +149,24 @@ class MtlsEnd:
             import shutil
 
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _start_pilot_agent(self, program: Path) -> None:
+        from agent.launch.launcher import accepts
+        from agent.mtls.envoy import find_binary
+        from agent.mtls.pilot_agent import PilotAgent
+
+        settings = self._settings
+        envoy = find_binary(settings.envoy_bin, self._search_path)
+        self._pilot_agent = await PilotAgent.start(program, settings.pilot, envoy, self._search_path)
+        await self._pilot_agent.ready(ENVOY_START_TIMEOUT_S)
+        if not await accepts(self.address):
+            log.warning(
+                "istiod has told Envoy nothing of port %d: a Sidecar in namespace %s has to have an ingress "
+                "with this port for workloads with the label app=%s",
+                self.address.port,
+                settings.pilot.namespace,
+                settings.pilot.workload,
+            )
 
     async def _start_envoy(self, binary: Path) -> None:
         import tempfile  # with shutil, without Envoy, 2 ms more to start

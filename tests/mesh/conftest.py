@@ -13,7 +13,7 @@ from tests.mesh.control_plane import ControlPlane
 from tests.mesh.objects import manifest
 from tests.mesh.places import Process
 from tests.mesh.run import RUNNING
-from tests.mesh.workloads import INGRESS_LABELS, Workloads
+from tests.mesh.workloads import Workloads
 
 collect_ignore_glob = [] if RUNNING in os.environ else ["test_*.py"]
 
@@ -55,17 +55,8 @@ def end(mesh: Workloads, request: pytest.FixtureRequest) -> Iterator[str]:
     mesh.plane.objects.apply(objects)
     started: list[Process] = []
     try:
-        if kind == "pilot-agent":
-            krun = mesh.krun("none", app=app)
-            started.append(krun)
-            token = mesh.folder / "krun" / "istio-token"
-            mesh.plane.processes.ready(krun, token.exists, 30.0)
-            sidecar = mesh.sidecar("hello", "app", "demo", INGRESS_LABELS, token=token)
-            started.append(sidecar)
-            mesh.sidecar_ready(sidecar, "app")
-        else:
-            krun = mesh.krun(kind, app=app)
-            started.append(krun)
+        krun = mesh.krun(kind, app=app)
+        started.append(krun)
         mesh.krun_ready(krun)
         yield kind
     finally:

@@ -35,6 +35,7 @@ def main() -> int:
     build.built()
     with tempfile.TemporaryDirectory(prefix="mesh-") as name:
         folder = Path(name)
+        folder.chmod(0o755)  # pilot-agent is another user
         hosts = folder / "hosts"
         hosts.write_text(f"127.0.0.1 localhost\n{PLACES[BRIDGE]} {' '.join(NAMES)}\n")
         try:

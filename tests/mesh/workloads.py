@@ -44,7 +44,8 @@ hbone:
 AMBIENT = "10.77.0.5"
 """A second address of the gateway's place, as of a pod on an ambient node; the app there listens on 18080."""
 
-INGRESS_LABELS = {"app": "hello", "service.istio.io/canonical-name": "hello"}
+ISTIOD = "istiod.istio-system.svc:15012"
+"""By a name in its certificate, which pilot-agent's client of the CA demands."""
 
 
 def envoy() -> Path:
@@ -65,6 +66,15 @@ class Workloads:
     @property
     def folder(self) -> Path:
         return self.plane.folder
+
+    def for_all_users(self, file: Path) -> Path:
+        """A copy of a file where pilot-agent's user can read and execute it."""
+        copy = self.folder / "bin" / file.name
+        if not copy.exists():
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
+            copy.chmod(0o755)
+        return copy
 
     def cloudrun(self) -> Process:
         """The front end and the metadata server, before krun's port."""
@@ -112,8 +122,8 @@ class Workloads:
     def krun(
         self, inbound: str, environ: Mapping[str, object] | None = None, app: str = "tests.mesh.app"
     ) -> Process:
-        """krun with an app, a module; `inbound` is what ends the mesh's mTLS: `none`, `builtin` or `envoy`, of
-        which the latter two have a certificate of istiod's."""
+        """krun with an app, a module; `inbound` is what ends the mesh's mTLS: `builtin`, `envoy` or
+        `pilot-agent`, each with a certificate of istiod's."""
         own = self.folder / "krun"
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
@@ -126,15 +136,18 @@ class Workloads:
             "HBONE_LOG_FORMAT": "text",
             "HBONE_K8S_TOKENS": f"istio-ca={own / 'istio-token'}",
             "HBONE_INBOUND": inbound,
-            "ENVOY_BIN": envoy(),
+            "ENVOY_BIN": self.for_all_users(envoy()),
+            "HBONE_ROOTS": self.folder / "root.pem",
         }
-        if inbound != "none":
+        if inbound == "pilot-agent":
             given |= {
-                "HBONE_CA": "istio",
-                "CA_ADDR": self.plane.xds,
-                "HBONE_CERTS": own / "certs",
-                "HBONE_ROOTS": self.folder / "root.pem",
+                "XDS_ADDR": ISTIOD,
+                "HBONE_PILOT_AGENT": self.for_all_users(self.plane.programs.pilot_agent),
+                "ISTIO_BOOTSTRAP": self.for_all_users(self.plane.programs.bootstrap),
+                "PEER_METADATA_DISCOVERY": "false",
             }
+        else:
+            given |= {"HBONE_CA": "istio", "CA_ADDR": self.plane.xds, "HBONE_CERTS": own / "certs"}
         given |= {"PYTHONPATH": os.getcwd(), **(environ or {})}
         command = [SCRIPTS / "krun", sys.executable, "-m", app]
         return self.plane.processes.start("krun", "app", command, given, cwd=own)
@@ -151,14 +164,12 @@ class Workloads:
         namespace: str,
         labels: Mapping[str, str],
         *,
-        token: Path | None = None,
         istiod_port: int = 15012,
     ) -> Process:
         """pilot-agent with Envoy, as the injector would start it, without traffic capture (mode NONE).
 
-        `token` is a file that somebody else keeps current; by default one is made for the account `name`.
-        istiod's name leads to the control plane's address, where `istiod_port` may be the gateway's. Its
-        paths are relative to where it runs.
+        Its account has its name. istiod's name leads to the control plane's address, where `istiod_port` may
+        be the gateway's. Its paths are relative to where it runs.
         """
         own = self.folder / name
         for part in ("tokens", "istio"):
@@ -167,12 +178,8 @@ class Workloads:
             (own / part).mkdir(parents=True, exist_ok=True)
         shutil.copy(self.plane.programs.bootstrap, own / "var/lib/istio/envoy/envoy_bootstrap_tmpl.json")
         (own / "var/run/secrets/istio/root-cert.pem").write_text(self.plane.root)
-        link = own / "var/run/secrets/tokens/istio-token"
-        link.unlink(missing_ok=True)
-        if token is None:
-            link.write_text(self.plane.objects.token(namespace, name, "istio-ca"))
-        else:
-            link.symlink_to(token)
+        token = self.plane.objects.token(namespace, name, "istio-ca")
+        (own / "var/run/secrets/tokens/istio-token").write_text(token)
         discovery = f"istiod.istio-system.svc:{istiod_port}"
         proxy = {
             "discoveryAddress": discovery,

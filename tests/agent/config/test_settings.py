@@ -88,7 +88,7 @@ def test_set_but_empty_counts_as_not_set(name: str) -> None:
     ("name", "text", "reason"),
     [
         ("HBONE_LISTEN", "15009", "no port: write HOST:PORT"),
-        ("HBONE_INBOUND", "istio", "must be auto, envoy, builtin or none"),
+        ("HBONE_INBOUND", "istio", "must be auto, envoy, builtin, pilot-agent or none"),
         ("HBONE_INBOUND_LISTEN", "localhost:15003", "the host has to be an IP address"),
         ("HBONE_SSHD", "127.0.0.1:0", "port 0 cannot be dialled"),
         ("HBONE_APP", "127.0.0.1:99999", "port '99999' is not in 0..65535"),
@@ -172,11 +172,29 @@ def test_a_bare_number_is_the_apps_own_variable_and_opens_nothing() -> None:
         ("builtin", True, True, "builtin"),
         ("none", True, True, "none"),
         ("none", False, False, "none"),
+        ("pilot-agent", True, True, "pilot-agent"),
+        ("pilot-agent", False, False, "pilot-agent"),
     ],
 )
 def test_choice_of_the_mtls_end(wanted: str, envoy: bool, certificates: bool, chosen: str) -> None:
-    told = from_env({"HBONE_INBOUND": wanted})
-    assert told.choose_inbound(envoy_found=envoy, certificates_found=certificates) == chosen
+    told = from_env({"HBONE_INBOUND": wanted, "MCON_ADDR": "10.0.0.1"})
+    pilot = wanted == "pilot-agent"
+    found = told.choose_inbound(envoy_found=envoy, certificates_found=certificates, pilot_found=pilot)
+    assert found == chosen
+
+
+@pytest.mark.parametrize(
+    ("xds", "pilot", "chosen"),
+    [
+        ("istiod:15012", True, "pilot-agent"),
+        ("istiod:15012", False, "envoy"),
+        ("-", True, "envoy"),
+        ("", True, "envoy"),
+    ],
+)
+def test_pilot_agent_is_chosen_where_there_is_a_mesh(xds: str, pilot: bool, chosen: str) -> None:
+    told = from_env({"XDS_ADDR": xds})
+    assert told.choose_inbound(envoy_found=True, certificates_found=True, pilot_found=pilot) == chosen
 
 
 @pytest.mark.parametrize(
@@ -185,12 +203,13 @@ def test_choice_of_the_mtls_end(wanted: str, envoy: bool, certificates: bool, ch
         ("envoy", False, True, "no Envoy binary found: set ENVOY_BIN"),
         ("envoy", True, False, "no certificates in /certs: set HBONE_CERTS"),
         ("builtin", True, False, "no certificates in /certs: set HBONE_CERTS"),
+        ("pilot-agent", True, True, "it is not on PATH, nor in /usr/local/bin: set HBONE_PILOT_AGENT"),
     ],
 )
 def test_what_was_asked_for_and_lacks_something(
     wanted: str, envoy: bool, certificates: bool, missing: str
 ) -> None:
-    told = from_env({"HBONE_INBOUND": wanted, "HBONE_CERTS": "/certs"})
+    told = from_env({"HBONE_INBOUND": wanted, "HBONE_CERTS": "/certs", "XDS_ADDR": "istiod:15012"})
     with pytest.raises(UnavailableError, match=f"HBONE_INBOUND={wanted}: {missing}"):
         told.choose_inbound(envoy_found=envoy, certificates_found=certificates)
 

@@ -1,0 +1,374 @@
+"""pilot-agent as the mTLS end: Envoy on port 15003 by istiod's configuration and policies.
+
+It is started as Istio's injector would have it for a pod whose traffic is not captured, in a folder of its
+own that looks like such a pod's: files below var/run/secrets and etc/istio, for its paths are relative.
+
+1. A Sidecar resource that selects the workload makes Envoy listen on 15003. It is ready (15021) once it has
+   its certificate and istiod's configuration.
+2. As root krun starts it as uid 1337, which rules that capture traffic leave alone. Its log is a pipe that
+   this user owns, for Envoy opens /dev/stdout anew.
+3. When it ends by itself it is started again, after a pause that grows. Until then tunnels are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.config.pilot_settings import PROGRAM, UID, PilotSettings
+from agent.launch.launcher import Child
+from agent.mtls.envoy import WORKERS
+from shared import ports
+from shared.address import Address
+from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
+from shared.backoff import doubled_s
+from shared.errors import HboneError, UnavailableError
+from shared.net.http1 import Response, get, request
+from shared.net.tls.root_files import RootSources
+from shared.tasks import spawn
+
+log = logging.getLogger("hbone.pilot_agent")
+
+SERVER_NAME = "istiod.istio-system.svc"
+"""What istiod's certificate says, however it is reached."""
+
+HTTP_PROXY_PORT = 15007
+"""Where Envoy is an HTTP proxy on loopback, for apps whose traffic is not captured (the original's port)."""
+
+READY_URL = f"http://127.0.0.1:{ports.HEALTH}/healthz/ready"
+ADMIN_URL = f"http://127.0.0.1:{ports.ADMIN}"
+
+POLL_S = 0.1
+"""Between two questions whether it is ready, each of which it logs."""
+
+DRAIN_S = 1
+"""Envoy's own, after the tunnels have drained."""
+
+ANSWER_S = 2.0
+ANSWER_BYTES = 64 << 20
+"""For one answer on this machine; the whole configuration of a large mesh is tens of MB."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+STEADY_S = 60.0
+"""One that has run for so long starts with the first pause again."""
+
+LAST_WORDS_S = 1.0
+"""How long what it wrote before its end may take to arrive."""
+
+ANYWHERE = ("192.0.2.1", 9)
+"""Nobody's address (RFC 5737), for the default route."""
+
+DUMP_FILE = "config_dump.json"
+
+_SEVERITIES = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.DEBUG,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+}
+_LOG_LINE = re.compile(r"\S+\t(trace|debug|info|warn|warning|error|critical|fatal)\t(.*)")
+"""Istio's log: time, level and text, with tabs between them. Envoy's lines are in it, with its own levels."""
+
+_ENVOYS_OWN = re.compile(r"envoy \w+ [\w./-]+:\d+\t|\tthread=\d+$")
+"""Around the text of a line of Envoy's: where in its source, and in which thread."""
+
+NOT_READY = "Envoy proxy is NOT ready"
+"""Said for each time that we ask."""
+
+NO_SIDECAR = (
+    "; is there a Sidecar in namespace {namespace} for workloads with the label app={workload}, with egress "
+    'to "~/*"? Without one Envoy listens on the port of each Service'
+)
+"""Where it cannot, and rejects its whole configuration."""
+
+
+def find_program(named: str, search_path: str | None) -> Path | None:
+    """pilot-agent: `named` (a name or a path) if given, else on `search_path` (as PATH; None: our own), else
+    where Istio's image has it, else None. Raises UnavailableError when what `named` says is not there."""
+    found = shutil.which(named or PROGRAM.name, path=search_path)
+    if named and found is None:
+        raise UnavailableError(f"HBONE_PILOT_AGENT={named}: no such program")
+    if found is not None:
+        return Path(found)
+    return PROGRAM if os.access(PROGRAM, os.X_OK) else None
+
+
+def environment(settings: PilotSettings, folder: Path, envoy: Path | None, address: str) -> dict[str, str]:
+    """pilot-agent's environment, without PATH and HOME; `address` is this machine's, `envoy` the binary."""
+    proxy = dict(settings.proxy_config or {})
+    proxy.setdefault("configPath", str(folder / "etc/istio/proxy"))
+    proxy.setdefault("serviceCluster", f"{settings.workload}.{settings.namespace}")
+    proxy.setdefault("concurrency", WORKERS)
+    proxy.setdefault("terminationDrainDuration", f"{DRAIN_S}s")
+    if settings.istiod is not None:
+        proxy.setdefault("discoveryAddress", str(settings.istiod))
+    if envoy is not None:
+        proxy.setdefault("binaryPath", str(envoy))
+    return {
+        "POD_NAME": settings.workload,
+        "POD_NAMESPACE": settings.namespace,
+        "INSTANCE_IP": address,
+        "SERVICE_ACCOUNT": settings.account,
+        "TRUST_DOMAIN": settings.trust_domain,
+        "PILOT_CERT_PROVIDER": "istiod",
+        "JWT_POLICY": "third-party-jwt",
+        "CA_ADDR": str(proxy.get("discoveryAddress", "")),
+        "ISTIOD_SAN": SERVER_NAME,
+        "ISTIO_BOOTSTRAP": str(settings.bootstrap),
+        "ISTIO_META_CLUSTER_ID": settings.cluster_id,
+        "ISTIO_META_INTERCEPTION_MODE": "NONE",
+        "ISTIO_META_WORKLOAD_NAME": settings.workload,
+        "ISTIO_META_MESH_ID": settings.trust_domain,
+        "ISTIO_META_HTTP_PROXY_PORT": str(HTTP_PROXY_PORT),
+        "ISTIO_META_POD_PORTS": "[]",
+        **settings.passed,
+        "PROXY_CONFIG": json.dumps(proxy),
+    }
+
+
+class PilotAgent:
+    """A pilot-agent that is kept running, made by `start`."""
+
+    def __init__(
+        self, program: Path, settings: PilotSettings, environ: Mapping[str, str], folder: Path
+    ) -> None:
+        self._program = program
+        self._settings = settings
+        self._environ = environ
+        self._folder = folder
+        self._child: Child
+        self._log: asyncio.Task[None]
+        self._keeper: asyncio.Task[None] | None = None
+        self._last_words: dict[int, str] = {}
+        """The last text of each level above INFO."""
+        self._stopping = False
+
+    @classmethod
+    async def start(
+        cls, program: Path, settings: PilotSettings, envoy: Path | None, search_path: str | None
+    ) -> PilotAgent:
+        """Starts `program` with `envoy`, the binary that it is to run (None: its own default), and
+        `search_path` as its PATH. It inherits nothing else.
+
+        Raises UnavailableError when it cannot be started, ConfigError when the mesh's roots cannot be used.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="krun-pilot-"))
+        try:
+            _lay_out(folder, settings)
+            told = environment(settings, folder, envoy, _own_address(settings.istiod))
+            environ = {"PATH": search_path or os.defpath, "HOME": str(folder), **told}
+            agent = cls(program, settings, environ, folder)
+            await agent._start()
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return agent
+
+    async def ready(self, timeout_s: float) -> None:
+        """Waits until Envoy has its certificate and its configuration, and keeps it running from then on.
+
+        Raises UnavailableError with the last that it said: it has ended, or is not ready after `timeout_s`
+        seconds; what configuration it has by then is saved.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while not await self._is_ready():
+            if self._child.exited.done():
+                raise await self._failure(f"pilot-agent ended: {self._child.end}")
+            if loop.time() >= deadline:
+                saved = await self._save_configuration()
+                raise await self._failure(f"pilot-agent is not ready after {timeout_s:g} s{saved}")
+            await asyncio.wait({self._child.exited}, timeout=POLL_S)
+        self._keeper = spawn(self._keep(), name="keep pilot-agent running")
+
+    async def drain(self) -> None:
+        """Tells Envoy's clients to open nothing new; what is open goes on."""
+        try:
+            await request(
+                "POST",
+                f"{ADMIN_URL}/drain_listeners?graceful",
+                headers={},
+                body=b"",
+                timeout_s=ANSWER_S,
+                max_bytes=ANSWER_BYTES,
+            )
+        except HboneError as error:
+            log.debug("envoy is not told to drain: %s", error)
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends it with Envoy, by force when it takes more than `grace_s` seconds."""
+        self._stopping = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
+        await self._child.stop(grace_s)
+        self._end_session()
+        await asyncio.wait({self._log}, timeout=LAST_WORDS_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Running.
+
+    async def _start(self) -> None:
+        reader, writer = os.pipe()
+        as_root = os.geteuid() == 0
+        try:
+            if as_root:
+                os.fchown(writer, UID, UID)
+            process = await asyncio.create_subprocess_exec(
+                *(str(self._program), "proxy", "sidecar"),
+                *("--domain", f"{self._settings.namespace}.svc.cluster.local"),
+                f"--proxyLogLevel={self._settings.log_level}",
+                cwd=self._folder,
+                env=self._environ,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                # No terminal's signal reaches it: tunnels are to drain before it ends.
+                start_new_session=True,
+                preexec_fn=_become_user if as_root else None,
+            )
+        except OSError as error:
+            os.close(reader)
+            raise UnavailableError(f"cannot start pilot-agent: {error.strerror or error}") from error
+        finally:
+            os.close(writer)
+        self._child = Child("pilot-agent", process)
+        self._log = spawn(self._forward_log(reader), name="pilot-agent's log")
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            began = loop.time()
+            await self._child.wait()
+            self._end_session()
+            failures = 0 if loop.time() - began > STEADY_S else failures
+            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures)
+            failures += 1
+            log.error("pilot-agent has ended: %s; again in %g s", self._child.end, pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await self._start()
+            except UnavailableError as error:
+                log.error("%s", error)
+
+    def _end_session(self) -> None:
+        """Kills what it has left behind: an Envoy would keep the ports of the next one."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+
+    async def _is_ready(self) -> bool:
+        try:
+            return (await self._get(READY_URL)).status == 200
+        except HboneError:  # not listening yet
+            return False
+
+    async def _get(self, url: str) -> Response:
+        return await get(url, headers={}, timeout_s=ANSWER_S, max_bytes=ANSWER_BYTES)
+
+    async def _save_configuration(self) -> str:
+        """Where the configuration is now, as the end of a message; empty if Envoy does not tell it."""
+        try:
+            dump = (await self._get(f"{ADMIN_URL}/config_dump")).body
+            path = Path(tempfile.mkdtemp(prefix="krun-")) / DUMP_FILE
+            write_atomically(path, dump, PRIVATE_MODE)
+        except (HboneError, OSError):
+            return ""
+        return f"; its configuration is in {path}"
+
+    # Its log.
+
+    async def _forward_log(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
+        )
+        try:
+            while line := await _line(reader):
+                self._log_line(line.decode("utf-8", "replace").rstrip())
+        finally:
+            transport.close()
+
+    def _log_line(self, line: str) -> None:
+        match = _LOG_LINE.fullmatch(line)
+        if match is None:
+            # Lines of Envoy's access log, else what settings it has.
+            level, text = logging.INFO if line.startswith("[") else logging.DEBUG, line
+        else:
+            level = _SEVERITIES.get(match[1], logging.ERROR)
+            text = _ENVOYS_OWN.sub("", match[2]).replace("\t", ": ")
+        if text.startswith(NOT_READY):
+            level = logging.DEBUG
+        if level >= logging.WARNING:
+            self._last_words[level] = text
+        log.log(logging.DEBUG if self._stopping else level, "%s", text)
+
+    async def _failure(self, what: str) -> UnavailableError:
+        if self._child.exited.done():
+            await asyncio.wait({self._log}, timeout=LAST_WORDS_S)
+        text = self._last_words.get(logging.ERROR) or self._last_words.get(logging.WARNING)
+        hint = ""
+        if text is not None and "cannot bind" in text:
+            hint = NO_SIDECAR.format(namespace=self._settings.namespace, workload=self._settings.workload)
+        return UnavailableError(f"{what}: {text}{hint}" if text else what)
+
+
+def _become_user() -> None:
+    """In the child, before it executes the program."""
+    os.setgroups(())
+    os.setgid(UID)
+    os.setuid(UID)
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line that is not longer than the reader's limit; b"" at the end."""
+    while True:
+        try:
+            return await reader.readline()
+        except ValueError:
+            continue  # the reader has dropped it
+
+
+def _lay_out(folder: Path, settings: PilotSettings) -> None:
+    """The files that kubelet mounts into a pod with a sidecar. Raises UnavailableError, ConfigError."""
+    roots = RootSources(settings.roots, settings.root_files).read()
+    if not roots:
+        raise UnavailableError(
+            "pilot-agent needs the mesh's roots to trust istiod: set HBONE_ROOTS or CAROOT_ISTIOD"
+        )
+    try:
+        for part in ("etc/istio/proxy", "etc/istio/pod", "var/run/secrets/istio", "var/run/secrets/tokens"):
+            (folder / part).mkdir(parents=True)
+        write_atomically(folder / "var/run/secrets/istio/root-cert.pem", roots, PUBLIC_MODE)
+        labels = {"app": settings.workload, "service.istio.io/canonical-name": settings.workload}
+        told = "".join(f"{name}={json.dumps(value)}\n" for name, value in labels.items())
+        write_atomically(folder / "etc/istio/pod/labels", told.encode(), PUBLIC_MODE)
+        (folder / "var/run/secrets/tokens/istio-token").symlink_to(settings.token_file)
+        if os.geteuid() == 0:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, UID, UID, follow_symlinks=False)
+    except OSError as error:
+        raise UnavailableError(f"pilot-agent's folder {folder} cannot be made: {error.strerror}") from error
+
+
+def _own_address(istiod: Address | None) -> str:
+    """This machine's address on its way to istiod, by the kernel's routes: nothing is sent."""
+    target = (istiod.host, istiod.port) if istiod is not None and istiod.is_ip else ANYWHERE
+    with socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(target)
+            return str(sock.getsockname()[0])
+        except OSError:  # no route
+            return "127.0.0.1"
