@@ -85,11 +85,14 @@ class Process:
     name: str
     started: subprocess.Popen[bytes]
     log: Path
+    """Its output, behind that of earlier processes of this name."""
+
+    earlier_bytes: int
 
     @property
     def said(self) -> str:
         """All its output so far."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_bytes()[self.earlier_bytes :].decode(errors="replace")
 
     def end(self) -> int:
         """Asks it to end, with all of its session, and waits. Returns its exit code."""
@@ -129,6 +132,7 @@ class Processes:
         given = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
         given |= {key: str(value) for key, value in (environ or {}).items()}
         with log.open("ab") as output:
+            earlier_bytes = output.tell()
             started = subprocess.Popen(
                 words,
                 env=given,
@@ -138,7 +142,7 @@ class Processes:
                 stderr=output,
                 start_new_session=True,
             )
-        process = Process(name, started, log)
+        process = Process(name, started, log, earlier_bytes)
         self.running.append(process)
         return process
 
