@@ -24,7 +24,6 @@ from shared.errors import (
     EXIT_SIGINT,
     EXIT_SIGTERM,
     LimitError,
-    UnavailableError,
 )
 from shared.net.legs.tcp_end import last_bytes_left
 from shared.ops.access_log import AccessLog
@@ -197,13 +196,8 @@ class Agent:
         waits: set[asyncio.Future[Any]] = {stopped}
         if self._app is not None:
             waits.add(self._app.exited)
-        envoy = self._mtls_end.exited
-        if envoy is not None:
-            waits.add(envoy)
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if envoy is not None and envoy.done() and not self._stop.is_set():
-            raise UnavailableError(f"envoy ended with exit code {envoy.result()}")
         await self._drain()
         return await self._app_exit()
 

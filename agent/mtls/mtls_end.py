@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.config.settings import Settings
 from agent.mtls.app_alpn import alpn_offer
 from shared.address import Address
+from shared.errors import UnavailableError
+from shared.tasks import spawn
 from shared.trust.spiffe import SCHEME
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class MtlsEnd:
         self._envoy_admin: EnvoyAdmin | None = None
         self._envoy_lists: RevocationWatch | None = None
         self._pilot_agent: PilotAgent | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self._inbound: Inbound | None = None
         self._folder: Path | None = None
 
@@ -100,11 +103,6 @@ class MtlsEnd:
                 log.warning("%s", text)
 
     @property
-    def exited(self) -> asyncio.Future[int] | None:
-        """Envoy's exit code, once it has ended, wanted or not; None without one."""
-        return None if self._envoy is None else self._envoy.exited
-
-    @property
     def connections(self) -> int:
         """Open ones of the built-in end; Envoy's come and go with their tunnels."""
         return 0 if self._inbound is None else self._inbound.connections
@@ -135,6 +133,9 @@ class MtlsEnd:
 
     async def close(self) -> None:
         """Ends it with all connections."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait({self._keeper})
         if self._pilot_agent is not None:
             await self._pilot_agent.stop(ENVOY_STOP_S)
         if self._inbound is not None:
@@ -177,28 +178,37 @@ class MtlsEnd:
 
         settings = self._settings
         self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
-        configuration = bootstrap(
-            listen=settings.inbound_listen,
-            app=settings.app,
-            policy=self._peer_policy(),
-            secrets_folder=self._folder,
-            connect_timeout_s=settings.dial_timeout_s,
-            alpn=alpn_offer(settings.app_protocol),
-        )
+        policy = self._peer_policy()
         if len(domains := domains_of_roots(settings.certificates)) > 1:
             log.warning(
                 "envoy lets the roots of %s vouch for each other's workloads; HBONE_INBOUND=builtin does not",
                 ", ".join(domains),
             )
         lists = self._envoy_revocations()
-        self._envoy = await EnvoyProcess.start(
-            binary,
-            configuration,
-            secrets(settings.certificates, lists.pem if lists else ""),
-            self._folder,
-            finished=self._finished,
-        )
-        await self._envoy.ready(ENVOY_START_TIMEOUT_S)
+        folder = self._folder
+
+        async def start(listen: Address) -> None:
+            """Returns once it is ready. Raises UnavailableError; then `_envoy` has to be stopped."""
+            self._envoy = await EnvoyProcess.start(
+                binary,
+                bootstrap(
+                    listen=listen,
+                    app=settings.app,
+                    policy=policy,
+                    secrets_folder=folder,
+                    connect_timeout_s=settings.dial_timeout_s,
+                    alpn=alpn_offer(settings.app_protocol),
+                ),
+                secrets(settings.certificates, lists.pem if lists else ""),
+                folder,
+                finished=self._finished,
+            )
+            await self._envoy.ready(ENVOY_START_TIMEOUT_S)
+            if self._envoy.inbound is not None:
+                self.address = self._envoy.inbound
+
+        await start(settings.inbound_listen)
+        assert self._envoy is not None
         if settings.envoy_admin is not None:
             from agent.mtls.envoy_admin import EnvoyAdmin
 
@@ -206,8 +216,28 @@ class MtlsEnd:
             log.info("envoy's admin port on %s", await self._envoy_admin.start(settings.envoy_admin))
         if lists is not None:
             lists.start()
-        if self._envoy.inbound is not None:
-            self.address = self._envoy.inbound
+        self._keeper = spawn(self._keep_envoy(start), name="keep envoy running")
+
+    async def _keep_envoy(self, start: Callable[[Address], Awaitable[None]]) -> None:
+        """Starts another one where it was when it has died, after a pause that grows. Until then tunnels to
+        it are refused."""
+        from agent.mtls.restarts import Restarts
+
+        loop = asyncio.get_running_loop()
+        restarts = Restarts()
+        while True:
+            assert self._envoy is not None
+            began = loop.time()
+            await asyncio.wait({self._envoy.exited})
+            pause_s = restarts.pause_s(loop.time() - began)
+            log.error("envoy ended with exit code %d; again in %g s", self._envoy.exited.result(), pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                await start(self.address)
+                log.info("envoy is ready again")
+            except UnavailableError as error:
+                log.error("%s", error)
+                await self._envoy.stop(ENVOY_STOP_S)
 
     async def _start_builtin(self) -> None:
         from agent.mtls.inbound import Inbound, InboundSettings

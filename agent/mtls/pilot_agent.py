@@ -28,10 +28,10 @@ from pathlib import Path
 from agent.config.pilot_settings import PROGRAM, UID, PilotSettings
 from agent.launch.launcher import Child
 from agent.mtls.envoy import WORKERS
+from agent.mtls.restarts import Restarts
 from shared import ports
 from shared.address import Address
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
-from shared.backoff import doubled_s
 from shared.errors import HboneError, UnavailableError
 from shared.net.http1 import Response, get, request
 from shared.net.tls.root_files import RootSources
@@ -57,10 +57,6 @@ DRAIN_S = 1
 ANSWER_S = 2.0
 ANSWER_BYTES = 64 << 20
 """For one answer on this machine; the whole configuration of a large mesh is tens of MB."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-STEADY_S = 60.0
-"""One that has run for so long starts with the first pause again."""
 
 LAST_WORDS_S = 1.0
 """How long what it wrote before its end may take to arrive."""
@@ -248,14 +244,12 @@ class PilotAgent:
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
+        restarts = Restarts()
         while True:
             began = loop.time()
             await self._child.wait()
             self._end_session()
-            failures = 0 if loop.time() - began > STEADY_S else failures
-            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, failures)
-            failures += 1
+            pause_s = restarts.pause_s(loop.time() - began)
             log.error("pilot-agent has ended: %s; again in %g s", self._child.end, pause_s)
             await asyncio.sleep(pause_s)
             try:

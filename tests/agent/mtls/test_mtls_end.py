@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -26,7 +28,7 @@ async def test_none_leads_to_whoever_listens_there() -> None:
     it = end(HBONE_INBOUND="none", HBONE_INBOUND_LISTEN="127.0.0.1:15003")
     await it.start()
     assert str(it.address) == "127.0.0.1:15003"
-    assert (it.exited, it.connections, it.files_per_tunnel) == (None, 0, 1)
+    assert (it.connections, it.files_per_tunnel) == (0, 1)
     it.limit(0)
     assert list(it.holders()) == []
     await it.emptied()
@@ -37,7 +39,6 @@ async def test_the_built_in_one(tmp_path: Path) -> None:
     it = end(HBONE_INBOUND="builtin", HBONE_CERTS=str(Mesh(tmp_path).member()))
     await it.start()
     assert it.address.port != 0
-    assert it.exited is None
     assert it.files_per_tunnel == 3, "its own two, and the tunnel's"
     it.limit(0)
     reader, writer = await asyncio.open_connection(it.address.host, it.address.port)
@@ -82,11 +83,34 @@ async def test_an_envoy_that_is_not_waited_for_any_more_ends(
     it = end(HBONE_INBOUND="envoy", HBONE_CERTS=str(Mesh(tmp_path).member()))
     starting = spawn(it.start(), name="start")
     async with asyncio.timeout(PATIENCE_S):
-        while it.exited is None:  # noqa: ASYNC110  # it has no event for its middle
+        while it._envoy is None:  # noqa: ASYNC110  # it has no event for its middle
             await asyncio.sleep(0)
     starting.cancel()
     await asyncio.wait({starting})
     assert list(folder.iterdir())
     await it.close()
-    assert it.exited.done()
+    assert it._envoy is not None
+    assert it._envoy.exited.done()
     assert list(folder.iterdir()) == []
+
+
+async def test_an_envoy_that_dies_is_started_again_where_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_envoy()
+    caplog.set_level("INFO", "hbone.agent")
+    it = end(HBONE_INBOUND="envoy", HBONE_CERTS=str(Mesh(tmp_path).member()))
+    await it.start()
+    first, address = it._envoy, it.address
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    async with asyncio.timeout(PATIENCE_S):
+        while "envoy is ready again" not in caplog.messages:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0.05)
+    assert "envoy ended with exit code 137; again in 0.5 s" in caplog.messages
+    assert (it._envoy is not first, it.address) == (True, address)
+    _, writer = await asyncio.open_connection(address.host, address.port)
+    writer.close()
+    await it.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(address.host, address.port)
