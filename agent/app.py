@@ -71,6 +71,8 @@ class Agent:
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
+        self._began = self._step_at = 0.0  # by the loop's clock: the start, and the end of its last step
+        self._steps: list[str] = []
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
         self._files = 0  # that may be open
@@ -87,6 +89,7 @@ class Agent:
         from agent.launch.launcher import ignored_signals
 
         loop = asyncio.get_running_loop()
+        self._began = self._step_at = loop.time()
         self._files = open_files.allow_many()
         self._ignored_signals = ignored_signals()
         for number in START_EXITS.keys() - self._ignored_signals:  # until there is an app to get them, too
@@ -94,17 +97,27 @@ class Agent:
         try:
             for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
                 await self._unless_stopped(start(), name)
+                self._started(name)
                 if self._stop_signal is not None:
                     return START_EXITS[self._stop_signal]
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
-            if self._command and not await self._start_app():
-                return await self._app_exit()
+            if self._command:
+                if not await self._start_app():
+                    return await self._app_exit()
+                self._started("app")
             await self._open()
+            log.info("started in %.2f s: %s", self._step_at - self._began, ", ".join(self._steps))
             return await self._serve()
         finally:
             await self._close()
 
     # Start.
+
+    def _started(self, name: str) -> None:
+        """A step of the start is done: what it took is for the log."""
+        now = asyncio.get_running_loop().time()
+        self._steps.append(f"{name} {now - self._step_at:.2f} s")
+        self._step_at = now
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, None], name: str) -> None:
         """Runs `starting` to its end, or until a signal comes."""

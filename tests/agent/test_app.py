@@ -503,7 +503,10 @@ async def lines_of(it: Krun) -> list[str]:
 async def test_the_app_s_start_and_end_are_told() -> None:
     async with krun_before_app() as it:
         await it.tell("exit 3")
-        assert (await lines_of(it))[0] == "the app has ended: exit code 3; krun ends with 3"
+        started, ended = (await lines_of(it))[:2]
+    steps = r"identity \d\.\d\d s, mTLS end \d\.\d\d s, app \d+\.\d\d s"
+    assert re.fullmatch(rf"started in \d+\.\d\d s: {steps}", started)
+    assert ended == "the app has ended: exit code 3; krun ends with 3"
 
 
 @pytest.mark.parametrize(
