@@ -144,6 +144,7 @@ class PilotAgent:
         self._environ = environ
         self._folder = folder
         self._child: Child
+        self._session: int | None = None  # of the child, while something of it may be left
         self._log: asyncio.Task[None]
         self._keeper: asyncio.Task[None] | None = None
         self._last_words: dict[int, str] = {}
@@ -220,7 +221,8 @@ class PilotAgent:
         as_root = os.geteuid() == 0
         try:
             if as_root:
-                os.fchown(writer, UID, UID)
+                with contextlib.suppress(OSError):  # then Envoy's access log is lost, and nothing else
+                    os.fchown(writer, UID, UID)
             process = await asyncio.create_subprocess_exec(
                 *(str(self._program), "proxy", "sidecar"),
                 *("--domain", f"{self._settings.namespace}.svc.cluster.local"),
@@ -234,12 +236,15 @@ class PilotAgent:
                 start_new_session=True,
                 preexec_fn=_become_user if as_root else None,
             )
-        except OSError as error:
+        except BaseException as error:
             os.close(reader)
-            raise UnavailableError(f"cannot start pilot-agent: {error.strerror or error}") from error
+            if isinstance(error, OSError):
+                raise UnavailableError(f"cannot start pilot-agent: {error.strerror or error}") from error
+            raise
         finally:
             os.close(writer)
         self._child = Child("pilot-agent", process)
+        self._session = process.pid
         self._log = spawn(self._forward_log(reader), name="pilot-agent's log")
 
     async def _keep(self) -> None:
@@ -258,9 +263,12 @@ class PilotAgent:
                 log.error("%s", error)
 
     def _end_session(self) -> None:
-        """Kills what it has left behind: an Envoy would keep the ports of the next one."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
+        """Kills what it has left behind: an Envoy would keep the ports of the next one. Once only, for the
+        number may be another's later."""
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
 
     async def _is_ready(self) -> bool:
         try:
