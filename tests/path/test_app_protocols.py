@@ -127,7 +127,8 @@ class Methods(grpc.GenericRpcHandler):
         raise AssertionError
 
     def sleep(self, message: bytes, context: grpc.ServicerContext) -> bytes:
-        context.add_callback(self.cancelled.set)
+        if not context.add_callback(self.cancelled.set):  # it is over before we have begun
+            self.cancelled.set()
         self.cancelled.wait(PATIENCE_S)
         return message
 
