@@ -14,6 +14,9 @@ INBOUND_MTLS = 15003
 ZTUNNEL_INBOUND = 15006
 """ztunnel accepts inbound plain text here; no tunnel of the HBONE port leads there."""
 
+HTTP_PROXY = 15007
+"""Envoy under pilot-agent, on the container's loopback: an HTTP proxy into the mesh (the original's port)."""
+
 HBONE = 15008
 """hgate, and ztunnel: HBONE proper, CONNECT over mTLS HTTP/2."""
 
@@ -27,7 +30,7 @@ METRICS = 15020
 """Prometheus metrics of hgate."""
 
 HEALTH = 15021
-"""Readiness of hgate."""
+"""Readiness of hgate; in the container, of Envoy under pilot-agent."""
 
 SSHD = 15022
 """The container's sshd, target of `/_hbone/22`."""

@@ -42,9 +42,6 @@ log = logging.getLogger("hbone.pilot_agent")
 SERVER_NAME = "istiod.istio-system.svc"
 """What istiod's certificate says, however it is reached."""
 
-HTTP_PROXY_PORT = 15007
-"""Where Envoy is an HTTP proxy on loopback, for apps whose traffic is not captured (the original's port)."""
-
 READY_URL = f"http://127.0.0.1:{ports.HEALTH}/healthz/ready"
 ADMIN_URL = f"http://127.0.0.1:{ports.ADMIN}"
 
@@ -126,7 +123,7 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         "ISTIO_META_INTERCEPTION_MODE": "NONE",
         "ISTIO_META_WORKLOAD_NAME": settings.workload,
         "ISTIO_META_MESH_ID": settings.trust_domain,
-        "ISTIO_META_HTTP_PROXY_PORT": str(HTTP_PROXY_PORT),
+        "ISTIO_META_HTTP_PROXY_PORT": str(ports.HTTP_PROXY),
         "ISTIO_META_POD_PORTS": "[]",
         **settings.passed,
         "PROXY_CONFIG": json.dumps(proxy),
