@@ -104,7 +104,7 @@ def pytest_runtest_makereport(
     report = yield
     found = [find for section in report.sections for find in finds(section[0], section[1].encode())]
     if report.failed:
-        found += finds("the failure's text", report.longreprtext.encode())
+        found += finds("the failure's text", report.longreprtext.encode(errors="backslashreplace"))
     if call.when == "teardown":
         # Pieces of a child's output are joined: a token may have come in two.
         by_place: dict[str, bytes] = {}
