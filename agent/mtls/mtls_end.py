@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,6 +175,7 @@ class MtlsEnd:
         from agent.mtls.envoy import EnvoyProcess
         from agent.mtls.envoy_bootstrap import bootstrap, secrets
         from agent.mtls.envoy_names import domains_of_roots
+        from agent.mtls.restarts import keep_running
 
         settings = self._settings
         self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
@@ -216,28 +217,23 @@ class MtlsEnd:
             log.info("envoy's admin port on %s", await self._envoy_admin.start(settings.envoy_admin))
         if lists is not None:
             lists.start()
-        self._keeper = spawn(self._keep_envoy(start), name="keep envoy running")
 
-    async def _keep_envoy(self, start: Callable[[Address], Awaitable[None]]) -> None:
-        """Starts another one where it was when it has died, after a pause that grows. Until then tunnels to
-        it are refused."""
-        from agent.mtls.restarts import Restarts
-
-        loop = asyncio.get_running_loop()
-        restarts = Restarts()
-        while True:
-            assert self._envoy is not None
-            began = loop.time()
-            await asyncio.wait({self._envoy.exited})
-            pause_s = restarts.pause_s(loop.time() - began)
-            log.error("envoy ended with exit code %d; again in %g s", self._envoy.exited.result(), pause_s)
-            await asyncio.sleep(pause_s)
+        async def start_again() -> None:
+            """Where it was. Until then tunnels to it are refused."""
             try:
                 await start(self.address)
-                log.info("envoy is ready again")
-            except UnavailableError as error:
-                log.error("%s", error)
+            except UnavailableError:
+                assert self._envoy is not None
                 await self._envoy.stop(ENVOY_STOP_S)
+                raise
+            log.info("envoy is ready again")
+
+        self._keeper = spawn(keep_running(self._envoy_ended, start_again), name="keep envoy running")
+
+    async def _envoy_ended(self) -> str:
+        assert self._envoy is not None
+        await asyncio.wait({self._envoy.exited})
+        return f"envoy ended with exit code {self._envoy.exited.result()}"
 
     async def _start_builtin(self) -> None:
         from agent.mtls.inbound import Inbound, InboundSettings

@@ -25,10 +25,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.config.pilot_settings import PROGRAM, UID, PilotSettings
+from agent.config.pilot_settings import PROGRAM, UID, PilotSettings, user
 from agent.launch.launcher import Child
 from agent.mtls.envoy import WORKERS
-from agent.mtls.restarts import Restarts
+from agent.mtls.restarts import keep_running
 from shared import ports
 from shared.address import Address
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
@@ -184,7 +184,7 @@ class PilotAgent:
                 saved = await self._save_configuration()
                 raise await self._failure(f"pilot-agent is not ready after {timeout_s:g} s{saved}")
             await asyncio.wait({self._child.exited}, timeout=POLL_S)
-        self._keeper = spawn(self._keep(), name="keep pilot-agent running")
+        self._keeper = spawn(keep_running(self._ended, self._start), name="keep pilot-agent running")
 
     async def drain(self) -> None:
         """Tells Envoy's clients to open nothing new; what is open goes on."""
@@ -215,11 +215,11 @@ class PilotAgent:
 
     async def _start(self) -> None:
         reader, writer = os.pipe()
-        as_root = os.geteuid() == 0
+        owner = user()
         try:
-            if as_root:
+            if owner is not None:
                 with contextlib.suppress(OSError):  # then Envoy's access log is lost, and nothing else
-                    os.fchown(writer, UID, UID)
+                    os.fchown(writer, *owner)
             process = await asyncio.create_subprocess_exec(
                 *(str(self._program), "proxy", "sidecar"),
                 *("--domain", f"{self._settings.namespace}.svc.cluster.local"),
@@ -231,7 +231,7 @@ class PilotAgent:
                 stderr=writer,
                 # No terminal's signal reaches it: tunnels are to drain before it ends.
                 start_new_session=True,
-                preexec_fn=_become_user if as_root else None,
+                preexec_fn=None if owner is None else _become_user,
             )
         except BaseException as error:
             os.close(reader)
@@ -244,20 +244,10 @@ class PilotAgent:
         self._session = process.pid
         self._log = spawn(self._forward_log(reader), name="pilot-agent's log")
 
-    async def _keep(self) -> None:
-        loop = asyncio.get_running_loop()
-        restarts = Restarts()
-        while True:
-            began = loop.time()
-            await self._child.wait()
-            self._end_session()
-            pause_s = restarts.pause_s(loop.time() - began)
-            log.error("pilot-agent has ended: %s; again in %g s", self._child.end, pause_s)
-            await asyncio.sleep(pause_s)
-            try:
-                await self._start()
-            except UnavailableError as error:
-                log.error("%s", error)
+    async def _ended(self) -> str:
+        await self._child.wait()
+        self._end_session()
+        return f"pilot-agent has ended: {self._child.end}"
 
     def _end_session(self) -> None:
         """Kills what it has left behind: an Envoy would keep the ports of the next one. Once only, for the
@@ -355,9 +345,9 @@ def _lay_out(folder: Path, settings: PilotSettings) -> None:
         told = "".join(f"{name}={json.dumps(value)}\n" for name, value in labels.items())
         write_atomically(folder / "etc/istio/pod/labels", told.encode(), PUBLIC_MODE)
         (folder / "var/run/secrets/tokens/istio-token").symlink_to(settings.token_file)
-        if os.geteuid() == 0:
+        if (owner := user()) is not None:
             for path in (folder, *folder.rglob("*")):
-                os.chown(path, UID, UID, follow_symlinks=False)
+                os.chown(path, *owner, follow_symlinks=False)
     except OSError as error:
         raise UnavailableError(f"pilot-agent's folder {folder} cannot be made: {error.strerror}") from error
 

@@ -1,8 +1,15 @@
-"""How long to wait before a program that has died is started again."""
+"""A program that dies is started again, after a pause that grows."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
 from shared.backoff import doubled_s
+from shared.errors import UnavailableError
+
+log = logging.getLogger("hbone.agent")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
@@ -23,3 +30,20 @@ class Restarts:
         pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._failures)
         self._failures += 1
         return pause_s
+
+
+async def keep_running(ended: Callable[[], Awaitable[str]], start: Callable[[], Awaitable[None]]) -> None:
+    """Starts a running program again whenever it has ended, until it is cancelled. `ended` returns then,
+    with what is to be said of it; `start` raises UnavailableError if there is no new one."""
+    loop = asyncio.get_running_loop()
+    restarts = Restarts()
+    while True:
+        began = loop.time()
+        told = await ended()
+        pause_s = restarts.pause_s(loop.time() - began)
+        log.error("%s; again in %g s", told, pause_s)
+        await asyncio.sleep(pause_s)
+        try:
+            await start()
+        except UnavailableError as error:
+            log.error("%s", error)
