@@ -19,7 +19,7 @@ from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
 from shared.config.kinds import FilePath, Parsed, Text
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE, DEFAULT_SERVICE_ACCOUNT
-from shared.errors import UsageError
+from shared.errors import UnavailableError, UsageError
 
 UID = 1337
 """Of Envoy in every pod with a sidecar: Istio's rules that capture traffic leave its traffic alone."""
@@ -141,6 +141,27 @@ def read(
         },
         **given,
     )
+
+
+def find_program(named: str, search_path: str | None) -> Path | None:
+    """pilot-agent: `named` (a name or a path) if given, else on `search_path` (as PATH; None: our own), else
+    where Istio's image has it, else None. Raises UnavailableError when what `named` says is not there."""
+    import shutil  # 2 ms, where there may be one
+
+    found = shutil.which(named or PROGRAM.name, path=search_path)
+    if named and found is None:
+        raise UnavailableError(f"HBONE_PILOT_AGENT={named}: no such program")
+    if found is not None:
+        return Path(found)
+    return PROGRAM if os.access(PROGRAM, os.X_OK) else None
+
+
+def is_there(settings: PilotSettings, search_path: str) -> bool:
+    """Whether there is a pilot-agent to be run."""
+    try:
+        return find_program(settings.program, search_path or None) is not None
+    except UnavailableError:
+        return False
 
 
 def user() -> tuple[int, int] | None:

@@ -407,11 +407,18 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     if authority is None and "certificates" not in given:
         # With an authority krun writes the files, into the default folder, not over those of the platform.
         given["certificates"] = certificate_folder.customary_folder()
-    if kubernetes is not None and kubernetes.owner is None and given.get("inbound") == "pilot-agent":
-        kubernetes = replace(kubernetes, owner=pilot_settings.user())
     pilot = pilot_settings.read(read, trust_domain, given.get("xds"), kubernetes)
-    if given.get("inbound") == "pilot-agent":
+    inbound = given.get("inbound", "auto")
+    if (
+        inbound == "auto"
+        and given.get("xds") is not None
+        and pilot_settings.is_there(pilot, read.text("PATH"))
+    ):
+        inbound = "pilot-agent"  # as `choose_inbound` will
+    elif inbound == "pilot-agent":
         pilot_settings.check(pilot)
+    if kubernetes is not None and kubernetes.owner is None and inbound == "pilot-agent":
+        kubernetes = replace(kubernetes, owner=pilot_settings.user())
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,

@@ -76,7 +76,7 @@ class MtlsEnd:
         certificates_found = settings.certificates_found()
         binary = pilot_agent = None
         if settings.inbound == "pilot-agent" or (settings.inbound == "auto" and settings.xds is not None):
-            from agent.mtls.pilot_agent import find_program
+            from agent.config.pilot_settings import find_program
 
             pilot_agent = find_program(settings.pilot.program, self._search_path)
         elif settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.config.pilot_settings import PROGRAM, UID, PilotSettings, user
+from agent.config.pilot_settings import UID, PilotSettings, user
 from agent.launch.launcher import Child
 from agent.mtls.envoy import WORKERS
 from agent.mtls.restarts import keep_running
@@ -84,17 +84,6 @@ NO_SIDECAR = (
     'to "~/*"? Without one Envoy listens on the port of each Service'
 )
 """Where it cannot, and rejects its whole configuration."""
-
-
-def find_program(named: str, search_path: str | None) -> Path | None:
-    """pilot-agent: `named` (a name or a path) if given, else on `search_path` (as PATH; None: our own), else
-    where Istio's image has it, else None. Raises UnavailableError when what `named` says is not there."""
-    found = shutil.which(named or PROGRAM.name, path=search_path)
-    if named and found is None:
-        raise UnavailableError(f"HBONE_PILOT_AGENT={named}: no such program")
-    if found is not None:
-        return Path(found)
-    return PROGRAM if os.access(PROGRAM, os.X_OK) else None
 
 
 def environment(settings: PilotSettings, folder: Path, envoy: Path | None, address: str) -> dict[str, str]:

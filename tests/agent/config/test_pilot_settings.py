@@ -87,9 +87,23 @@ def test_its_token_is_one_that_krun_keeps_or_that_is_mounted() -> None:
     assert read(HBONE_K8S_TOKENS="istio-ca=/tokens/istio").token_file == Path("/tokens/istio")
 
 
-def test_its_user_may_read_the_token() -> None:
-    kept = from_env(
-        {"HBONE_INBOUND": "pilot-agent", "XDS_ADDR": "i:1", "HBONE_K8S_TOKENS": "istio-ca"}
-    ).kubernetes
+@pytest.mark.parametrize("inbound", ["auto", "pilot-agent"])
+def test_its_user_may_read_the_token(inbound: str, tmp_path: Path) -> None:
+    program = tmp_path / "pilot-agent"
+    program.write_text("#!/bin/sh")
+    program.chmod(0o755)
+    told = {
+        "HBONE_INBOUND": inbound,
+        "XDS_ADDR": "i:1",
+        "HBONE_K8S_TOKENS": "istio-ca",
+        "PATH": str(tmp_path),
+    }
+    kept = from_env(told).kubernetes
     assert kept is not None
     assert kept.owner == ((UID, UID) if os.geteuid() == 0 else None)
+
+
+def test_where_there_is_none_the_token_is_ours() -> None:
+    kept = from_env({"XDS_ADDR": "i:1", "HBONE_K8S_TOKENS": "istio-ca", "PATH": "/nowhere"}).kubernetes
+    assert kept is not None
+    assert kept.owner is None

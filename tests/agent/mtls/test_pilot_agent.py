@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config.pilot_settings import PilotSettings
+from agent.config.pilot_settings import PilotSettings, find_program
 from agent.config.settings import from_env
-from agent.mtls.pilot_agent import PilotAgent, environment, find_program
+from agent.mtls.pilot_agent import PilotAgent, environment
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
 from tests.support.metadata_server import PATIENCE_S
