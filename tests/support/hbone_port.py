@@ -17,13 +17,13 @@ from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.hbone_rules import Rule
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
-from shared.net.legs.tcp_end import last_bytes_left
 from shared.net.tls import certificate_folder
 from shared.net.tls.mesh_tls import MeshIdentity
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_output import AccessLines, access_lines, value_of
 from tests.support.http2_peer import Http2Peer
+from tests.support.last_bytes import last_bytes_are_gone
 from tests.support.revocation import put, revocation_list
 from tests.support.tcp_peer import PATIENCE_S
 
@@ -164,5 +164,4 @@ async def serving(
             yield port
         finally:
             await listener.close()
-            async with asyncio.timeout(PATIENCE_S):
-                await last_bytes_left().wait()
+            await last_bytes_are_gone()

@@ -13,9 +13,9 @@ from shared.address import Address
 from shared.errors import LimitError
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
-from shared.net.legs.tcp_end import last_bytes_left
 from shared.tunnel.tunnel_record import TunnelRecord
 from tests.support.http2_peer import PeerStream
+from tests.support.last_bytes import last_bytes_are_gone
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 
@@ -65,8 +65,7 @@ class KrunPort:
             self.requests.close()
             for connection in list(self._connections):
                 connection.abort("the test is over")
-            async with asyncio.timeout(PATIENCE_S):
-                await last_bytes_left().wait()
+            await last_bytes_are_gone()
 
 
 async def answered_and_ended(stream: PeerStream, there: PeerStream | TcpPeer) -> None:

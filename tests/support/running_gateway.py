@@ -22,9 +22,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from shared.errors import HboneError
 from shared.net import http1
-from shared.net.legs.tcp_end import last_bytes_left
 from shared.tasks import spawn
 from tests.support.gateway_output import AccessLines, Line, access_lines, answer_of, value_of
+from tests.support.last_bytes import last_bytes_are_gone
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 
@@ -176,8 +176,7 @@ class RunningGateway:
         self._task.cancel()
         with suppress(asyncio.CancelledError, HboneError):
             await self._task
-        async with asyncio.timeout(PATIENCE_S):
-            await last_bytes_left().wait()
+        await last_bytes_are_gone()
 
 
 def write_config(

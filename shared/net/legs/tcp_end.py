@@ -134,6 +134,7 @@ class LastBytes:
 
     def _look(self) -> None:
         if self._transport.is_closing():
+            self._taken()  # or lost: it broke
             return
         unsent = unsent_bytes(self._transport)
         if unsent < self._unsent:
