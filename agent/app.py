@@ -33,6 +33,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from agent.launch.launcher import App
     from agent.memory import Memory
+    from agent.mtls.envoy_records import Record
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -333,6 +334,6 @@ class Agent:
 
     # Records.
 
-    def _over(self, record: TunnelRecord) -> None:
-        """Of a tunnel, or of a connection of the mTLS end."""
+    def _over(self, record: Record) -> None:
+        """Of a tunnel, or of a connection or a request of the mTLS end."""
         record.write(self._access_log)

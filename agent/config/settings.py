@@ -52,8 +52,11 @@ from shared.trust.spiffe import SCHEME, SpiffeId
 Inbound = Literal["auto", "envoy", "builtin", "pilot-agent", "none"]
 """How the mesh's mTLS is to end in the container: see `Settings.inbound`."""
 
-AppProtocol = Literal["auto", "http1", "h2c"]
+AppProtocol = Literal["auto", "http1", "h2c", "tcp"]
 """What the app speaks on its port: see `Settings.app_protocol`."""
+
+RequestLog = Literal["all", "failed", "none"]
+"""Which requests have lines in the access log: see `Settings.request_log`."""
 
 PORT_PREFIX = "PORT_"
 """PORT_NAME=HOST:PORT makes `/_hbone/NAME` a tunnel to HOST:PORT, as in the original."""
@@ -66,6 +69,7 @@ SSHD_TARGET = "22"
 
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 APP_PROTOCOLS: tuple[AppProtocol, ...] = get_args(AppProtocol)
+REQUEST_LOGS: tuple[RequestLog, ...] = get_args(RequestLog)
 LOG_FORMATS: tuple[Format, ...] = get_args(Format)
 
 MAX_COUNT = 9_999_999
@@ -135,8 +139,9 @@ class Settings:
     app_protocol: AppProtocol = setting(
         Choice(APP_PROTOCOLS),
         "auto",
-        "what the app speaks: auto, http1 or h2c",
-        "h2c is HTTP/2 without TLS and with prior knowledge, as gRPC servers speak it. auto finds out.",
+        "what the app speaks: auto, http1, h2c or tcp",
+        "h2c is HTTP/2 without TLS and with prior knowledge, as gRPC servers speak it; tcp is anything but "
+        "HTTP. auto finds out.",
         variable="HBONE_APP_PROTOCOL",
     )
     app_start_timeout_s: float = setting(
@@ -304,6 +309,13 @@ class Settings:
         "of those that it would not get, the ones that it gets all the same",
         unset="none",
         variable="HBONE_PASS_TO_APP",
+    )
+    request_log: RequestLog = setting(
+        Choice(REQUEST_LOGS),
+        "failed",
+        "requests at Envoy's mTLS end that the access log tells: all, failed or none",
+        "Failed are those that were refused, broke, or got a 5xx. All cost some 20 µs of CPU time each.",
+        variable="HBONE_REQUEST_LOG",
     )
     log_level: str = setting(
         Choice(tuple(LEVELS)),

@@ -1,8 +1,9 @@
 """What the mTLS ends offer by ALPN, so that a client speaks to the app what the app understands.
 
-Both ends pass the bytes on as they are: whatever a client has agreed to is what the app gets. Each list is in
-the order in which a client's names are looked for, the same at both ends, so that no client sees a
-difference.
+Each list is in the order in which a client's names are looked for.
+
+Where the bytes are passed on as they are (`alpn_offer`: the built-in end, and Envoy for an app that is not
+known to speak HTTP), whatever a client has agreed to is what the app gets:
 
 - `istio` comes first: it promises nothing but bytes, and Istio's clients offer it beside each of their other
   names.
@@ -10,8 +11,12 @@ difference.
 - Where nobody has said what the app speaks (`auto`), HTTP/1.1 comes first, for a client that offers both,
   such as curl, gets on with any app that speaks HTTP/1.1; h2 is agreed with clients that offer nothing else,
   such as gRPC's, which would break off without an answer, and could not speak to an HTTP/1.1 app in any case.
+- An app that speaks no HTTP (`tcp`) has clients that speak what it speaks, whatever they call it.
 - Never `istio-peer-exchange`: whoever agrees to it is sent a binary header before the data (Istio's
   metadata_exchange filter).
+
+Where Envoy serves HTTP (`http_offer`), it offers both versions, the app's first: it translates. Istio's
+clients offer the plain names, too.
 
 A client with no name in common gets no ALPN, and may go on: what it speaks may be neither.
 """
@@ -28,9 +33,18 @@ _OFFERS: dict[AppProtocol, tuple[str, ...]] = {
     "http1": _BYTES + _HTTP1,
     "h2c": _BYTES + _HTTP2,
     "auto": _BYTES + _HTTP1 + _HTTP2,
+    "tcp": _BYTES + _HTTP1 + _HTTP2,
 }
+
+HTTP_NAMES = _HTTP1 + _HTTP2
+"""Whoever offers one of them speaks HTTP."""
 
 
 def alpn_offer(protocol: AppProtocol) -> tuple[str, ...]:
     """The names that a client may be told it speaks to an app of `protocol`, the preferred one first."""
     return _OFFERS[protocol]
+
+
+def http_offer(protocol: AppProtocol) -> tuple[str, ...]:
+    """Likewise, where HTTP is served."""
+    return ("h2", "http/1.1") if protocol == "h2c" else ("http/1.1", "h2")

@@ -1,8 +1,8 @@
 """Envoy as the mTLS end on port 15003: finding it, running it, reading its log.
 
 Envoy ends TLS, asks for a certificate of our trust domain's root, checks its SPIFFE ID against the allow list
-and passes the bytes to the app, unread. Certificates come through files of its secret discovery service:
-only then does it watch them and load rotated ones.
+and passes on to the app what comes: requests, or bytes, unread (`envoy_bootstrap`). Certificates come through
+files of its secret discovery service: only then does it watch them and load rotated ones.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from agent.config.settings import RequestLog
 from agent.launch.launcher import POLL_S, Child
-from agent.mtls.envoy_bootstrap import ADMIN_SOCKET, Json, access_record
+from agent.mtls.envoy_bootstrap import ADMIN_SOCKET
+from agent.mtls.envoy_json import Json
+from agent.mtls.envoy_records import RECORD_BEGINNING, Record, read_record
 from shared.address import Address
-from shared.atomic_files import PRIVATE_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
-from shared.net.http1 import Response, get
+from shared.net.http1 import Response, get, request
 from shared.tasks import spawn
-from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.envoy")
 
@@ -92,7 +94,11 @@ class EnvoyProcess:
     """A running Envoy, made by `start`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, folder: Path, finished: Callable[[TunnelRecord], None]
+        self,
+        process: asyncio.subprocess.Process,
+        folder: Path,
+        finished: Callable[[Record], None],
+        request_log: RequestLog,
     ) -> None:
         assert process.stderr is not None  # `start` asked for it
         self._child = Child("envoy", process)
@@ -105,6 +111,7 @@ class EnvoyProcess:
         """The socket of its admin interface, which is there once it is ready."""
         self._folder = folder
         self._finished = finished
+        self._request_log: RequestLog = request_log
         self._last_words = ""
         self._stopping = False
         self._log = spawn(self._forward_log(process.stderr), name="envoy's log")
@@ -117,11 +124,15 @@ class EnvoyProcess:
         secret_files: Mapping[str, Json],
         folder: Path,
         *,
-        finished: Callable[[TunnelRecord], None] = lambda record: None,
+        finished: Callable[[Record], None] = lambda record: None,
+        request_log: RequestLog = "all",
+        drain_s: float = 1,
         workers: int = WORKERS,
     ) -> EnvoyProcess:
         """Starts `binary` with `configuration` (see `bootstrap`) and `secret_files` (see `secrets`). Both are
         written into `folder`, which is the configuration's `secrets_folder` and this Envoy's alone.
+        `finished` gets the records of connections, and those of requests that `request_log` wants. A `drain`
+        takes `drain_s` seconds.
 
         It gets a session of its own, so that no terminal's signal reaches it: tunnels are to drain before it
         ends. Raises UnavailableError when it cannot be started.
@@ -137,6 +148,7 @@ class EnvoyProcess:
                 # No shared memory, and no number that two of them on one machine would have to agree on.
                 "--disable-hot-restart",
                 *("--concurrency", str(workers)),
+                *("--drain-time-s", str(max(1, round(drain_s))), "--drain-strategy", "immediate"),
                 *("--file-flush-interval-msec", str(LOG_FLUSH_MS)),
                 *("--log-level", level, "--log-format", "%l %v", "--log-format-escaped"),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -146,12 +158,7 @@ class EnvoyProcess:
             )
         except OSError as error:
             raise UnavailableError(f"cannot start envoy: {error}") from error
-        return cls(process, folder, finished)
-
-    def renew_secrets(self, secret_files: Mapping[str, Json]) -> None:
-        """Replaces the secrets' files, which Envoy notices. Raises OSError."""
-        for name, content in secret_files.items():
-            write_atomically(self._folder / name, json.dumps(content, indent=1).encode(), PRIVATE_MODE)
+        return cls(process, folder, finished, request_log)
 
     async def ready(self, timeout_s: float) -> None:
         """Waits until Envoy accepts connections and has certificates to answer them with.
@@ -173,6 +180,32 @@ class EnvoyProcess:
         listeners = await self._ask("/listeners?format=json")
         bound = listeners["listener_statuses"][0]["local_address"]["socket_address"]
         self.inbound = Address(bound["address"], bound["port_value"])
+
+    async def drain(self) -> None:
+        """Has it tell its clients to open nothing new here: HTTP/2's by GOAWAY, HTTP/1.1's by `Connection:
+        close`. What is open goes on."""
+        try:
+            await request(
+                "POST",
+                "http://envoy/drain_listeners?graceful",
+                headers={},
+                body=b"",
+                timeout_s=ADMIN_TIMEOUT_S,
+                max_bytes=ADMIN_BYTES,
+                unix=self.admin,
+            )
+        except HboneError as error:
+            log.debug("envoy is not told to drain: %s", error)
+
+    def save_configuration(self) -> str:
+        """Keeps its configuration where the end of this Envoy leaves it; where, as the end of a message, or
+        nothing if it cannot be written. There are no keys in it, only their files' names."""
+        try:
+            kept = Path(tempfile.mkdtemp(prefix="krun-envoy-"), BOOTSTRAP_FILE)
+            shutil.copyfile(self._folder / BOOTSTRAP_FILE, kept)
+        except OSError:
+            return ""
+        return f"; its configuration is in {kept}"
 
     async def stop(self, grace_s: float) -> None:
         """Ends Envoy and its connections, by force when it takes more than `grace_s` seconds."""
@@ -209,11 +242,10 @@ class EnvoyProcess:
             if not line:
                 return
             text = line.decode("utf-8", "replace").strip()
-            record = access_record(text)
-            if record is not None:
-                self._finished(record)
-            else:
+            if not text.startswith(RECORD_BEGINNING):
                 self._log_line(text)
+            elif (record := read_record(text, self._request_log)) is not None:
+                self._finished(record)
 
     def _log_line(self, line: str) -> None:
         match = _LOG_LINE.fullmatch(line)

@@ -3,23 +3,22 @@
 Allowed names are regular expressions. These matchers can only be joined by "or", and RE2 cannot say "but
 not", so a policy that denies is a piece of Lua, which Envoy runs once a handshake
 (`envoy.string_matcher.lua`). Envoy's RBAC filter, which could say "but not" too, decides when the first
-byte has come: by then the app has been connected, and an app that speaks first has spoken.
+byte has come: by then the app has been connected, and an app that speaks first has spoken. Where Envoy serves
+HTTP no app speaks first, and that filter decides (`envoy_http`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from agent.mtls.envoy_json import TYPES, Json
 from shared.errors import ConfigError, UnavailableError
 from shared.net.tls import certificate_folder, root_files
 from shared.trust.peer_patterns import PeerPatterns
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import MAX_URI_BYTES, SCHEME
 
-Json = dict[str, Any]
-
-_TYPE = "type.googleapis.com/envoy.extensions.string_matcher.lua.v3.Lua"
+_TYPE = f"{TYPES}.string_matcher.lua.v3.Lua"
 
 # Segment by segment: the same meaning as the regular expressions, in time that grows with the name only. A
 # pattern is {domains, segments, whether a rest may follow}; a segment is the texts between its stars.
@@ -86,8 +85,8 @@ def name_matchers(policy: PeerPolicy) -> list[Json]:
 
 
 def domains_of_roots(certificates: Path) -> list[str]:
-    """The trust domains whose roots stand in the folder `certificates`, as far as that is told. Envoy lets
-    each of them vouch for any name, unlike at the built-in end."""
+    """The trust domains whose roots stand in the folder `certificates`, as far as that is told. Envoy would
+    let each of them vouch for any name, unlike the built-in end."""
     paths = certificate_folder.find(certificates)
     try:
         bundles = root_files.trust_bundles(paths.bundles)

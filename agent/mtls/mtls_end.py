@@ -19,13 +19,12 @@ from shared.trust.spiffe import SCHEME
 if TYPE_CHECKING:
     from agent.mtls.envoy import EnvoyProcess
     from agent.mtls.envoy_admin import EnvoyAdmin
+    from agent.mtls.envoy_records import Record
     from agent.mtls.inbound import Inbound
     from agent.mtls.pilot_agent import PilotAgent
     from shared.errors import LimitError
     from shared.net.relay.memory_budget import Holder
-    from shared.net.tls.revocation_watch import RevocationWatch
     from shared.trust.peer_policy import PeerPolicy
-    from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.agent")
 
@@ -46,10 +45,11 @@ class MtlsEnd:
         self,
         settings: Settings,
         search_path: str | None,
-        finished: Callable[[TunnelRecord], None],
+        finished: Callable[[Record], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
     ) -> None:
-        """`search_path` is where Envoy is looked for, as PATH. `finished` gets each connection's record.
+        """`search_path` is where Envoy is looked for, as PATH. `finished` gets the record of each
+        connection whose bytes are passed on, and of Envoy's requests those that the settings want.
         `refusal()` says why the built-in end accepts no connection now, if so."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
@@ -59,7 +59,6 @@ class MtlsEnd:
         self._refusal = refusal
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
-        self._envoy_lists: RevocationWatch | None = None
         self._pilot_agent: PilotAgent | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._inbound: Inbound | None = None
@@ -80,9 +79,7 @@ class MtlsEnd:
 
             pilot_agent = find_program(settings.pilot.program, self._search_path)
         elif settings.inbound == "envoy" or (settings.inbound == "auto" and certificates_found):
-            from agent.mtls.envoy import find_binary
-
-            binary = find_binary(settings.envoy_bin, self._search_path)
+            binary = self._find_envoy()
         kind = settings.choose_inbound(
             envoy_found=binary is not None,
             certificates_found=certificates_found,
@@ -127,7 +124,9 @@ class MtlsEnd:
             await self._inbound.emptied()
 
     async def drain(self) -> None:
-        """Has Envoy under pilot-agent tell its clients to open nothing new; others need not be told."""
+        """Has Envoy tell its clients to open nothing new."""
+        if self._envoy is not None:
+            await self._envoy.drain()
         if self._pilot_agent is not None:
             await self._pilot_agent.drain()
 
@@ -140,8 +139,6 @@ class MtlsEnd:
             await self._pilot_agent.stop(ENVOY_STOP_S)
         if self._inbound is not None:
             await self._inbound.close(0)
-        if self._envoy_lists is not None:
-            self._envoy_lists.close()
         if self._envoy_admin is not None:
             await self._envoy_admin.close()
         if self._envoy is not None:
@@ -150,6 +147,29 @@ class MtlsEnd:
             import shutil
 
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _find_envoy(self) -> Path | None:
+        """The binary; None without one, or if nobody insists on Envoy and it cannot do what is asked for."""
+        from agent.mtls.envoy import find_binary
+        from agent.mtls.envoy_names import domains_of_roots
+
+        settings = self._settings
+        binary = find_binary(settings.envoy_bin, self._search_path)
+        if binary is None:
+            return None
+        domains = domains_of_roots(settings.certificates)
+        lacks = ""
+        if settings.crl is not None:
+            lacks = "HBONE_CRL is set, and envoy keeps open connections of revoked peers"
+        elif len(domains) > 1:
+            told = f"{settings.certificates} has roots of {', '.join(domains)}"
+            lacks = f"{told}, and envoy lets each vouch for all workloads"
+        if not lacks:
+            return binary
+        if settings.inbound == "envoy":
+            raise UnavailableError(f"HBONE_INBOUND=envoy: {lacks}: set HBONE_INBOUND=builtin")
+        log.info("not envoy: %s", lacks)
+        return None
 
     async def _start_pilot_agent(self, program: Path) -> None:
         from agent.launch.launcher import accepts
@@ -174,18 +194,13 @@ class MtlsEnd:
 
         from agent.mtls.envoy import EnvoyProcess
         from agent.mtls.envoy_bootstrap import bootstrap, secrets
-        from agent.mtls.envoy_names import domains_of_roots
+        from agent.mtls.envoy_http import HttpSettings
         from agent.mtls.restarts import keep_running
 
         settings = self._settings
         self._folder = Path(tempfile.mkdtemp(prefix="krun-"))
         policy = self._peer_policy()
-        if len(domains := domains_of_roots(settings.certificates)) > 1:
-            log.warning(
-                "envoy lets the roots of %s vouch for each other's workloads; HBONE_INBOUND=builtin does not",
-                ", ".join(domains),
-            )
-        lists = self._envoy_revocations()
+        http = HttpSettings(settings.app_protocol, settings.idle_timeout_s, settings.request_log)
         folder = self._folder
 
         async def start(listen: Address) -> None:
@@ -198,25 +213,29 @@ class MtlsEnd:
                     policy=policy,
                     secrets_folder=folder,
                     connect_timeout_s=settings.dial_timeout_s,
-                    alpn=alpn_offer(settings.app_protocol),
+                    http=http,
                 ),
-                secrets(settings.certificates, lists.pem if lists else ""),
+                secrets(settings.certificates),
                 folder,
                 finished=self._finished,
+                request_log=settings.request_log,
+                drain_s=settings.drain_timeout_s,
             )
             await self._envoy.ready(ENVOY_START_TIMEOUT_S)
             if self._envoy.inbound is not None:
                 self.address = self._envoy.inbound
 
-        await start(settings.inbound_listen)
+        try:
+            await start(settings.inbound_listen)
+        except UnavailableError as error:
+            saved = self._envoy.save_configuration() if self._envoy is not None else ""
+            raise UnavailableError(f"{error}{saved}") from error
         assert self._envoy is not None
         if settings.envoy_admin is not None:
             from agent.mtls.envoy_admin import EnvoyAdmin
 
             self._envoy_admin = EnvoyAdmin(self._envoy.admin)
             log.info("envoy's admin port on %s", await self._envoy_admin.start(settings.envoy_admin))
-        if lists is not None:
-            lists.start()
 
         async def start_again() -> None:
             """Where it was. Until then tunnels to it are refused."""
@@ -272,31 +291,3 @@ class MtlsEnd:
         policy = PeerPolicy(patterns, settings.deny, settings.trust(patterns + settings.deny))
         log.info("allowed identities: %s", policy)
         return policy
-
-    def _envoy_revocations(self) -> RevocationWatch | None:
-        """The lists that Envoy holds peers against; once started they are followed for it."""
-        settings = self._settings
-        if settings.crl is None:
-            return None
-        from agent.mtls.envoy_bootstrap import secrets
-        from shared.net.tls import certificate_folder
-        from shared.net.tls.revocation_watch import RevocationWatch
-
-        roots = certificate_folder.find(settings.certificates).roots
-        watch = RevocationWatch(settings.crl, roots, purpose="envoy")
-
-        def renew() -> int:
-            """Envoy leaves open connections as they are."""
-            assert self._envoy is not None
-            try:
-                self._envoy.renew_secrets(secrets(settings.certificates, watch.pem))
-            except OSError as error:
-                log.warning("envoy keeps the revocation lists in use: %s", error)
-            return 0
-
-        watch.read()
-        for root in watch.uncovered:
-            log.warning("HBONE_CRL has no list of %s: envoy refuses all its peers", root)
-        watch.follow(renew)
-        self._envoy_lists = watch
-        return watch

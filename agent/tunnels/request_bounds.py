@@ -46,11 +46,12 @@ class BoundedRequests:
         """`most` requests may be open at once; `refusal()` says why none is accepted now, if so. `clock`
         watches those that have become tunnels."""
         self._most = most
+        self._speaks_http = settings.app_protocol != "tcp"
         self._refusal = refusal
         self._proxy = AppProxy(
             settings.app,
             settings.dial_timeout_s,
-            settings.app_protocol,
+            "auto" if settings.app_protocol == "tcp" else settings.app_protocol,
             clock=clock,
             half_closed_timeout_s=settings.half_closed_timeout_s,
             failed=self._failed,
@@ -75,6 +76,10 @@ class BoundedRequests:
 
     def serve(self, stream: Stream) -> None:
         """Passes a request on, and the answer back."""
+        if not self._speaks_http:
+            text = "no tunnel, and the app speaks no HTTP (HBONE_APP_PROTOCOL=tcp)"
+            answer(stream, HTTPStatus.NOT_FOUND, text)
+            return
         refusal = self._refusal()
         if refusal is None and self.open_requests >= self._most:
             text = f"{self._most} requests to the app are open, which is HBONE_MAX_REQUESTS"

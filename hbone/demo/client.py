@@ -64,7 +64,9 @@ def request(mesh: Mesh, sni: str, method: str, path: str, body: bytes = b"") -> 
                 connection = http.client.HTTPConnection(sni)
                 connection.sock = tls
                 connection.request(method, path, body or None, {"connection": "close"})
-                response = connection.getresponse()
+                # Not by `getresponse`, which closes the connection with an answer that says so.
+                response = http.client.HTTPResponse(tls, method=method)
+                response.begin()
                 data = response.read()
                 done = time.perf_counter()
                 # In good order, close_notify both ways: closing on unread bytes would reset the connection,

@@ -99,6 +99,7 @@ def _krun(folder: Path, inbound: str) -> Process:
         "HBONE_APP": f"127.0.0.1:{_free_port()}",
         "HBONE_CERTS": str(folder / "workload"),
         "HBONE_ALLOW": f"spiffe://{TRUST_DOMAIN}/ns/demo/sa/*",
+        "HBONE_REQUEST_LOG": "all",
         "HBONE_LOG_FORMAT": "json",
     }
     return Process("krun", ["-m", "agent", sys.executable, "-m", "hbone.demo.app"], environ, folder)

@@ -1,4 +1,5 @@
-"""The access log: one line per finished tunnel or refused connection, on standard output.
+"""The access log: one line per finished tunnel or refused connection, on standard output. krun has lines of
+requests, too.
 
 Keys and messages follow ztunnel's access log. Writing neither blocks nor ends the process:
 
@@ -63,7 +64,10 @@ _COMPLETE: Final = ("INFO", "connection complete")
 _FAILED: Final = ("ERROR", "connection complete")
 _REFUSED: Final = ("WARNING", "connection refused")
 _REGISTERED: Final = ("INFO", "workload registered")
-_KINDS: Final = (_COMPLETE, _FAILED, _REFUSED, _REGISTERED)
+_REQUEST: Final = ("INFO", "request complete")
+_REQUEST_FAILED: Final = ("ERROR", "request complete")
+_REQUEST_REFUSED: Final = ("WARNING", "request refused")
+_KINDS: Final = (_COMPLETE, _FAILED, _REFUSED, _REGISTERED, _REQUEST, _REQUEST_FAILED, _REQUEST_REFUSED)
 
 
 class HasFileno(Protocol):
@@ -90,8 +94,16 @@ class Fields(TypedDict, total=False):
     """What the tunnel request asked for."""
     stream: int | None
     """Number of the HTTP/2 stream on its connection."""
+    method: str | None
+    """Of an HTTP request."""
+    authority: str | None
+    """Whom it was for."""
+    path: str | None
+    """Of it, without the query."""
     status: int | None
-    """HTTP status of the tunnel request."""
+    """HTTP status of the request, or of the tunnel request."""
+    request_id: str | None
+    """The request's x-request-id."""
     identity: str | None
     """The SPIFFE name that the peer proved."""
     forwarded_for: str | None
@@ -123,7 +135,11 @@ _KEYS: Final = (
     ("dst_addr", "dst.addr"),
     ("tunnel_target", "tunnel.target"),
     ("stream", "stream"),
+    ("method", "method"),
+    ("authority", "authority"),
+    ("path", "path"),
     ("status", "status"),
+    ("request_id", "request.id"),
     ("identity", "identity"),
     ("forwarded_for", "forwarded.for"),
     ("traceparent", "traceparent"),
@@ -181,6 +197,15 @@ class AccessLog:
     def refused(self, **fields: Unpack[Fields]) -> None:
         """A connection was turned away before it had a tunnel, or broke off itself."""
         self._add(_COMPLETE if fields.get("flags") == Flag.DOWNSTREAM_RESET else _REFUSED, fields)
+
+    def request(self, **fields: Unpack[Fields]) -> None:
+        """An HTTP request has been answered, or has failed."""
+        kind = _REQUEST
+        if fields.get("flags") == Flag.DENY:
+            kind = _REQUEST_REFUSED
+        elif fields.get("error") and fields.get("flags") not in NO_FAILURES:
+            kind = _REQUEST_FAILED
+        self._add(kind, fields)
 
     def registered(self, **fields: Unpack[Fields]) -> None:
         """A workload that has dialled us has its name now; a line of `tunnel` tells the end of that."""

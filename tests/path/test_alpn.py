@@ -45,6 +45,7 @@ class End:
     """An mTLS end of a krun of its own, with an app behind it."""
 
     address: Address
+    inbound: str
     app: str
     """What the app speaks: http1 or h2c."""
     protocol: str
@@ -89,7 +90,7 @@ def running(folder: Path, inbound: str, app: str, protocol: str) -> Iterator[End
         address = Address.parse(word_after(krun, f"mTLS end: {inbound}, target of /_hbone/15003: "))
         word_after(krun, "tunnels on ")
         caller = Identity(*(folder / "caller" / file for file in CLIENT_FILES))
-        yield End(address, app, protocol, caller)
+        yield End(address, inbound, app, protocol, caller)
     finally:
         assert krun.stop() == EXIT_SIGTERM
 
@@ -154,10 +155,12 @@ def test_curl_speaks_what_the_app_speaks(end: End) -> None:
 
 
 def test_openssl_agrees_to_what_the_app_speaks(end: End) -> None:
+    """To Envoy also to what it does not speak: Envoy translates."""
     both = {"h2c": "h2"}.get(end.protocol, "http/1.1")
     assert agreed_with_openssl(end, "h2,http/1.1") == both
-    assert agreed_with_openssl(end, "istio,h2,http/1.1") == "istio"
-    assert agreed_with_openssl(end, "http/1.1") == ("" if end.protocol == "h2c" else "http/1.1")
+    assert agreed_with_openssl(end, "istio,h2,http/1.1") == ("istio" if end.inbound == "builtin" else both)
+    no_http1 = end.protocol == "h2c" and end.inbound == "builtin"
+    assert agreed_with_openssl(end, "http/1.1") == ("" if no_http1 else "http/1.1")
 
 
 def test_envoy_that_chooses_by_alpn(end: End, tmp_path: Path) -> None:
@@ -172,8 +175,9 @@ def test_an_http2_client_is_served_though_nobody_has_said_what_the_app_speaks(un
     assert agreed_with_openssl(untold, "h2,http/1.1") == "http/1.1"
 
 
-def test_an_http2_client_gets_on_with_an_http2_app_only(end: End) -> None:
-    assert nghttp(end) == (CONTENT if end.app == "h2c" else b"")
+def test_an_http2_client_gets_on_with_an_http1_app_if_envoy_knows_that_it_is_one(end: End) -> None:
+    translates = end.inbound == "envoy" and end.protocol == "http1"
+    assert (nghttp(end) == CONTENT) is (end.app == "h2c" or translates)
 
 
 def _chooser(end: End) -> Json:

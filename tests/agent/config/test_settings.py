@@ -92,7 +92,7 @@ def test_set_but_empty_counts_as_not_set(name: str) -> None:
         ("HBONE_INBOUND_LISTEN", "localhost:15003", "the host has to be an IP address"),
         ("HBONE_SSHD", "127.0.0.1:0", "port 0 cannot be dialled"),
         ("HBONE_APP", "127.0.0.1:99999", "port '99999' is not in 0..65535"),
-        ("HBONE_APP_PROTOCOL", "h2", "must be auto, http1 or h2c"),
+        ("HBONE_APP_PROTOCOL", "h2", "must be auto, http1, h2c or tcp"),
         ("HBONE_ALLOW", "spiffe://*/ns/demo/sa/hello", "the trust domain has to be written out"),
         ("HBONE_ALLOW", ",", "no SPIFFE ID pattern"),
         ("TRUST_DOMAIN", "Demo.Local", "the trust domain may have only a-z"),

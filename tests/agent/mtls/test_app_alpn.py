@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.config.settings import APP_PROTOCOLS, AppProtocol
-from agent.mtls.app_alpn import alpn_offer
+from agent.mtls.app_alpn import alpn_offer, http_offer
 
 CURL = ("h2", "http/1.1")
 GRPC = ("h2",)
@@ -48,3 +48,14 @@ def test_istio_s_clients_agree_to_bytes(protocol: AppProtocol, offered: tuple[st
 @pytest.mark.parametrize("protocol", APP_PROTOCOLS)
 def test_nobody_is_talked_into_a_preamble(protocol: AppProtocol) -> None:
     assert agreed(protocol, ("istio-peer-exchange",)) == ""
+
+
+@pytest.mark.parametrize("offered", [CURL, OLD, GRPC, ISTIO_HTTP1, ISTIO_HTTP2])
+@pytest.mark.parametrize(
+    ("protocol", "preferred"), [("http1", "http/1.1"), ("h2c", "h2"), ("auto", "http/1.1")]
+)
+def test_where_http_is_served_every_client_of_http_is_told_what_it_speaks(
+    protocol: AppProtocol, preferred: str, offered: tuple[str, ...]
+) -> None:
+    name = next(name for name in http_offer(protocol) if name in offered)
+    assert name == preferred or preferred not in offered

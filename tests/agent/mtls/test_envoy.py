@@ -1,4 +1,5 @@
-"""Envoy as the mTLS end, with the real binary: who comes in, and what a failed start says.
+"""Envoy as the mTLS end, with the real binary: who comes in, and what a failed start says. Its app speaks no
+HTTP; `test_envoy_http.py` has those that do.
 
 tests/path/test_s_client.py has what gets through, and who talks and ends first.
 """
@@ -12,7 +13,6 @@ import signal
 import socket
 import stat
 import struct
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -24,22 +24,23 @@ import pytest_asyncio
 from cryptography.x509 import load_pem_x509_certificate
 from OpenSSL import SSL
 
-from agent.mtls.app_alpn import alpn_offer
+from agent.config.settings import AppProtocol
 from agent.mtls.envoy import EnvoyProcess, find_binary
-from agent.mtls.envoy_bootstrap import Json, bootstrap, secrets
+from agent.mtls.envoy_bootstrap import bootstrap, secrets
+from agent.mtls.envoy_http import HttpSettings
+from agent.mtls.envoy_json import Json
+from agent.mtls.envoy_records import Record
 from shared.address import Address
 from shared.credentials.certificates import certificate_writer
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.certificate_writer import Contents
 from shared.errors import DeniedError, UnavailableError
-from shared.tasks import spawn
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.tunnel_record import TunnelRecord
 from tests.agent.conftest import on_both_loops
-from tests.agent.mtls.test_envoy_bootstrap import BAD_CHAIN, NO_CERTIFICATE, STRANGER, bad_name
-from tests.support.revocation import revocation_list, serial
+from tests.agent.mtls.test_envoy_records import BAD_CHAIN, NO_CERTIFICATE, STRANGER, bad_name
 from tests.support.tls_client import PATIENCE_S, blocking, client_context, read_to_the_end
 
 T = TypeVar("T")
@@ -56,14 +57,16 @@ CALLER = SpiffeId.of_workload("demo.local", "demo", "client")
 ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"])
 
 
-def configuration(folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = ALLOWED) -> Json:
+def configuration(
+    folder: Path, *, app: Address = NOBODY, policy: PeerPolicy = ALLOWED, protocol: AppProtocol = "tcp"
+) -> Json:
     return bootstrap(
         listen=ANY_PORT,
         app=app,
         policy=policy,
         secrets_folder=folder,
         connect_timeout_s=PATIENCE_S,
-        alpn=alpn_offer("auto"),
+        http=HttpSettings(protocol, PATIENCE_S, "all"),
     )
 
 
@@ -140,9 +143,7 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def envoy_with(
-    folder: Path, policy: PeerPolicy, authority: Authority, lists: str = ""
-) -> AsyncIterator[Inbound]:
+async def envoy_with(folder: Path, policy: PeerPolicy, authority: Authority) -> AsyncIterator[Inbound]:
     """An Envoy with an app that greets, until the block ends."""
     certificates = folder / "certificates"
     authority.write(certificates, authority.issue(WORKLOAD))
@@ -154,10 +155,13 @@ async def envoy_with(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     app = Address(*server.sockets[0].getsockname())
     records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
+
+    def finished(record: Record) -> None:
+        assert isinstance(record, TunnelRecord)
+        records.put_nowait(record)
+
     told = configuration(folder / "envoy", app=app, policy=policy)
-    envoy = await EnvoyProcess.start(
-        BINARY, told, secrets(certificates, lists), folder / "envoy", finished=records.put_nowait
-    )
+    envoy = await EnvoyProcess.start(BINARY, told, secrets(certificates), folder / "envoy", finished=finished)
     inbound = Inbound(envoy, authority, certificates, records, greet)
     try:
         await envoy.ready(PATIENCE_S)
@@ -546,7 +550,7 @@ async def test_it_is_out_of_the_terminals_reach(tmp_path: Path, certificates: Pa
     await envoy.stop(PATIENCE_S)
 
 
-# Rules and revocation lists, of an Envoy each: the same verdicts as the built-in end's.
+# Rules, of an Envoy each: the same verdicts as the built-in end's.
 
 
 def greeted(inbound: Inbound, pair: KeyPair) -> bool:
@@ -561,37 +565,44 @@ def greeted(inbound: Inbound, pair: KeyPair) -> bool:
 MOVED = TrustDomain("demo.local", ("old.local",))
 
 
-@pytest.mark.parametrize(
-    ("allow", "deny"),
-    [
-        (("spiffe://demo.local/ns/demo-*/sa/*",), ()),
-        (("spiffe://demo.local/**",), ("ns/demo-1/sa/*",)),
-        (("ns/demo-*/sa/*", "spiffe://other.local/**"), ("ns/*/sa/a*c*e", "spiffe://other.local/x")),
-    ],
-    ids=["glob", "deny", "both"],
+POLICIES = (
+    (("spiffe://demo.local/ns/demo-*/sa/*",), ()),
+    (("spiffe://demo.local/**",), ("ns/demo-1/sa/*",)),
+    (("ns/demo-*/sa/*", "spiffe://other.local/**"), ("ns/*/sa/a*c*e", "spiffe://other.local/x")),
 )
+"""Whom to allow, and of those whom to deny."""
+
+_PATHS = (
+    *("/ns/demo-1/sa/hello", "/ns/demo-/sa/a", "/ns/demo-2/sa/abcde", "/ns/demo-2/sa/ace"),
+    *("/ns/demo-2/sa/aecb", "/ns/x/sa/ace", "/ns/demo-1/sa/a/b", "/x", "/x/y"),
+)
+NAMES = tuple(
+    SpiffeId(domain, path)
+    for domain in ("demo.local", "old.local", "other.local", "demoxlocal")
+    for path in _PATHS
+)
+
+
+def lets_in(policy: PeerPolicy, identity: SpiffeId) -> bool:
+    try:
+        policy.check(identity)
+    except DeniedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("allow", "deny"), POLICIES, ids=["glob", "deny", "both"])
 async def test_envoy_s_verdicts_are_ours(
     tmp_path: Path, allow: tuple[str, ...], deny: tuple[str, ...]
 ) -> None:
     policy = PeerPolicy(allow, deny, MOVED)
-    names = [
-        *("/ns/demo-1/sa/hello", "/ns/demo-/sa/a", "/ns/demo-2/sa/abcde", "/ns/demo-2/sa/ace"),
-        *("/ns/demo-2/sa/aecb", "/ns/x/sa/ace", "/ns/demo-1/sa/a/b", "/x", "/x/y"),
-    ]
     async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
-        for domain in ("demo.local", "old.local", "other.local", "demoxlocal"):
-            for path in names:
-                identity = SpiffeId(domain, path)
-                heard = await asyncio.to_thread(greeted, inbound, inbound.authority.issue(identity))
-                try:
-                    policy.check(identity)
-                    expected = True
-                except DeniedError:
-                    expected = False
-                assert heard is expected, identity
-                if not expected:
-                    record = await record_of(inbound, lambda record: record.target == "")
-                    assert isinstance(record.error, DeniedError), record
+        for identity in NAMES:
+            heard = await asyncio.to_thread(greeted, inbound, inbound.authority.issue(identity))
+            assert heard is lets_in(policy, identity), identity
+            if not heard:
+                record = await record_of(inbound, lambda record: record.target == "")
+                assert isinstance(record.error, DeniedError), record
 
 
 async def test_a_denied_peer_never_reaches_an_app_that_speaks_first(tmp_path: Path) -> None:
@@ -600,69 +611,3 @@ async def test_a_denied_peer_never_reaches_an_app_that_speaks_first(tmp_path: Pa
     async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
         assert not await asyncio.to_thread(greeted, inbound, inbound.authority.issue(CALLER))
         assert inbound.connections == 0
-
-
-async def until_refused(inbound: Inbound, pair: KeyPair) -> None:
-    """Envoy tells nobody when it has taken up new secrets."""
-    async with asyncio.timeout(PATIENCE_S):
-        while await asyncio.to_thread(greeted, inbound, pair):
-            pass
-
-
-async def test_envoy_takes_up_a_new_revocation_list(tmp_path: Path) -> None:
-    authority = Authority.create("demo.local")
-    leaving, staying = authority.issue(CALLER), authority.issue(CALLER)
-    nobody = revocation_list(authority).decode()
-    async with envoy_with(tmp_path, ALLOWED, authority, nobody) as inbound:
-        assert await asyncio.to_thread(greeted, inbound, leaving)
-        lists = revocation_list(authority, serial(leaving)).decode()
-        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
-        await until_refused(inbound, leaving)
-        assert await asyncio.to_thread(greeted, inbound, staying)
-        record = await record_of(inbound, lambda record: record.error is not None)
-        assert record.error is not None
-        assert record.error.flag == "DENY" and "certificate_revoked" in str(record.error)
-
-
-async def test_envoy_leaves_an_open_connection_of_a_revoked_peer(tmp_path: Path) -> None:
-    """Only new ones are refused, as the documents say."""
-    authority = Authority.create("demo.local")
-    leaving = authority.issue(CALLER)
-    async with envoy_with(tmp_path, ALLOWED, authority, revocation_list(authority).decode()) as inbound:
-        entered, left = threading.Event(), threading.Event()
-        heard: list[bytes] = []
-
-        def stay() -> None:
-            with connected(inbound, leaving) as connection:
-                heard.append(connection.recv(5))
-                entered.set()
-                left.wait(PATIENCE_S)
-                connection.sendall(b"still here")
-                connection.shutdown()
-                heard.append(read_to_the_end(connection))
-
-        staying = spawn(asyncio.to_thread(stay), name="a peer that stays")
-        assert await asyncio.to_thread(entered.wait, PATIENCE_S)
-        lists = revocation_list(authority, serial(leaving)).decode()
-        inbound.envoy.renew_secrets(secrets(inbound.certificates, lists))
-        await until_refused(inbound, leaving)
-        left.set()
-        await staying
-        assert heard == [b"hello", b""]
-        await record_of(inbound, lambda record: record.sent_bytes == len(b"still here"))
-
-
-@pytest.mark.parametrize(
-    ("due_s", "reason"), [(-60, "CRL_has_expired"), (None, "unable_to_get_certificate_CRL")]
-)
-async def test_envoy_refuses_everybody_without_a_current_list(
-    tmp_path: Path, due_s: float | None, reason: str
-) -> None:
-    """Unlike the built-in end: an overdue list, or one of another root only."""
-    authority = Authority.create("demo.local")
-    of = authority if due_s is not None else Authority.create("other.local")
-    lists = revocation_list(of, due_s=due_s).decode()
-    async with envoy_with(tmp_path, ALLOWED, authority, lists) as inbound:
-        assert not await asyncio.to_thread(greeted, inbound, authority.issue(CALLER))
-        record = await record_of(inbound, lambda record: record.error is not None)
-        assert reason in str(record.error)

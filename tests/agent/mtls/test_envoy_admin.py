@@ -12,6 +12,7 @@ import pytest
 from agent.mtls.envoy import EnvoyProcess
 from agent.mtls.envoy_admin import CHANGED, SHOWN, EnvoyAdmin
 from agent.mtls.envoy_bootstrap import bootstrap, secrets
+from agent.mtls.envoy_http import HttpSettings
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
 from shared.errors import DialError
@@ -36,7 +37,7 @@ async def envoy(tmp_path: Path) -> AsyncIterator[EnvoyProcess]:
         policy=PeerPolicy(["spiffe://demo.local/**"]),
         secrets_folder=tmp_path / "envoy",
         connect_timeout_s=1,
-        alpn=["istio"],
+        http=HttpSettings("auto", 0, "none"),
     )
     envoy = await EnvoyProcess.start(binary, told, secrets(tmp_path / "certs"), tmp_path / "envoy")
     try:

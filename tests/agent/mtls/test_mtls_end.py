@@ -12,9 +12,11 @@ import pytest
 
 from agent.config.settings import from_env
 from agent.mtls.mtls_end import MtlsEnd
+from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
 from shared.tasks import spawn
 from tests.support.hbone_port import Mesh
+from tests.support.revocation import revocation_list
 from tests.support.tcp_peer import PATIENCE_S
 from tests.support.world import find_envoy
 
@@ -71,6 +73,56 @@ async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.Lo
     it = end(**told, HBONE_ENVOY_ADMIN="-")
     await it.start()
     await it.close()
+
+
+async def test_what_envoy_cannot_do_is_left_to_the_built_in_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_envoy()
+    caplog.set_level("INFO", "hbone.agent")
+    mesh = Mesh(tmp_path)
+    lists = tmp_path / "lists.pem"
+    lists.write_bytes(revocation_list(mesh.authority))
+    told = {"HBONE_CERTS": str(mesh.member()), "HBONE_CRL": str(lists)}
+    it = end(**told, HBONE_INBOUND="envoy")
+    lacks = "HBONE_CRL is set, and envoy keeps open connections of revoked peers"
+    with pytest.raises(UnavailableError, match=f"HBONE_INBOUND=envoy: {lacks}: set HBONE_INBOUND=builtin"):
+        await it.start()
+    await it.close()
+    it = end(**told)
+    await it.start()
+    assert f"not envoy: {lacks}" in caplog.messages
+    assert it._envoy is None and it.files_per_tunnel == 3
+    await it.close()
+
+
+async def test_envoy_does_not_tell_the_roots_of_trust_domains_apart(tmp_path: Path) -> None:
+    find_envoy()
+    folder = Mesh(tmp_path).member()
+    roots = folder / "ca_certificates.pem"
+    roots.write_bytes(roots.read_bytes() + Authority.create("other.local").root_pem)
+    it = end(HBONE_CERTS=str(folder), HBONE_INBOUND="envoy")
+    with pytest.raises(
+        UnavailableError, match=r"has roots of demo\.local, other\.local, and envoy lets each"
+    ):
+        await it.start()
+    await it.close()
+
+
+async def test_a_configuration_that_envoy_does_not_get_ready_with_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_envoy()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = Mesh(tmp_path / "mesh").member()
+    (folder / "certificates.pem").write_text("no certificate")
+    it = end(HBONE_CERTS=str(folder), HBONE_INBOUND="envoy", TRUST_DOMAIN="demo.local")
+    with pytest.raises(UnavailableError) as caught:
+        await it.start()
+    await it.close()
+    kept = Path(str(caught.value).rpartition("; its configuration is in ")[2])
+    assert kept.parent.parent == tmp_path
+    assert '"inbound"' in kept.read_text()  # noqa: ASYNC240  # a small file
 
 
 async def test_an_envoy_that_is_not_waited_for_any_more_ends(

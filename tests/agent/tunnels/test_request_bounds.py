@@ -37,6 +37,14 @@ async def test_an_app_that_speaks_something_else(
     assert caplog.messages[0].endswith("HBONE_APP_PROTOCOL says what it speaks")
 
 
+async def test_an_app_that_speaks_no_http() -> None:
+    settings = Settings(app_protocol="tcp")
+    async with KrunPort.serving(settings) as krun, Http2Peer.connected(krun.port) as peer:
+        stream = peer.request(b"GET", b"/", end=True)
+        assert await stream.status() == 404
+        assert await stream.rest() == b"no tunnel, and the app speaks no HTTP (HBONE_APP_PROTOCOL=tcp)\n"
+
+
 async def test_a_request_that_the_client_gives_up_is_nobody_s_failure(
     krun: KrunPort, peer: Http2Peer, app: TcpServer, caplog: pytest.LogCaptureFixture
 ) -> None:

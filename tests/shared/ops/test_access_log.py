@@ -159,6 +159,21 @@ async def test_a_workload_that_registered(log: AccessLog, pipe: Pipe) -> None:
     )
 
 
+async def test_requests(log: AccessLog, pipe: Pipe) -> None:
+    log.request(method="GET", authority="hello", path="/a", status=200, request_id="1-2", flags="-")
+    log.request(method="GET", status=403, flags=Flag.DENY, error="denied")
+    log.request(method="GET", status=503, flags=Flag.STATUS, error="it answered 503")
+    log.request(method="GET", flags=Flag.DOWNSTREAM_RESET, error="the client broke off")
+    log.close()
+    assert [line.partition(" ")[2] for line in pipe.lines()] == [
+        "INFO hbone.access: request complete method=GET authority=hello path=/a status=200 request.id=1-2"
+        " flags=-",
+        "WARNING hbone.access: request refused method=GET status=403 flags=DENY error=denied",
+        'ERROR hbone.access: request complete method=GET status=503 flags=STATUS error="it answered 503"',
+        'INFO hbone.access: request complete method=GET flags=DOWNSTREAM_RESET error="the client broke off"',
+    ]
+
+
 async def test_a_client_that_breaks_off_is_no_error_of_ours(log: AccessLog, pipe: Pipe) -> None:
     """Nor is one that breaks off before its tunnel stands."""
     log.tunnel(flags=Flag.DOWNSTREAM_RESET, error="connection reset")
