@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
+from agent.ops.ops import Ops
 from shared import open_files
 from shared.errors import (
     EXIT_OK,
@@ -55,9 +56,15 @@ class Agent:
     """The running agent."""
 
     def __init__(
-        self, settings: Settings, command: Sequence[str], environ: Mapping[str, str], access_log: AccessLog
+        self,
+        settings: Settings,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        access_log: AccessLog,
+        flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part."""
+        """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part.
+        `flags` are krun's own, by the variables that they stand for."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -72,8 +79,9 @@ class Agent:
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
-        self._began = self._step_at = 0.0  # by the loop's clock: the start, and the end of its last step
-        self._steps: list[str] = []
+        self._ops = Ops(settings, command, environ, flags or {}, self._mtls_end)
+        self._ops.metrics.connections = lambda: len(self._connections)
+        self._ops.metrics.dropped_lines = lambda: access_log.dropped
         self._stop = asyncio.Event()
         self._stop_signal: signal.Signals | None = None
         self._files = 0  # that may be open
@@ -90,35 +98,29 @@ class Agent:
         from agent.launch.launcher import ignored_signals
 
         loop = asyncio.get_running_loop()
-        self._began = self._step_at = loop.time()
         self._files = open_files.allow_many()
         self._ignored_signals = ignored_signals()
         for number in START_EXITS.keys() - self._ignored_signals:  # until there is an app to get them, too
             loop.add_signal_handler(number, self._signalled, number)
         try:
+            await self._ops.start()
             for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
                 await self._unless_stopped(start(), name)
-                self._started(name)
+                self._ops.started(name)
                 if self._stop_signal is not None:
                     return START_EXITS[self._stop_signal]
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
             if self._command:
                 if not await self._start_app():
                     return await self._app_exit()
-                self._started("app")
+                self._ops.started("app")
             await self._open()
-            log.info("started in %.2f s: %s", self._step_at - self._began, ", ".join(self._steps))
+            self._ops.started("tunnels")
             return await self._serve()
         finally:
             await self._close()
 
     # Start.
-
-    def _started(self, name: str) -> None:
-        """A step of the start is done: what it took is for the log."""
-        now = asyncio.get_running_loop().time()
-        self._steps.append(f"{name} {now - self._step_at:.2f} s")
-        self._step_at = now
 
     async def _unless_stopped(self, starting: Coroutine[Any, Any, None], name: str) -> None:
         """Runs `starting` to its end, or until a signal comes."""
@@ -176,6 +178,9 @@ class Agent:
             app_refusal=self._memory.request_refusal,
         )
         self._memory.start()
+        self._ops.metrics.requests, self._ops.metrics.memory = self._requests, self._memory
+        self._ops.metrics.most_connections = shares.connections
+        self._ops.connections = self._connections
         if self._settings.listen is not None:
             self._port = TunnelPort(
                 most_connections=shares.connections,
@@ -222,6 +227,7 @@ class Agent:
     def _turned_away(self, peer: str, error: LimitError) -> None:
         record = TunnelRecord(peer=peer)
         record.fail(error)
+        self._ops.over(record)
         record.write(self._access_log)
 
     def _lost(self, connection: Connection) -> None:
@@ -254,6 +260,7 @@ class Agent:
         """Tells the peers to open no new streams, and waits for the open ones until the drain timeout, or the
         end of the app. A connection ends when all its bytes have been sent, after the end of its last stream.
         """
+        self._ops.drain()
         if self._port is not None:
             await self._port.drain()
         await self._mtls_end.drain()
@@ -330,10 +337,12 @@ class Agent:
             await self._app.stop(self._settings.drain_timeout_s)
         await self._mtls_end.close()
         await self._identity.close()
+        await self._ops.close()
         self._access_log.close()
 
     # Records.
 
     def _over(self, record: Record) -> None:
         """Of a tunnel, or of a connection or a request of the mTLS end."""
+        self._ops.over(record)
         record.write(self._access_log)

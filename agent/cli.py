@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shared.command_errors import exit_code
-from shared.errors import UsageError
+from shared.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from shared.command_line import Parser
+
+EXPLAIN = "explain"
 
 
 def parser() -> Parser:
@@ -27,7 +29,10 @@ def parser() -> Parser:
         description="""\
 Ends a service mesh's tunnels in the container of an app. Starts COMMAND, the app, with PORT set, waits
 until it listens on that port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that
-begins with - needs -- in front of it. Flags take precedence over environment variables.""",
+begins with - needs -- in front of it. Flags take precedence over environment variables.
+
+`krun explain` starts nothing, and prints each setting with its value and where that comes from. An app of
+that name needs -- in front of it, too.""",
     )
     own.add_log_flags()
     own.add_argument(
@@ -59,6 +64,11 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
     flags, command = _parsed(arguments)
     settings = from_env({**environ, **flags})
+    if command == [EXPLAIN] and "--" not in arguments:
+        from agent.config import explain
+
+        print(explain.table(explain.explained(environ, flags)))
+        return EXIT_OK
     from agent.app import Agent
     from shared import loop
     from shared.ops import log
@@ -75,7 +85,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     async def serve() -> int:
         # Standard output is the app's.
         access_log = AccessLog(sys.stderr, settings.log_format, "krun")
-        return await Agent(settings, command, environ, access_log).run()
+        return await Agent(settings, command, environ, access_log, flags).run()
 
     return loop.run(serve())
 

@@ -60,6 +60,16 @@ class Memory:
         """Why new requests to the app are refused now; None if they are not."""
         return self._budget.part_refusal()
 
+    @property
+    def held_bytes(self) -> int:
+        """What is held for all peers, when last measured."""
+        return self._budget.held_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """What may be held; 0: there is no bound."""
+        return self._budget.most_bytes
+
     def start(self) -> None:
         """Starts to measure."""
         self._budget.start()

@@ -127,6 +127,10 @@ hgate serves its metrics on the port `metrics` ({port}), at `/metrics` and `/sta
 text format, or in OpenMetrics if the request asks for it. With `--workers` the numbers are the sums over all
 workers, except where the table says otherwise.
 
+krun serves its own on port {port} (HBONE_METRICS), with Envoy's and the app's, in Prometheus' text format. It has the
+tunnels, without setup and retries, the connections, the bytes held, the ports for operators, the access log, the
+certificates, and those that begin with "krun:".
+
 - Routes come from hgate's file. The route of the HBONE port's tunnels is `hbone`.
 - Origins and audiences may contain what a client has chosen, where a template fills it in.
 - {MAX_LABELS:,} routes, origins and audiences each are counted apart, all others as `{OTHER}`.
@@ -135,7 +139,8 @@ workers, except where the table says otherwise.
   response.
 - `hbone_tunnel_setup_seconds` has the buckets {buckets} (seconds).
 - The process has the usual metrics of Prometheus' clients, too: `process_resident_memory_bytes`,
-  `process_open_fds`, `process_cpu_seconds_total` and so on.""",
+  `process_open_fds`, `process_cpu_seconds_total` and so on; of krun with `krun_` before them, for the plain names are
+  the app's.""",
         table(("metric", "type", "labels", "meaning"), map(_metric_row, FAMILIES)),
     )
 

@@ -29,7 +29,7 @@ from gateway.config.reload import (
 )
 from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
-from gateway.ops import admin, certificates_in_use
+from gateway.ops import admin
 from gateway.ops.ops_ports import OpsPorts
 from gateway.ops.versions import log_versions
 from gateway.ports.admission import Admission, report_refusal
@@ -45,6 +45,7 @@ from gateway.sni.upstream import Upstreams
 from gateway.sni.warm import WarmRoutes
 from gateway.workers import metric_sums
 from gateway.workers.worker_link import LinkServer, Worker, watch_parent
+from shared.credentials.certificates import certificates_in_use
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.errors import (
     EXIT_OK,

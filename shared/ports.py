@@ -26,11 +26,20 @@ HBONE_H2C = 15009
 ISTIOD = 15012
 """istiod: the mesh's control plane and its certificate authority, TLS."""
 
+KRUN_ADMIN = 15019
+"""krun's admin; loopback only."""
+
 METRICS = 15020
-"""Prometheus metrics of hgate."""
+"""Prometheus metrics of hgate, or of krun, its Envoy and the app."""
 
 HEALTH = 15021
-"""Readiness of hgate; in the container, of Envoy under pilot-agent."""
+"""Readiness of hgate, or of krun."""
+
+PILOT_AGENT = 15030
+"""pilot-agent under krun: its metrics and Envoy's. Elsewhere it has 15020, which is krun's here."""
+
+PILOT_HEALTH = 15031
+"""Readiness of Envoy under krun's pilot-agent. Elsewhere it has 15021, which is krun's here."""
 
 SSHD = 15022
 """The container's sshd, target of `/_hbone/22`."""

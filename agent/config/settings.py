@@ -88,11 +88,21 @@ DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
 DEFAULT_SSHD = Address("127.0.0.1", ports.SSHD)
 DEFAULT_APP = Address("127.0.0.1", ports.APP)
 DEFAULT_ENVOY_ADMIN = Address("127.0.0.1", ports.ADMIN)
+DEFAULT_HEALTH = Address("0.0.0.0", ports.HEALTH)
+DEFAULT_METRICS = Address("0.0.0.0", ports.METRICS)
+DEFAULT_ADMIN = Address("127.0.0.1", ports.KRUN_ADMIN)
 DEFAULT_CERTIFICATES = certificate_folder.FOLDERS[0]
 
 
 def _trust_domain(text: str) -> str:
     return SpiffeId(text, "").trust_domain
+
+
+def _http_url(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if scheme != "http" or not rest or not text.isascii() or " " in text:
+        raise ValueError("must be http://HOST:PORT/PATH")
+    return text
 
 
 SOME_TIME = Duration(0.001)
@@ -223,6 +233,34 @@ class Settings:
         DEFAULT_ENVOY_ADMIN,
         "loopback address of Envoy's admin port, - for none",
         variable="HBONE_ENVOY_ADMIN",
+    )
+    health: Address | None = setting(
+        OrNone(ADDRESS),
+        DEFAULT_HEALTH,
+        "address that says whether krun is ready, - for none",
+        "Paths: /healthz/ready, /healthz/live. If the default port is in use, krun warns and does without.",
+        variable="HBONE_HEALTH",
+    )
+    metrics: Address | None = setting(
+        OrNone(ADDRESS),
+        DEFAULT_METRICS,
+        "address of the metrics of krun, Envoy and the app, - for none",
+        "Paths: /metrics, /stats/prometheus. If the default port is in use, krun warns and does without.",
+        variable="HBONE_METRICS",
+    )
+    app_metrics: str = setting(
+        Parsed(_http_url, "URL"),
+        "",
+        "where the app shows its metrics, for example http://127.0.0.1:9090/metrics",
+        unset="nowhere",
+        variable="HBONE_APP_METRICS",
+    )
+    admin: Address | None = setting(
+        OrNone(Parsed(loopback("it shows who talks to whom"), "loopback HOST:PORT")),
+        DEFAULT_ADMIN,
+        "loopback address of krun's admin port, - for none",
+        "If the default port is in use, krun warns and does without.",
+        variable="HBONE_ADMIN",
     )
     dial_timeout_s: float = setting(
         SOME_TIME, 10.0, "time a tunnel's target has to accept", variable="HBONE_DIAL_TIMEOUT"

@@ -43,6 +43,9 @@ MAX_SOCKET_BYTES = 107
 ADMIN_BYTES = 1024 * 1024
 """Longest answer that is read from it; a trust domain's roots are some KiB."""
 
+METRICS_BYTES = 16 << 20
+"""Longest scrape of it."""
+
 LAST_WORDS_S = 1.0
 """How long what Envoy wrote before it ended may take to arrive."""
 
@@ -168,7 +171,7 @@ class EnvoyProcess:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while not await self._is_live():
+        while not await self.is_ready():
             if self.exited.done():
                 raise await self._failure(f"envoy ended with exit code {self.exited.result()}")
             if loop.time() >= deadline:
@@ -180,6 +183,10 @@ class EnvoyProcess:
         listeners = await self._ask("/listeners?format=json")
         bound = listeners["listener_statuses"][0]["local_address"]["socket_address"]
         self.inbound = Address(bound["address"], bound["port_value"])
+
+    async def metrics(self) -> bytes:
+        """Its metrics in Prometheus' text format. Raises HboneError."""
+        return (await self._admin("/stats/prometheus", METRICS_BYTES)).body
 
     async def drain(self) -> None:
         """Has it tell its clients to open nothing new here: HTTP/2's by GOAWAY, HTTP/1.1's by `Connection:
@@ -215,7 +222,8 @@ class EnvoyProcess:
 
     # Its admin interface.
 
-    async def _is_live(self) -> bool:
+    async def is_ready(self) -> bool:
+        """Whether it accepts connections."""
         try:
             return (await self._admin("/ready")).status == 200
         except HboneError:  # not accepting yet, or ended
@@ -227,9 +235,9 @@ class EnvoyProcess:
         except (HboneError, ValueError) as error:
             raise await self._failure(f"envoy's admin interface does not answer {path}: {error}") from error
 
-    async def _admin(self, path: str) -> Response:
+    async def _admin(self, path: str, most_bytes: int = ADMIN_BYTES) -> Response:
         url = f"http://envoy{path}"
-        return await get(url, headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=ADMIN_BYTES, unix=self.admin)
+        return await get(url, headers={}, timeout_s=ADMIN_TIMEOUT_S, max_bytes=most_bytes, unix=self.admin)
 
     # Its log.
 

@@ -60,6 +60,8 @@ class MtlsEnd:
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._pilot_agent: PilotAgent | None = None
+        self._kind = ""
+        self._restarts = 0
         self._keeper: asyncio.Task[None] | None = None
         self._inbound: Inbound | None = None
         self._folder: Path | None = None
@@ -85,6 +87,7 @@ class MtlsEnd:
             certificates_found=certificates_found,
             pilot_found=pilot_agent is not None,
         )
+        self._kind = kind
         if kind == "pilot-agent" and pilot_agent is not None:
             await self._start_pilot_agent(pilot_agent)
         elif kind == "envoy" and binary is not None:
@@ -108,6 +111,32 @@ class MtlsEnd:
     def files_per_tunnel(self) -> int:
         """How many open files a tunnel to it takes here, that of its other end included."""
         return 1 if self._inbound is None else FILES_OF_BUILTIN + 1
+
+    @property
+    def kind(self) -> str:
+        """What it is: a value of HBONE_INBOUND, but not `auto`; empty before the start."""
+        return self._kind
+
+    @property
+    def restarts(self) -> int:
+        """How often Envoy, or pilot-agent, has ended by itself."""
+        return self._restarts + (0 if self._pilot_agent is None else self._pilot_agent.restarts)
+
+    async def is_ready(self) -> bool:
+        """Whether it accepts connections now, as far as it is ours."""
+        if self._envoy is not None:
+            return await self._envoy.is_ready()
+        if self._pilot_agent is not None:
+            return await self._pilot_agent.is_ready()
+        return True
+
+    async def metrics(self) -> bytes:
+        """Envoy's in Prometheus' text format; empty without Envoy. Raises HboneError."""
+        if self._envoy is not None:
+            return await self._envoy.metrics()
+        if self._pilot_agent is not None:
+            return await self._pilot_agent.metrics()
+        return b""
 
     def limit(self, most_connections: int) -> None:
         """Lets the built-in end take so many connections at once."""
@@ -252,6 +281,7 @@ class MtlsEnd:
     async def _envoy_ended(self) -> str:
         assert self._envoy is not None
         await asyncio.wait({self._envoy.exited})
+        self._restarts += 1
         return f"envoy ended with exit code {self._envoy.exited.result()}"
 
     async def _start_builtin(self) -> None:

@@ -3,8 +3,8 @@
 It is started as Istio's injector would have it for a pod whose traffic is not captured, in a folder of its
 own that looks like such a pod's: files below var/run/secrets and etc/istio, for its paths are relative.
 
-1. A Sidecar resource that selects the workload makes Envoy listen on 15003. It is ready (15021) once it has
-   its certificate and istiod's configuration.
+1. A Sidecar resource that selects the workload makes Envoy listen on 15003. It is ready (15031, for 15021 is
+   krun's) once it has its certificate and istiod's configuration.
 2. As root krun starts it as uid 1337, which rules that capture traffic leave alone. Its log is a pipe that
    this user owns, for Envoy opens /dev/stdout anew.
 3. When it ends by itself it is started again, after a pause that grows. Until then tunnels are refused.
@@ -42,7 +42,8 @@ log = logging.getLogger("hbone.pilot_agent")
 SERVER_NAME = "istiod.istio-system.svc"
 """What istiod's certificate says, however it is reached."""
 
-READY_URL = f"http://127.0.0.1:{ports.HEALTH}/healthz/ready"
+READY_URL = f"http://127.0.0.1:{ports.PILOT_HEALTH}/healthz/ready"
+METRICS_URL = f"http://127.0.0.1:{ports.PILOT_AGENT}/stats/prometheus"
 ADMIN_URL = f"http://127.0.0.1:{ports.ADMIN}"
 
 POLL_S = 0.1
@@ -92,6 +93,7 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
     proxy.setdefault("configPath", str(folder / "etc/istio/proxy"))
     proxy.setdefault("serviceCluster", f"{settings.workload}.{settings.namespace}")
     proxy.setdefault("concurrency", WORKERS)
+    proxy.setdefault("statusPort", ports.PILOT_AGENT)
     proxy.setdefault("terminationDrainDuration", f"{DRAIN_S}s")
     if settings.istiod is not None:
         proxy.setdefault("discoveryAddress", str(settings.istiod))
@@ -107,6 +109,7 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         "JWT_POLICY": "third-party-jwt",
         "CA_ADDR": str(proxy.get("discoveryAddress", "")),
         "ISTIOD_SAN": SERVER_NAME,
+        "ENVOY_STATUS_PORT": str(ports.PILOT_HEALTH),
         "ISTIO_BOOTSTRAP": str(settings.bootstrap),
         "ISTIO_META_CLUSTER_ID": settings.cluster_id,
         "ISTIO_META_INTERCEPTION_MODE": "NONE",
@@ -136,6 +139,8 @@ class PilotAgent:
         self._last_words: dict[int, str] = {}
         """The last text of each level above INFO."""
         self._stopping = False
+        self.restarts = 0
+        """How often it has ended by itself."""
 
     @classmethod
     async def start(
@@ -166,7 +171,7 @@ class PilotAgent:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while not await self._is_ready():
+        while not await self.is_ready():
             if self._child.exited.done():
                 raise await self._failure(f"pilot-agent ended: {self._child.end}")
             if loop.time() >= deadline:
@@ -188,6 +193,10 @@ class PilotAgent:
             )
         except HboneError as error:
             log.debug("envoy is not told to drain: %s", error)
+
+    async def metrics(self) -> bytes:
+        """Its metrics and Envoy's, in Prometheus' text format. Raises HboneError."""
+        return (await self._get(METRICS_URL)).body
 
     async def stop(self, grace_s: float) -> None:
         """Ends it with Envoy, by force when it takes more than `grace_s` seconds."""
@@ -235,6 +244,7 @@ class PilotAgent:
 
     async def _ended(self) -> str:
         await self._child.wait()
+        self.restarts += 1
         self._end_session()
         return f"pilot-agent has ended: {self._child.end}"
 
@@ -246,7 +256,8 @@ class PilotAgent:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(session, signal.SIGKILL)
 
-    async def _is_ready(self) -> bool:
+    async def is_ready(self) -> bool:
+        """Whether Envoy has its certificate and its configuration."""
         try:
             return (await self._get(READY_URL)).status == 200
         except HboneError:  # not listening yet

@@ -8,6 +8,7 @@ else with a reset.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
@@ -45,7 +46,9 @@ class BoundedRequests:
     ) -> None:
         """`most` requests may be open at once; `refusal()` says why none is accepted now, if so. `clock`
         watches those that have become tunnels."""
-        self._most = most
+        self.most_requests = most
+        self.failures: Counter[int] = Counter()
+        """Requests answered in the app's place, or cut off, by status."""
         self._speaks_http = settings.app_protocol != "tcp"
         self._refusal = refusal
         self._proxy = AppProxy(
@@ -81,10 +84,11 @@ class BoundedRequests:
             answer(stream, HTTPStatus.NOT_FOUND, text)
             return
         refusal = self._refusal()
-        if refusal is None and self.open_requests >= self._most:
-            text = f"{self._most} requests to the app are open, which is HBONE_MAX_REQUESTS"
+        if refusal is None and self.open_requests >= self.most_requests:
+            text = f"{self.most_requests} requests to the app are open, which is HBONE_MAX_REQUESTS"
             refusal = LimitError(text, "HBONE_MAX_REQUESTS")
         if refusal is not None:
+            self.failures[HTTPStatus.SERVICE_UNAVAILABLE] += 1
             answer(stream, HTTPStatus.SERVICE_UNAVAILABLE, str(refusal))
             self._warnings.warning(
                 refusal.limit, f"{HTTPStatus.SERVICE_UNAVAILABLE} to a request to the app: {refusal}"
@@ -104,6 +108,7 @@ class BoundedRequests:
 
     def _failed(self, status: int, text: str) -> None:
         """A request was answered with `status` in place of the app, or cut off, and why."""
+        self.failures[status] += 1
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR and not self._closing:
             hint = None if "HBONE_" in text else _WHAT_TO_DO.get(status)
             self._warnings.warning(str(status), f"{status}: {text}" + (f": {hint}" if hint else ""))

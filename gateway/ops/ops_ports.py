@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from gateway.config.config import GatewayConfig
 from shared.address import Address
 from shared.net.listen_close import listening_on
-from shared.ops import families
 from shared.ops.http_server import Handler, HttpServer, Request, Response
+from shared.ops.port_metrics import port_families
 from shared.tasks import spawn
 
 if TYPE_CHECKING:
@@ -75,17 +75,7 @@ class OpsPorts:
 
     def families(self) -> Iterator[Metric]:
         """The metrics about the ports themselves."""
-        servers = (self._health, self._metrics, self._admin)
-        yield families.OPS_CONNECTIONS.metric((server.name, server.open_connections) for server in servers)
-        yield families.OPS_CONNECTIONS_LIMIT.metric(
-            (server.name, server.limits.connections) for server in servers
-        )
-        yield families.OPS_EVICTED.metric((server.name, server.counts.evicted) for server in servers)
-        yield families.OPS_REFUSALS.metric(
-            (server.name, reason, count)
-            for server in servers
-            for reason, count in server.counts.refused.items()
-        )
+        return port_families((self._health, self._metrics, self._admin))
 
     @property
     def readiness_is_asked_for(self) -> bool:

@@ -76,7 +76,7 @@ def _gauge(name: str, help: str, **labels: str | tuple[str, ...]) -> Family:
     return _family(name, Kind.GAUGE, help, labels)
 
 
-_ROUTE = "the route's host"
+_ROUTE = "the route's host; at krun: the tunnel's target, 15003, 22 or NAME"
 _ORIGIN = "URL of the origin"
 _FLAGS = "a response flag"
 _IDENTITY = "whose token it is"
@@ -355,6 +355,30 @@ OPS_REFUSALS = _counter(
     reason=("full", *local_requests.FAULTS),
 )
 
+# krun.
+
+APP_REQUESTS_OPEN = _gauge("hbone_app_requests_open", "krun: requests to the app that have not ended.")
+APP_REQUESTS_LIMIT = _gauge("hbone_app_requests_limit", "krun: requests to the app that there may be.")
+APP_REQUESTS_FAILED = _counter(
+    "hbone_app_requests_failed",
+    "krun: requests answered in the app's place, or cut off.",
+    status="the HTTP status",
+)
+MTLS_END_CONNECTIONS = _gauge(
+    "hbone_mtls_end_connections_open",
+    "krun: connections of its own mTLS end; Envoy's are in Envoy's metrics.",
+)
+MTLS_END_RESTARTS = _counter(
+    "hbone_mtls_end_restarts", "krun: times that Envoy or pilot-agent has ended by itself."
+)
+START_SECONDS = _gauge(
+    "hbone_start_seconds",
+    "krun: what each step of the start took, in seconds.",
+    step=("identity", "mTLS end", "app"),
+)
+SCRAPE_FAILURES = _counter(
+    "hbone_scrape_failures", "krun: scrapes that lack the metrics of somebody else.", of=("envoy", "app")
+)
 # Istio's names, so that its dashboards work.
 
 ISTIO_OPENED = _counter(

@@ -84,3 +84,26 @@ async def test_arguments_and_environment_are_the_commands_own() -> None:
     async with started("agent", "sh", "-c", script, "sh", "", "x y", environ=environ) as process:
         code, out, _ = await process.ended()
     assert (code, out) == (EXIT_OK, "|x y|a b|8123\n")
+
+
+def test_explain_prints_settings_and_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--log-level=debug", "explain"], {"HBONE_APP": "127.0.0.1:8123"}) == EXIT_OK
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert re.search(r"^  HBONE_APP +environment +127\.0\.0\.1:8123$", out, re.MULTILINE)
+    assert re.search(r"^  HBONE_LOG_LEVEL +flag +debug$", out, re.MULTILINE)
+
+
+def test_explain_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain"], {"HBONE_APP": "nowhere"}) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("krun: invalid HBONE_APP=nowhere")
+
+
+async def test_an_app_called_explain(tmp_path: Path) -> None:
+    program = tmp_path / "explain"
+    program.write_text("#!/bin/sh\necho mine\n")
+    program.chmod(0o755)
+    environ = {**NO_PORTS, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    async with started("agent", "--", "explain", environ=environ) as process:
+        _, out, _ = await process.ended()
+    assert out == "mine\n"

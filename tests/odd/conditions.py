@@ -331,7 +331,7 @@ CONDITIONS = {
         (
             *TEXTS,
             "tests/agent/identity/test_certificates.py",
-            "tests/gateway/ops/test_certificates_in_use.py",
+            "tests/shared/credentials/certificates/test_certificates_in_use.py",
         ),
         "import time; assert time.localtime(1_790_000_000).tm_gmtoff % 3600 == 2700",
         _environ(TZ="<+1245>-12:45<+1345>,M9.5.0/2:45,M4.1.0/3:45"),

@@ -3,9 +3,9 @@
 A pytest plugin. Kept away from tests and their children are signals that are ignored or blocked (nohup, a
 shell's background job), proxies, the settings of our own commands and of the programs that tests run, and the
 user's home with its configuration files; and of open files there may be as many as the machine allows.
-Compiled modules are kept whatever the shell says: a run without them compiles the product for every process
-that it starts, and takes twice as long. What
-users of the product may well have stays as it is: locale, time zone, umask, hard limits, a large uptime.
+krun's ports for operators are off. Compiled modules are kept whatever the shell says: a run without them
+compiles the product for every process that it starts, and takes twice as long. What users of the product may
+well have stays as it is: locale, time zone, umask, hard limits, a large uptime.
 `make test-odd` changes one after the other.
 """
 
@@ -55,12 +55,17 @@ def _ignore(_number: int, _frame: object) -> None:
     pass
 
 
+OWN_PORTS = {"HBONE_HEALTH": "-", "HBONE_METRICS": "-", "HBONE_ADMIN": "-"}
+"""For each krun that a test starts without saying otherwise: many run at once, and these ports are fixed."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     end_inheritance()
     open_files.allow_many()
     for name in set(os.environ) - set(without_settings(dict(os.environ))):
         del os.environ[name]
+    os.environ.update(OWN_PORTS)
     sys.dont_write_bytecode = False
     config.stash[_home] = tempfile.TemporaryDirectory(prefix="home-")
     os.environ["HOME"] = config.stash[_home].name

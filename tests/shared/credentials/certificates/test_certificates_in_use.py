@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from gateway.ops import certificates_in_use
+from shared.credentials.certificates import certificates_in_use
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles, in_use
 from shared.net.tls.certificate_folder import NAMES

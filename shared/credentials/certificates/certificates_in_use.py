@@ -1,4 +1,4 @@
-"""The certificates that hgate has in use, for its admin port and its metrics.
+"""The certificates that this process has in use, for its admin port and its metrics.
 
 Those are the files as they were when they could last be used. The files in the folder may have changed since.
 """

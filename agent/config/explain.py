@@ -1,0 +1,79 @@
+"""Where each of krun's settings comes from: what `krun explain` prints, and the admin port shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from agent.config.settings import PORT_PREFIX, groups
+from shared.config.fields import Setting
+
+SHOWN_CHARS = 100
+"""Of a value; roots in PEM are longer."""
+
+HIDDEN = "(set)"
+"""Instead of a value that may be a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One setting."""
+
+    group: str
+    """What it is about."""
+    variable: str
+    value: str
+    """As it is written; of one that is not set the default, in words if that is no value."""
+    origin: str
+    """`flag`, `environment` or `default`."""
+
+
+def explained(environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> list[Explained]:
+    """All settings, those of `environ` and `flags` (by variable) among them."""
+    flags = flags or {}
+    told = {**environ, **flags}
+    return [
+        Explained(group, name, _shown(one, value), _origin(name, value, flags))
+        for group, settings in groups().items()
+        for one in settings
+        for name, value in _variables(one, told)
+    ]
+
+
+def table(rows: list[Explained]) -> str:
+    """The rows as text for a person: by group, in columns."""
+    widths = [max(len(getattr(row, column)) for row in rows) for column in ("variable", "origin")]
+    lines: list[str] = []
+    for number, row in enumerate(rows):
+        if not number or rows[number - 1].group != row.group:
+            lines += [*([""] if lines else []), row.group]
+        lines.append(f"  {row.variable:<{widths[0]}}  {row.origin:<{widths[1]}}  {row.value}".rstrip())
+    return "\n".join(lines)
+
+
+def _variables(setting: Setting[Any], told: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The variables that a setting is read from, with what each says; itself if none is there."""
+    if "*" not in setting.variable:
+        yield setting.variable, told.get(setting.variable, "").strip()
+        return
+    for name, value in sorted(told.items()):
+        is_target = setting.variable == f"{PORT_PREFIX}*" and value.strip().isdigit()  # the app's
+        if fnmatchcase(name, setting.variable) and value.strip() and not is_target:
+            yield name, value.strip()
+
+
+def _origin(name: str, value: str, flags: Mapping[str, str]) -> str:
+    if not value:
+        return "default"
+    return "flag" if name in flags else "environment"
+
+
+def _shown(setting: Setting[Any], value: str) -> str:
+    if not value:
+        return setting.default_text
+    if setting.secret:
+        return HIDDEN
+    line = " ".join(value.split())
+    return line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}..."

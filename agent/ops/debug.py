@@ -1,0 +1,56 @@
+"""What krun's admin port shows: settings, state, tunnels, connections and certificates, without secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agent.config.explain import explained
+from shared.credentials.certificates import certificates_in_use
+from shared.net.http2.connection import Connection
+from shared.ops.http_server import Response
+from shared.tunnel.tunnel_server import ServedTunnel
+
+
+def settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Each variable with its value and where that comes from."""
+    return [
+        {"variable": one.variable, "value": one.value, "origin": one.origin}
+        for one in explained(environ, flags)
+    ]
+
+
+def tunnels(of: Iterable[ServedTunnel]) -> list[dict[str, Any]]:
+    """Those that are not over."""
+    return [
+        {
+            "peer": one.record.peer,
+            "target": one.record.name,
+            "address": str(one.record.target),
+            "state": "connecting" if one.relay is None else "open",
+            "age_s": round(one.age_s, 3),
+            "bytes_sent": 0 if one.relay is None else one.relay.sent_bytes,
+            "bytes_recv": 0 if one.relay is None else one.relay.received_bytes,
+            "buffered_bytes": one.buffered_bytes,
+        }
+        for one in of
+    ]
+
+
+def connections(of: Iterable[Connection]) -> list[dict[str, Any]]:
+    """The HTTP/2 connections, from front ends or to gateways."""
+    return [
+        {"peer": one.peer_name, "streams": one.open_streams, "buffered_bytes": one.buffered_bytes}
+        for one in of
+    ]
+
+
+def certificates() -> list[dict[str, Any]]:
+    """Those in use."""
+    return certificates_in_use.rows()
+
+
+def as_json(value: object) -> Response:
+    """`value` as JSON with line breaks."""
+    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
