@@ -127,9 +127,9 @@ hgate serves its metrics on the port `metrics` ({port}), at `/metrics` and `/sta
 text format, or in OpenMetrics if the request asks for it. With `--workers` the numbers are the sums over all
 workers, except where the table says otherwise.
 
-krun serves its own on port {port} (HBONE_METRICS), with Envoy's and the app's, in Prometheus' text format. It has the
-tunnels, without setup and retries, the connections, the bytes held, the ports for operators, the access log, the
-certificates, and those that begin with "krun:".
+krun serves its own on port {port} (HBONE_METRICS), with Envoy's and the app's, in Prometheus' text format. It
+has the tunnels, without setup and retries, the connections, the bytes held, the ports for operators, the access
+log, the certificates, and those that begin with "krun:".
 
 - Routes come from hgate's file. The route of the HBONE port's tunnels is `hbone`.
 - Origins and audiences may contain what a client has chosen, where a template fills it in.
@@ -139,8 +139,8 @@ certificates, and those that begin with "krun:".
   response.
 - `hbone_tunnel_setup_seconds` has the buckets {buckets} (seconds).
 - The process has the usual metrics of Prometheus' clients, too: `process_resident_memory_bytes`,
-  `process_open_fds`, `process_cpu_seconds_total` and so on; of krun with `krun_` before them, for the plain names are
-  the app's.""",
+  `process_open_fds`, `process_cpu_seconds_total` and so on; of krun with `krun_` before them, for the plain
+  names are the app's.""",
         table(("metric", "type", "labels", "meaning"), map(_metric_row, FAMILIES)),
     )
 

@@ -63,11 +63,13 @@ def test_its_environment(tmp_path: Path) -> None:
         "configPath": f"{tmp_path}/etc/istio/proxy",
         "serviceCluster": "hello.demo",
         "concurrency": 1,
+        "statusPort": 15030,
         "terminationDrainDuration": "1s",
         "discoveryAddress": "istiod.istio-system.svc:15012",
         "binaryPath": "/bin/envoy",
     }
     assert told["CA_ADDR"] == "istiod.istio-system.svc:15012"
+    assert told["ENVOY_STATUS_PORT"] == "15031"
     named = ("POD_NAME", "POD_NAMESPACE", "SERVICE_ACCOUNT", "TRUST_DOMAIN", "INSTANCE_IP")
     assert [told[name] for name in named] == ["hello", "demo", "hello-account", "mesh.local", "10.1.2.3"]
 
