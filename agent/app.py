@@ -15,6 +15,7 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent.config.layers import Layers
 from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
@@ -61,10 +62,10 @@ class Agent:
         command: Sequence[str],
         environ: Mapping[str, str],
         access_log: AccessLog,
-        flags: Mapping[str, str] | None = None,
+        layers: Layers | None = None,
     ) -> None:
         """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part.
-        `flags` are krun's own, by the variables that they stand for."""
+        `layers` are what `settings` were read from; None: `environ` alone."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -79,7 +80,7 @@ class Agent:
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
-        self._ops = Ops(settings, command, environ, flags or {}, self._mtls_end)
+        self._ops = Ops(settings, command, layers or Layers.of(environ), self._mtls_end)
         self._ops.metrics.connections = lambda: len(self._connections)
         self._ops.metrics.dropped_lines = lambda: access_log.dropped
         self._stop = asyncio.Event()

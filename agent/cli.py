@@ -11,6 +11,9 @@ from shared.command_errors import exit_code
 from shared.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
+    from agent.config.layers import Layers
+    from agent.config.mesh_name import MeshName
+    from agent.config.settings import Settings
     from shared.command_line import Parser
 
 EXPLAIN = "explain"
@@ -60,18 +63,17 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    from agent.config.layers import Layers
     from agent.config.settings import from_env
 
     flags, command = _parsed(arguments)
-    settings = from_env({**environ, **flags})
+    layers = Layers.of(environ, flags)
     if command == [EXPLAIN] and "--" not in arguments:
-        from agent.config import explain
-
-        print(explain.table(explain.explained(environ, flags)))
-        return EXIT_OK
+        return _explain(layers)
+    mesh = _mesh(layers)
+    own = None if mesh else from_env(layers.merged())  # a mistake costs no import
     from agent.app import Agent
     from shared import loop
-    from shared.ops import log
     from shared.ops.access_log import AccessLog
 
     if os.getpid() == 1:
@@ -80,14 +82,65 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         reset_signals(os.getpid())
         if command:
             become_init(os.getpid())
-    log.setup(settings.log_format, settings.log_level, component="krun")
+    _set_up_log(layers)
 
     async def serve() -> int:
+        settings, found = (own, layers) if own is not None else await _found(layers, mesh)
         # Standard output is the app's.
         access_log = AccessLog(sys.stderr, settings.log_format, "krun")
-        return await Agent(settings, command, environ, access_log, flags).run()
+        return await Agent(settings, command, environ, access_log, found).run()
 
     return loop.run(serve())
+
+
+def _explain(layers: Layers) -> int:
+    from agent.config.explain import explained, table
+    from agent.config.settings import from_env
+
+    if mesh := _mesh(layers):
+        from shared import loop
+
+        _set_up_log(layers)
+        _, layers = loop.run(_found(layers, mesh))
+    else:
+        from_env(layers.merged())
+    print(table(explained(layers)))
+    return EXIT_OK
+
+
+def _mesh(layers: Layers) -> MeshName:
+    """What MESH says; empty: nothing is to be found. Raises UsageError."""
+    from agent.config.mesh_settings import MESH
+    from shared.config.fields import Environment
+
+    text = Environment(layers.merged())(MESH)
+    if not text:
+        return ""
+    from agent.config.mesh_name import parse
+
+    return parse(text)
+
+
+async def _found(layers: Layers, mesh: MeshName) -> tuple[Settings, Layers]:
+    """The settings with those of the mesh, and the layers that they are from."""
+    from agent.config.settings import from_env
+    from agent.mesh.finding import find
+    from agent.mesh.mesh_env import blamed
+
+    found = await find(layers, mesh)
+    try:
+        return from_env(found.merged()), found
+    except UsageError as error:
+        raise blamed(error, found) from error
+
+
+def _set_up_log(layers: Layers) -> None:
+    from agent.config.settings import Settings
+    from shared.config.fields import Environment, table_of
+    from shared.ops import log
+
+    read, table = Environment(layers.merged()), table_of(Settings)
+    log.setup(read(table["log_format"]), read(table["log_level"]), component="krun")
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[Mapping[str, str], Sequence[str]]:

@@ -128,8 +128,8 @@ text format, or in OpenMetrics if the request asks for it. With `--workers` the 
 workers, except where the table says otherwise.
 
 krun serves its own on port {port} (HBONE_METRICS), with Envoy's and the app's, in Prometheus' text format. It
-has the tunnels, without setup and retries, the connections, the bytes held, the ports for operators, the access
-log, the certificates, and those that begin with "krun:".
+has the tunnels, without setup and retries, the connections, the bytes held, the ports for operators, the
+access log, the certificates, and those that begin with "krun:".
 
 - Routes come from hgate's file. The route of the HBONE port's tunnels is `hbone`.
 - Origins and audiences may contain what a client has chosen, where a template fills it in.

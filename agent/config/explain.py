@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from agent.config.layers import Layers
 from agent.config.settings import PORT_PREFIX, groups
 from shared.config.fields import Setting
 
@@ -27,15 +28,14 @@ class Explained:
     value: str
     """As it is written; of one that is not set the default, in words if that is no value."""
     origin: str
-    """`flag`, `environment` or `default`."""
+    """The name of a layer, or `default`."""
 
 
-def explained(environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> list[Explained]:
-    """All settings, those of `environ` and `flags` (by variable) among them."""
-    flags = flags or {}
-    told = {**environ, **flags}
+def explained(layers: Layers) -> list[Explained]:
+    """All settings, as `layers` have them."""
+    told = layers.merged()
     return [
-        Explained(group, name, _shown(one, value), _origin(name, value, flags))
+        Explained(group, name, _shown(one, value), layers.origin(name))
         for group, settings in groups().items()
         for one in settings
         for name, value in _variables(one, told)
@@ -62,12 +62,6 @@ def _variables(setting: Setting[Any], told: Mapping[str, str]) -> Iterator[tuple
         is_target = setting.variable == f"{PORT_PREFIX}*" and value.strip().isdigit()  # the app's
         if fnmatchcase(name, setting.variable) and value.strip() and not is_target:
             yield name, value.strip()
-
-
-def _origin(name: str, value: str, flags: Mapping[str, str]) -> str:
-    if not value:
-        return "default"
-    return "flag" if name in flags else "environment"
 
 
 def _shown(setting: Setting[Any], value: str) -> str:

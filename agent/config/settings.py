@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from agent.config import (
     certificate_settings,
     kubernetes_settings,
+    mesh_settings,
     pilot_settings,
     reverse_settings,
     sts_settings,
@@ -214,13 +215,7 @@ class Settings:
     xds: Address | None = setting(
         OrNone(ADDRESS), None, "control plane of the mesh; - means no mesh", unset=NONE, variable="XDS_ADDR"
     )
-    mesh: str = setting(
-        Text(),
-        "",
-        "where the mesh's settings are, as in the original; krun only notes that there is a mesh",
-        unset="none",
-        variable="MESH",
-    )
+    mesh: str = field(default="", metadata={"setting": mesh_settings.MESH})
     envoy_bin: str = setting(
         Text(),
         "",
@@ -501,7 +496,8 @@ def groups() -> dict[str, list[Setting[Any]]]:
     """All variables that `from_env` reads, each once, by what they are about."""
     own = list(table_of(Settings).values())
     return {
-        "krun": [*own, TARGETS],
+        "krun": [*(one for one in own if one is not mesh_settings.MESH), TARGETS],
+        "Finding the mesh": list(mesh_settings.SETTINGS),
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],

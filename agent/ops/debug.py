@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from agent.config.explain import explained
+from agent.config.layers import Layers
 from shared.credentials.certificates import certificates_in_use
 from shared.net.http2.connection import Connection
 from shared.ops.http_server import Response
 from shared.tunnel.tunnel_server import ServedTunnel
 
 
-def settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> list[dict[str, str]]:
+def settings(layers: Layers) -> list[dict[str, str]]:
     """Each variable with its value and where that comes from."""
-    return [
-        {"variable": one.variable, "value": one.value, "origin": one.origin}
-        for one in explained(environ, flags)
-    ]
+    return [{"variable": one.variable, "value": one.value, "origin": one.origin} for one in explained(layers)]
 
 
 def tunnels(of: Iterable[ServedTunnel]) -> list[dict[str, Any]]:

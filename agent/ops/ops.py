@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent.config.layers import Layers
 from agent.config.settings import Settings
 from agent.mtls.mtls_end import MtlsEnd
 from agent.ops.krun_metrics import KrunMetrics
@@ -35,15 +36,13 @@ class Ops:
         self,
         settings: Settings,
         command: Sequence[str],
-        environ: Mapping[str, str],
-        flags: Mapping[str, str],
+        layers: Layers,
         mtls_end: MtlsEnd,
     ) -> None:
-        """`flags` are krun's own, by the variables that they stand for."""
+        """`layers` are what `settings` were read from."""
         self._settings = settings
         self._steps = ["identity", MTLS_END, *(["app"] if command else []), TUNNELS]
-        self._environ = environ
-        self._flags = flags
+        self._layers = layers
         self._mtls_end = mtls_end
         self.metrics = KrunMetrics()
         self.metrics.mtls_end = mtls_end
@@ -123,7 +122,7 @@ class Ops:
         from agent.ops import debug
 
         shown: dict[str, Callable[[], Any]] = {
-            "/config": lambda: debug.settings(self._environ, self._flags),
+            "/config": lambda: debug.settings(self._layers),
             "/tunnels": lambda: debug.tunnels(self._tunnels()),
             "/connections": lambda: debug.connections(self.connections),
             "/certs": debug.certificates,

@@ -27,6 +27,7 @@ from tests.kube import build
 from tests.kube.build import unavailable
 from tests.support.api_server import (
     API_AUDIENCE,
+    MESH_ENV,
     NAMESPACE,
     POD,
     REAL,
@@ -42,6 +43,7 @@ TESTS = (
     "tests/shared/credentials/kubernetes/test_kubernetes_tokens.py",
     "tests/agent/identity/test_token_files.py::test_what_settings_come_to",
     "tests/agent/test_app.py::test_kubernetes_tokens_are_there_before_the_app",
+    "tests/agent/mesh/test_mesh_env.py",
 )
 """Those that take `api_server`."""
 
@@ -165,10 +167,26 @@ async def furnished(server: RealApiServer) -> str:
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tokens"}
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "krun"}
     await api.ask("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [user]})
+    for namespace, data in MESH_ENV.items():
+        await _mesh_env(api, namespace, data)
     container = {"name": "app", "image": "example/app"}
     spec = {"serviceAccountName": SERVICE_ACCOUNT, "containers": [container]}
     pod = await api.ask("POST", f"{core}/{NAMESPACE}/pods", {"metadata": {"name": POD}, "spec": spec})
     return str(pod["metadata"]["uid"])
+
+
+async def _mesh_env(api: KubernetesApi, namespace: str, data: dict[str, str]) -> None:
+    """Makes a mesh-env that the user krun may read."""
+    core, rbac = "/api/v1/namespaces", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    named = {"metadata": {"name": "mesh-env"}}
+    if namespace != NAMESPACE:
+        await api.ask("POST", core, {"metadata": {"name": namespace}})
+    await api.ask("POST", f"{core}/{namespace}/configmaps", {**named, "data": data})
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mesh-env"], "verbs": ["get"]}
+    await api.ask("POST", f"{rbac}/roles", {**named, "rules": [rule]})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "mesh-env"}
+    user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "krun"}
+    await api.ask("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [user]})
 
 
 if __name__ == "__main__":

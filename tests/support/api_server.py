@@ -42,10 +42,17 @@ POD = "hello-1"
 REAL = "HBONE_TEST_KUBERNETES"
 """A file that tells of a running kube-apiserver (tests/kube/run.py)."""
 
+MESH_ENV = {
+    NAMESPACE: {"TRUST_DOMAIN": "demo.example", "PORT_DB": "10.1.2.3:5432"},
+    "istio-system": {"TRUST_DOMAIN": "mesh.example", "HBONE_DRAIN_TIMEOUT": "3", "OTHERS": "1"},
+}
+"""The ConfigMaps mesh-env by namespace, which krun may read."""
+
 API_AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 MIN_SECONDS = 600
 MAX_SECONDS = 2**32
 
+_MESH_ENV_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/mesh-env")
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/serviceaccounts/([^/]+)/token")
 
 
@@ -192,6 +199,11 @@ class LocalApiServer(NotingServer[Asked]):
     )
     """User and namespace, as RoleBindings say."""
 
+    mesh_env: dict[str, dict[str, Any]] = field(default_factory=lambda: {**MESH_ENV})
+    """Data by namespace; the user krun may read those in `may_read`."""
+
+    may_read: set[str] = field(default_factory=lambda: {NAMESPACE, "istio-system"})
+
     service_accounts: set[tuple[str, str]] = field(default_factory=lambda: {(NAMESPACE, SERVICE_ACCOUNT)})
     authority: Authority = field(default_factory=lambda: Authority.create("cluster.local"))
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
@@ -247,6 +259,8 @@ class LocalApiServer(NotingServer[Asked]):
             user = "certificate"
         if user is None:
             return status(401, "Unauthorized", "Unauthorized")
+        if (found := _MESH_ENV_PATH.fullmatch(asked.path)) and asked.method == "GET":
+            return self._mesh_env(user, found[1])
         match = _PATH.fullmatch(asked.path)
         if match is None or asked.method != "POST":
             return status(404, "NotFound", "the server could not find the requested resource")
@@ -260,6 +274,18 @@ class LocalApiServer(NotingServer[Asked]):
         if (namespace, account) not in self.service_accounts:
             return status(404, "NotFound", f'serviceaccounts "{account}" not found')
         return self._token(asked.spec, namespace, account)
+
+    def _mesh_env(self, user: str, namespace: str) -> Answer:
+        if user != "krun" or namespace not in self.may_read:
+            text = (
+                f'configmaps "mesh-env" is forbidden: User "{user}" cannot get resource "configmaps" in API '
+                f'group "" in the namespace "{namespace}"'
+            )
+            return status(403, "Forbidden", text)
+        if namespace not in self.mesh_env:
+            return status(404, "NotFound", 'configmaps "mesh-env" not found')
+        content = {"kind": "ConfigMap", "metadata": {"name": "mesh-env"}, "data": self.mesh_env[namespace]}
+        return 200, json.dumps(content).encode()
 
     def _token(self, spec: dict[str, Any], namespace: str, account: str) -> Answer:
         seconds = spec.get("expirationSeconds", 3600)

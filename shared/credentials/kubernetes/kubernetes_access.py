@@ -73,6 +73,9 @@ class Access:
     certificate: tuple[Pem, Pem] | None = None
     """Our own certificate chain and its key."""
 
+    context: str = ""
+    """The kubeconfig's current context; empty in a pod."""
+
     def authority_pem(self) -> bytes:
         """Whom the server's certificate is signed by, as a pod has it in `ca.crt`.
 

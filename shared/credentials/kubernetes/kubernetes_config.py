@@ -56,7 +56,7 @@ def read_config(files: Sequence[Path]) -> Access:
             raise user.wrong("", "no token, tokenFile, exec or client-certificate: we would be anonymous")
         bearer = NoToken()
     namespace = context.text("namespace") or DEFAULT_NAMESPACE
-    return Access(server, bearer, namespace, authority, certificate)
+    return Access(server, bearer, namespace, authority, certificate, current[1])
 
 
 class GivenToken:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from agent.config.explain import Explained, explained, table
+from agent.config.layers import Layers
 from agent.config.settings import ENVIRONMENT
 
 
 def told(environ: dict[str, str], flags: dict[str, str] | None = None) -> dict[str, Explained]:
-    return {row.variable: row for row in explained(environ, flags)}
+    return {row.variable: row for row in explained(Layers.of(environ, flags))}
 
 
 def test_each_setting_is_there_with_its_default() -> None:
@@ -34,7 +35,7 @@ def test_variables_of_a_pattern_are_named_one_by_one() -> None:
 
 
 def test_the_table_is_by_group() -> None:
-    text = table(explained({}))
+    text = table(explained(Layers.of({})))
     assert text.splitlines()[0] == "krun"
     assert "\n\nReverse connections\n" in text
     assert all(line == line.rstrip() for line in text.splitlines())

@@ -1,0 +1,38 @@
+"""Settings of krun about finding the mesh; `agent.mesh` reads them before all others are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.config import mesh_name
+from shared.config.fields import Setting
+from shared.config.kinds import Parsed, Text
+
+
+def _mesh(text: str) -> str:
+    mesh_name.parse(text)
+    return text
+
+
+MESH: Setting[str] = Setting(
+    Parsed(_mesh, mesh_name.FORMS),
+    "",
+    "where the mesh's settings are: a cluster with a ConfigMap mesh-env, or a file",
+    "krun reads mesh-env in the workload's namespace, then in istio-system, before all else. td: and - are "
+    "only noted. Without MESH nothing is looked for.",
+    unset="nowhere",
+    variable="MESH",
+)
+
+SETTINGS: tuple[Setting[Any], ...] = (
+    MESH,
+    Setting(
+        Text(),
+        "",
+        "project that requests to Google's APIs are charged to",
+        unset="the cluster's",
+        variable="GOOGLE_CLOUD_QUOTA_PROJECT",
+    ),
+    Setting(Text(), "", "address of the GKE API", unset="Google's", variable="HBONE_GKE_URL"),
+)
+"""PROJECT_ID, CLUSTER_LOCATION and CLUSTER_NAME, of which the token exchange is told, count for MESH, too."""

@@ -1,0 +1,105 @@
+"""Finds the mesh that MESH names, and reads its settings: the cluster first, then its mesh-env.
+
+Everything is plain REST. Without MESH nothing is asked, and nothing of this is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.config.layers import Layer, Layers
+from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
+from agent.mesh import mesh_env
+from agent.mesh.gke_clusters import GKE_URL, GkeClusters, reachable, region_of
+from agent.mesh.platform import Platform
+from shared.backoff import doubled_s
+from shared.credentials.kubernetes.kubernetes_access import Access
+from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
+from shared.credentials.kubernetes.kubernetes_discovery import find_access
+from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
+from shared.errors import HboneError, StatusError, UpstreamError
+
+log = logging.getLogger("hbone.mesh")
+
+TIMEOUT_S = 30.0
+"""For all of it: Cloud Run gives a container four minutes, and the app may need most of them."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+"""Between attempts while a server is away."""
+
+KUBECONFIG, CLUSTER = "kubeconfig", "GKE"
+"""Names of layers."""
+
+
+async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) -> Layers:
+    """`layers` with what the mesh `name` and the platform say below them.
+
+    Raises UnavailableError, ConfigError, StatusError, DialError, UpstreamError, TokenError: all that
+    `mesh_env.read` and `GkeClusters.find` raise, after attempts for `timeout_s` seconds if that may pass.
+    """
+    if isinstance(name, Path):
+        return layers.over(mesh_env.read_file(name))
+    if isinstance(name, str) and name != KUBERNETES:
+        return layers
+    told = layers.merged()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    attempt = 0
+    while True:
+        try:
+            return layers.over(*await _found(told, name))
+        except (UpstreamError, StatusError) as error:
+            # DialError is an UpstreamError.
+            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, attempt)
+            if not _may_pass(error) or loop.time() + pause_s >= deadline:
+                raise
+            log.warning("MESH: %s; again in %g s", error, pause_s)
+            await asyncio.sleep(pause_s)
+            attempt += 1
+
+
+def _may_pass(error: HboneError) -> bool:
+    return not isinstance(error, StatusError) or error.status >= 500 or error.status == 429
+
+
+async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
+    platform = Platform(told.get("GCE_METADATA_HOST", ""))
+    if isinstance(name, GkeName):
+        access, cluster = await _gke(told, name, platform)
+    else:
+        access = find_access(told)
+        cluster = _layer(KUBECONFIG, of_context(access.context) or GkeName())
+    namespace = told.get("WORKLOAD_NAMESPACE", "").strip() or access.namespace
+    values = dict(cluster.values)
+    if namespace != DEFAULT_NAMESPACE:
+        values["WORKLOAD_NAMESPACE"] = namespace
+    log.info("MESH: %s of %s for namespace %s", mesh_env.NAME, access.server, namespace)
+    read = await mesh_env.read(KubernetesApi(access), namespace)
+    return [*read, dataclasses.replace(cluster, values=values)]
+
+
+async def _gke(told: Mapping[str, str], name: GkeName, platform: Platform) -> tuple[Access, Layer]:
+    project = name.project or told.get("PROJECT_ID", "").strip() or await platform.project()
+    location = name.location or told.get("CLUSTER_LOCATION", "").strip()
+    asked = GkeName(project, location, name.cluster or told.get("CLUSTER_NAME", "").strip())
+    region = region_of(location) or await platform.region()
+    namespace = told.get("WORKLOAD_NAMESPACE", "").strip() or await platform.namespace()
+    clusters = GkeClusters(
+        platform.bearer,
+        url=told.get("HBONE_GKE_URL", "").strip() or GKE_URL,
+        quota_project=told.get("GOOGLE_CLOUD_QUOTA_PROJECT", "").strip(),
+    )
+    cluster = await clusters.find(asked, region)
+    access = clusters.access(cluster, namespace or DEFAULT_NAMESPACE)
+    access = await reachable(access, clusters.by_connect_gateway(cluster, access.namespace))
+    known = GkeName(project, str(cluster.get("location", "")), str(cluster.get("name", "")))
+    return access, _layer(CLUSTER, known)
+
+
+def _layer(place: str, name: GkeName) -> Layer:
+    values = {"PROJECT_ID": name.project, "CLUSTER_LOCATION": name.location, "CLUSTER_NAME": name.cluster}
+    return Layer(place, {key: value for key, value in values.items() if value})

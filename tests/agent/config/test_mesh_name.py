@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config.mesh_name import GkeName, MeshName, of_context, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("", ""),
+        ("-", ""),
+        ("kubernetes", "kubernetes"),
+        ("td:project", "td:project"),
+        ("gke://", GkeName()),
+        ("gke://p", GkeName("p")),
+        ("gke://p/us-central1", GkeName("p", "us-central1")),
+        ("gke://example.com:p/us-central1-b/c", GkeName("example.com:p", "us-central1-b", "c")),
+        ("//container.googleapis.com/projects/p/locations/l/clusters/c", GkeName("p", "l", "c")),
+        ("https://container.googleapis.com/v1/projects/p/zones/l/clusters/c", GkeName("p", "l", "c")),
+        (
+            "https://container.googleapis.com/v1beta1/projects/p/locations/l/clusters/c",
+            GkeName("p", "l", "c"),
+        ),
+        ("file:///etc/mesh-env", Path("/etc/mesh-env")),
+    ],
+)
+def test_the_forms(text: str, name: MeshName) -> None:
+    assert parse(text) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p/l/c",
+        "gke://p/l/c/d",
+        "gke://p//c",
+        "gke://p/../c",
+        "https://evil.example/v1/projects/p/locations/l/clusters/c",
+        "//container.googleapis.com/projects/p/locations/l/clusters/c/nodePools/n",
+        "file://etc/mesh-env",
+    ],
+)
+def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+    with pytest.raises(ValueError, match="must be kubernetes, gke://"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("context", "name"),
+    [
+        ("gke_p_us-central1_c", GkeName("p", "us-central1", "c")),
+        ("connectgateway_p_c", GkeName("p", "", "c")),
+        ("connectgateway_p_global_c", GkeName("p", "global", "c")),
+        ("minikube", None),
+        ("gke_p", None),
+    ],
+)
+def test_contexts_that_gcloud_writes_name_a_cluster(context: str, name: GkeName | None) -> None:
+    assert of_context(context) == name
