@@ -1,9 +1,9 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
 Start: the workload's certificates and tokens, if krun gets them; the mTLS end on 15003; the app, until it
-listens on its port; then the tunnel port 15009, because the app could not serve an earlier request. End:
-SIGTERM goes to the app at once. New streams are refused, and open ones may finish, until the app has ended or
-the drain timeout is over. The app's exit code is krun's.
+listens on its port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app
+could not serve an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open
+ones may finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Agent:
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
         self._requests: Requests | None = None
-        self._ops = Ops(settings, command, layers or Layers.of(environ), self._mtls_end)
+        self._ops = Ops(settings, layers or Layers.of(environ), self._mtls_end)
         self._ops.metrics.connections = lambda: len(self._connections)
         self._ops.metrics.dropped_lines = lambda: access_log.dropped
         self._stop = asyncio.Event()
@@ -114,7 +114,10 @@ class Agent:
             if self._command:
                 if not await self._start_app():
                     return await self._app_exit()
-                self._ops.started("app")
+            elif not await self._answered():
+                assert self._stop_signal is not None
+                return START_EXITS[self._stop_signal]
+            self._ops.started("app")
             await self._open()
             self._ops.started("tunnels")
             return await self._serve()
@@ -139,7 +142,8 @@ class Agent:
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.launch.app_environment import app_environment
-        from agent.launch.launcher import App, accepts
+        from agent.launch.launcher import App
+        from agent.launch.startup import accepts, ready
 
         settings = self._settings
         if await accepts(settings.app):
@@ -158,8 +162,18 @@ class Agent:
         self._app.forward_signals(self._signalled)
         if self._stop.is_set():  # it came while the app was being started, and was not passed on
             self._app.send(signal.SIGTERM)
-        self._app_listens = await self._app.wait_listening(settings.app, settings.app_start_timeout_s)
+        self._app_listens = await ready(settings.probe, settings.app_start_timeout_s, self._app.exited)
         return self._app_listens
+
+    async def _answered(self) -> bool:
+        """Waits for the app, which somebody else starts; False when a signal comes before."""
+        from agent.launch.startup import ready
+
+        stopped = spawn(self._stop.wait(), name="wait for a signal")
+        try:
+            return await ready(self._settings.probe, self._settings.app_start_timeout_s, stopped)
+        finally:
+            stopped.cancel()
 
     async def _open(self) -> None:
         # Imported only now: an app that ends before it listens needs none of them.

@@ -197,6 +197,7 @@ def krun_environment(listen: str, mtls_end: str) -> dict[str, str]:
         "HBONE_LISTEN": listen,
         "HBONE_INBOUND": "none",
         "HBONE_INBOUND_LISTEN": mtls_end,
+        "HBONE_STARTUP_PROBE": "-",
         "HBONE_LOG_FORMAT": "json",
         "HBONE_MAX_TUNNELS": "20000",
     }

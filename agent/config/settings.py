@@ -15,12 +15,14 @@ from agent.config import (
     kubernetes_settings,
     mesh_settings,
     pilot_settings,
+    probe,
     reverse_settings,
     sts_settings,
 )
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.pilot_settings import PilotSettings
+from agent.config.probe import Probe
 from agent.config.reverse_settings import ReverseSettings
 from agent.config.sts_settings import StsSettings
 from agent.config.variables import IP_ADDRESS, PEER_PATTERNS, loopback
@@ -111,6 +113,21 @@ SOME_TIME = Duration(0.001)
 
 VARIABLE_NAMES = List(str, MAX_PATTERNS, "names, * for any characters")
 
+STARTUP_HTTP: Setting[Probe | None] = Setting(
+    Parsed(probe.parse_http, "PORT/PATH or http://HOST:PORT/PATH"),
+    None,
+    "the original's name of a URL as startup probe",
+    variable="startupProbe.http",
+)
+STARTUP_TCP: Setting[Probe | None] = Setting(
+    Parsed(probe.parse, "PORT or HOST:PORT"),
+    None,
+    "the original's name of a port as startup probe",
+    variable="startupProbe.tcp",
+)
+APP_PORT = "PORT_http"
+"""A bare number is the app's port, `-` says that it has none; anything else is the target http."""
+
 TARGETS: Setting[None] = Setting(
     TARGET, None, "PORT_NAME=HOST:PORT is the target of /_hbone/NAME", variable=f"{PORT_PREFIX}*"
 )
@@ -155,10 +172,20 @@ class Settings:
         "HTTP. auto finds out.",
         variable="HBONE_APP_PROTOCOL",
     )
+    startup_probe: Probe | None = setting(
+        Parsed(probe.parse, "HOST:PORT, PORT, http://HOST:PORT/PATH or -"),
+        None,
+        "what has to answer before tunnels are accepted: a port, a URL, - for nothing",
+        "A URL has to answer 200 to 399. It counts for an app that krun starts, and beside one.",
+        unset="the app's port",
+        variable="HBONE_STARTUP_PROBE",
+    )
+    """None: the port of `app`; see `probe`."""
+
     app_start_timeout_s: float = setting(
         SOME_TIME,
         240.0,
-        "time the app has until its port is open",
+        "time the app has until it answers the startup probe",
         "Cloud Run gives a container four minutes.",
         variable="HBONE_APP_START_TIMEOUT",
     )
@@ -382,6 +409,11 @@ class Settings:
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
 
+    @property
+    def probe(self) -> Probe:
+        """What has to answer before tunnels are accepted."""
+        return Probe(self.app) if self.startup_probe is None else self.startup_probe
+
     def target(self, name: str) -> Address | None:
         """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere.
 
@@ -452,6 +484,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     if authority is None and "certificates" not in given:
         # With an authority krun writes the files, into the default folder, not over those of the platform.
         given["certificates"] = certificate_folder.customary_folder()
+    _read_startup(read, given)
     pilot = pilot_settings.read(read, trust_domain, given.get("xds"), kubernetes)
     inbound = given.get("inbound", "auto")
     if (
@@ -478,6 +511,17 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     return settings
 
 
+def _read_startup(read: Environment, given: dict[str, Any]) -> None:
+    """Adds what the original's names say of the app's port and of the startup probe, where ours do not."""
+    port = read.text(APP_PORT)
+    if port.isdigit() and "app" not in given:
+        given["app"] = read.parsed(APP_PORT, TARGET, f"{DEFAULT_APP.host}:{port}")
+    if "startup_probe" not in given:
+        told = read(STARTUP_HTTP) or read(STARTUP_TCP) or (Probe() if port == NONE else None)
+        if told is not None:
+            given["startup_probe"] = told
+
+
 def _targets(read: Environment) -> dict[str, Address]:
     """The PORT_* variables as addresses by NAME.
 
@@ -487,7 +531,10 @@ def _targets(read: Environment) -> dict[str, Address]:
     targets = {}
     for variable in read.environ:
         name = variable.removeprefix(PORT_PREFIX)
-        if name and name != variable and (text := read.text(variable)) and not text.isdigit():
+        text = read.text(variable)
+        if variable == APP_PORT and text == NONE:
+            continue
+        if name and name != variable and text and not text.isdigit():
             targets[name] = read.parsed(variable, TARGET, text)
     return targets
 
@@ -496,7 +543,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
     """All variables that `from_env` reads, each once, by what they are about."""
     own = list(table_of(Settings).values())
     return {
-        "krun": [*(one for one in own if one is not mesh_settings.MESH), TARGETS],
+        "krun": [*(one for one in own if one is not mesh_settings.MESH), STARTUP_HTTP, STARTUP_TCP, TARGETS],
         "Finding the mesh": list(mesh_settings.SETTINGS),
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),

@@ -26,9 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 
 from shared import resource_limits
-from shared.address import Address
-from shared.errors import DialError, UnavailableError
-from shared.net.dial import dial_socket
+from shared.errors import UnavailableError
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.launcher")
@@ -55,13 +53,6 @@ would not get its children's exit codes."""
 
 TYPED = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 """Those of FORWARDED that a terminal sends to all processes in its foreground."""
-
-POLL_S = 0.02
-"""Seconds between two checks of the app's port: there is no event for an opened port, and a refused
-connection costs 0.1 ms."""
-
-PROBE_TIMEOUT_S = 1.0
-"""Seconds for one check of the app's port."""
 
 _INIT_PID = 1
 
@@ -148,24 +139,6 @@ class App(Child):
             notice(signum)
         if not _sent_by_terminal(signum):
             self.send(signum)
-
-    async def wait_listening(self, address: Address, timeout_s: float) -> bool:
-        """Waits until `address` accepts connections: True, or False when the app has ended before.
-
-        Raises UnavailableError when neither has happened after `timeout_s` seconds.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not self.exited.done():
-            if await accepts(address):
-                return True
-            if loop.time() >= deadline:
-                raise UnavailableError(
-                    f"app does not listen on {address} after {timeout_s:g} s: "
-                    f"it must listen on the port in its variable PORT, or HBONE_APP must name its address"
-                )
-            await asyncio.wait({self.exited}, timeout=POLL_S)
-        return False
 
 
 def ignored_signals() -> frozenset[signal.Signals]:
@@ -275,14 +248,3 @@ def _sent_by_terminal(signum: int) -> bool:
         return False  # it has hung up
     finally:
         os.close(terminal)
-
-
-async def accepts(address: Address) -> bool:
-    """Whether `address` accepts connections."""
-    try:
-        sock = await dial_socket(address, PROBE_TIMEOUT_S)
-    except DialError:  # refused, unreachable, no such name yet, or timed out
-        return False
-    with sock:
-        # Without a listener, a connection to a port of the ephemeral range can by chance connect to itself.
-        return bool(sock.getsockname() != sock.getpeername())

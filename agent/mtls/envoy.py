@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from agent.config.settings import RequestLog
-from agent.launch.launcher import POLL_S, Child
+from agent.launch.launcher import Child
+from agent.launch.startup import POLL_S
 from agent.mtls.envoy_bootstrap import ADMIN_SOCKET
 from agent.mtls.envoy_json import Json
 from agent.mtls.envoy_records import RECORD_BEGINNING, Record, read_record

@@ -201,7 +201,7 @@ class MtlsEnd:
         return None
 
     async def _start_pilot_agent(self, program: Path) -> None:
-        from agent.launch.launcher import accepts
+        from agent.launch.startup import accepts
         from agent.mtls.envoy import find_binary
         from agent.mtls.pilot_agent import PilotAgent
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from agent.config.layers import Layers
@@ -35,13 +35,12 @@ class Ops:
     def __init__(
         self,
         settings: Settings,
-        command: Sequence[str],
         layers: Layers,
         mtls_end: MtlsEnd,
     ) -> None:
         """`layers` are what `settings` were read from."""
         self._settings = settings
-        self._steps = ["identity", MTLS_END, *(["app"] if command else []), TUNNELS]
+        self._steps = ["identity", MTLS_END, "app", TUNNELS]
         self._layers = layers
         self._mtls_end = mtls_end
         self.metrics = KrunMetrics()

@@ -113,6 +113,8 @@ async def krun(
         "HBONE_APP_PROTOCOL": "http1",  # the apps here answer the first bytes that come
         "HBONE_LOG_FORMAT": "json",
     }
+    if not command:
+        settings["HBONE_STARTUP_PROBE"] = "-"  # nobody starts an app
     environ = {**settings, **(environ or {})}
     async with started("agent", *command, environ=environ, before=before) as process:
         yield Krun(process, port)
@@ -165,6 +167,25 @@ async def test_the_tunnel_port_opens_after_the_apps() -> None:
         code, out, _ = await it.process.ended()
     assert code == 0
     assert re.fullmatch(r"PORT is \d+\n", out), "standard output is the app's alone"
+
+
+async def test_a_sidecar_waits_for_the_app_of_the_other_container() -> None:
+    port = closed_port()
+    waits = {"HBONE_APP": f"127.0.0.1:{port}", "HBONE_STARTUP_PROBE": ""}
+    async with krun(environ=waits) as it:
+        await it.process.said("^mTLS end: none")
+        with pytest.raises(ConnectionRefusedError):
+            await TcpPeer.connect(it.port)
+        async with TcpServer.listening(port):
+            await it.listening()
+
+
+async def test_a_sidecar_that_is_told_to_end_while_it_waits() -> None:
+    async with krun(environ={"HBONE_STARTUP_PROBE": "http://127.0.0.1:9/"}) as it:
+        await it.process.said("^mTLS end: none")
+        it.process.send(signal.SIGTERM)
+        code, _, _ = await it.process.ended()
+    assert code == 143
 
 
 async def test_an_app_that_never_listens() -> None:

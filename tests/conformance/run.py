@@ -184,6 +184,7 @@ def agent(folder: Path, app: Address, target: Address) -> Iterator[Address]:
         "HBONE_LISTEN": "127.0.0.1:0",
         "XDS_ADDR": "-",
         "HBONE_INBOUND": "none",
+        "HBONE_STARTUP_PROBE": "-",
         "HBONE_APP": str(app),
         "PORT_echo": str(target),
         "HBONE_LOG_FORMAT": "json",

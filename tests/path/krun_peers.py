@@ -48,6 +48,7 @@ def krun(folder: Path, **environ: str) -> Iterator[tuple[Process, Address]]:
         "XDS_ADDR": "-",
         "HBONE_LISTEN": str(LOOPBACK),
         "HBONE_INBOUND": "none",
+        "HBONE_STARTUP_PROBE": "-",
         "HBONE_LOG_FORMAT": "json",
         **environ,
     }

@@ -112,6 +112,7 @@ class ReverseWorld:
         told = {
             "XDS_ADDR": "-",
             "HBONE_LISTEN": "-",
+            "HBONE_STARTUP_PROBE": "-",
             "HBONE_REVERSE": str(gateway or self.reverse),
             "HBONE_REVERSE_NAME": HOST,
             "HBONE_REVERSE_PEER": str(GATEWAY),

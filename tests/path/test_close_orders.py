@@ -48,6 +48,7 @@ class Passage:
             "XDS_ADDR": "-",
             "HBONE_LISTEN": "127.0.0.1:0",
             "HBONE_INBOUND": "none",
+            "HBONE_STARTUP_PROBE": "-",
             "HBONE_INBOUND_LISTEN": str(Address(*self.listener.getsockname())),
             "HBONE_DRAIN_TIMEOUT": str(drain_s),
             "HBONE_LOG_FORMAT": "json",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.launch.launcher import accepts
+from agent.launch.startup import accepts
 from shared.address import Address
 from shared.errors import DialError, HboneError, UpstreamError
 from shared.net import grpc, http1
@@ -200,6 +200,7 @@ async def test_krun_s_targets(network: Network) -> None:
         environ = {
             "XDS_ADDR": "-",
             "HBONE_INBOUND": "none",
+            "HBONE_STARTUP_PROBE": "-",
             "HBONE_LISTEN": "127.0.0.1:0",
             "HBONE_DIAL_TIMEOUT": "20",
             "PORT_DB": f"db.prod:{port}",

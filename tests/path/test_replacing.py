@@ -97,6 +97,7 @@ async def krun(echo: int) -> AsyncIterator[tuple[Process, int]]:
     settings = {
         "HBONE_LISTEN": f"127.0.0.1:{port}",
         "HBONE_INBOUND": "none",
+        "HBONE_STARTUP_PROBE": "-",
         "HBONE_APP": f"127.0.0.1:{closed_port()}",
         "HBONE_LOG_FORMAT": "json",
         "PORT_echo": f"127.0.0.1:{echo}",

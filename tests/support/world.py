@@ -192,6 +192,8 @@ def _krun(
         "HBONE_ALLOW": f"spiffe://{TRUST_DOMAIN}/ns/demo/sa/*",
         "HBONE_LOG_FORMAT": "json",
     }
+    if not command:
+        told["HBONE_STARTUP_PROBE"] = "-"  # the app sees its clients only
     return ["-m", "agent", *command], {**told, **environ}
 
 

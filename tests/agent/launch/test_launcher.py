@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
-import re
 import select
 import signal
 import subprocess
@@ -17,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.config.probe import Probe
 from agent.launch.launcher import FORWARDED, App, become_init
+from agent.launch.startup import ready
 from shared.address import Address
 from shared.errors import UnavailableError
 from tests.support.network import free_port
@@ -117,18 +118,9 @@ async def test_stop_lets_it_end_by_itself() -> None:
 
 async def test_stop_uses_force_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
     app, address = await start_listener("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    assert await app.wait_listening(address, PATIENCE_S)
+    assert await ready(Probe(address), PATIENCE_S, app.exited)
     assert await app.stop(0.05) == 128 + signal.SIGKILL
     assert caplog.messages == ["app has not ended 0.05 s after SIGTERM: killed"]
-
-
-async def test_an_app_that_has_ended_is_sent_nothing() -> None:
-    app = await App.start(["true"], os.environ, 8080)
-    assert await app.wait() == 0
-    app.send(signal.SIGTERM)
-
-
-# Waiting for its port.
 
 
 async def start_listener(first: str = "pass") -> tuple[App, Address]:
@@ -144,19 +136,10 @@ signal.pause()
     return app, Address("127.0.0.1", port)
 
 
-async def test_the_wait_ends_with_the_app() -> None:
-    app = await App.start(["sh", "-c", "exit 3"], os.environ, 8080)
-    assert not await app.wait_listening(Address("127.0.0.1", free_port()), PATIENCE_S)
-    assert await app.wait() == 3
-
-
-async def test_the_wait_has_a_deadline() -> None:
-    app = await App.start(SLEEPER, os.environ, 8080)
-    address = Address("127.0.0.1", free_port())
-    late = re.escape(f"app does not listen on {address} after 0.05 s")
-    with pytest.raises(UnavailableError, match=late):
-        await app.wait_listening(address, 0.05)
-    await app.stop(PATIENCE_S)
+async def test_an_app_that_has_ended_is_sent_nothing() -> None:
+    app = await App.start(["true"], os.environ, 8080)
+    assert await app.wait() == 0
+    app.send(signal.SIGTERM)
 
 
 # Signals: a launcher of its own, so that the tests' process keeps its handlers.

@@ -70,6 +70,8 @@ async def krun(*command: str, **environ: str) -> AsyncIterator[Krun]:
         **PORTS,
         **environ,
     }
+    if not command:
+        told["HBONE_STARTUP_PROBE"] = "-"
     async with started("agent", *command, environ=told) as process:
         yield Krun(process)
 
