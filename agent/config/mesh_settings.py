@@ -14,6 +14,12 @@ def _mesh(text: str) -> str:
     return text
 
 
+def _https(text: str) -> str:
+    if not text.startswith("https://") or not text.isascii() or " " in text:
+        raise ValueError("must begin with https://, for it is shown our token")
+    return text.rstrip("/")
+
+
 MESH: Setting[str] = Setting(
     Parsed(_mesh, mesh_name.FORMS),
     "",
@@ -24,15 +30,23 @@ MESH: Setting[str] = Setting(
     variable="MESH",
 )
 
+QUOTA_PROJECT: Setting[str] = Setting(
+    Text(),
+    "",
+    "project that requests to Google's APIs are charged to",
+    unset="the cluster's",
+    variable="GOOGLE_CLOUD_QUOTA_PROJECT",
+)
+GKE_URL: Setting[str] = Setting(
+    Parsed(_https, "https://HOST"),
+    "https://container.googleapis.com",
+    "address of the GKE API",
+    variable="HBONE_GKE_URL",
+)
+
 SETTINGS: tuple[Setting[Any], ...] = (
     MESH,
-    Setting(
-        Text(),
-        "",
-        "project that requests to Google's APIs are charged to",
-        unset="the cluster's",
-        variable="GOOGLE_CLOUD_QUOTA_PROJECT",
-    ),
-    Setting(Text(), "", "address of the GKE API", unset="Google's", variable="HBONE_GKE_URL"),
+    QUOTA_PROJECT,
+    GKE_URL,
 )
 """PROJECT_ID, CLUSTER_LOCATION and CLUSTER_NAME, of which the token exchange is told, count for MESH, too."""

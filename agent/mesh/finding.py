@@ -11,12 +11,15 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent.config import mesh_settings
+from agent.config.certificate_settings import CertificateSettings
 from agent.config.layers import Layer, Layers
 from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
 from agent.mesh import mesh_env
-from agent.mesh.gke_clusters import GKE_URL, GkeClusters, reachable, region_of
+from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
 from agent.mesh.platform import Platform
 from shared.backoff import doubled_s
+from shared.config.fields import Environment, table_of
 from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_discovery import find_access
@@ -38,8 +41,9 @@ KUBECONFIG, CLUSTER = "kubeconfig", "GKE"
 async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) -> Layers:
     """`layers` with what the mesh `name` and the platform say below them.
 
-    Raises UnavailableError, ConfigError, StatusError, DialError, UpstreamError, TokenError: all that
-    `mesh_env.read` and `GkeClusters.find` raise, after attempts for `timeout_s` seconds if that may pass.
+    Raises UsageError for a value that is wrong; UnavailableError, ConfigError, StatusError, DialError,
+    UpstreamError, TokenError: all that `mesh_env.read` and `GkeClusters.find` raise, after attempts for
+    `timeout_s` seconds if that may pass.
     """
     if isinstance(name, Path):
         return layers.over(mesh_env.read_file(name))
@@ -67,31 +71,32 @@ def _may_pass(error: HboneError) -> bool:
 
 
 async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
-    platform = Platform(told.get("GCE_METADATA_HOST", ""))
+    read = Environment(told)
+    platform = Platform(read(table_of(CertificateSettings)["metadata_host"]))
     if isinstance(name, GkeName):
-        access, cluster = await _gke(told, name, platform)
+        access, cluster = await _gke(read, name, platform)
     else:
         access = find_access(told)
         cluster = _layer(KUBECONFIG, of_context(access.context) or GkeName())
-    namespace = told.get("WORKLOAD_NAMESPACE", "").strip() or access.namespace
+    namespace = read.text("WORKLOAD_NAMESPACE") or access.namespace
     values = dict(cluster.values)
     if namespace != DEFAULT_NAMESPACE:
         values["WORKLOAD_NAMESPACE"] = namespace
     log.info("MESH: %s of %s for namespace %s", mesh_env.NAME, access.server, namespace)
-    read = await mesh_env.read(KubernetesApi(access), namespace)
-    return [*read, dataclasses.replace(cluster, values=values)]
+    found = await mesh_env.read(KubernetesApi(access), namespace)
+    return [*found, dataclasses.replace(cluster, values=values)]
 
 
-async def _gke(told: Mapping[str, str], name: GkeName, platform: Platform) -> tuple[Access, Layer]:
-    project = name.project or told.get("PROJECT_ID", "").strip() or await platform.project()
-    location = name.location or told.get("CLUSTER_LOCATION", "").strip()
-    asked = GkeName(project, location, name.cluster or told.get("CLUSTER_NAME", "").strip())
+async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Access, Layer]:
+    project = name.project or read.text("PROJECT_ID") or await platform.project()
+    location = name.location or read.text("CLUSTER_LOCATION")
+    asked = GkeName(project, location, name.cluster or read.text("CLUSTER_NAME"))
     region = region_of(location) or await platform.region()
-    namespace = told.get("WORKLOAD_NAMESPACE", "").strip() or await platform.namespace()
+    namespace = read.text("WORKLOAD_NAMESPACE") or await platform.namespace()
     clusters = GkeClusters(
         platform.bearer,
-        url=told.get("HBONE_GKE_URL", "").strip() or GKE_URL,
-        quota_project=told.get("GOOGLE_CLOUD_QUOTA_PROJECT", "").strip(),
+        url=read(mesh_settings.GKE_URL),
+        quota_project=read(mesh_settings.QUOTA_PROJECT),
     )
     cluster = await clusters.find(asked, region)
     access = clusters.access(cluster, namespace or DEFAULT_NAMESPACE)

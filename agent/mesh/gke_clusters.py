@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.config.mesh_name import GkeName
+from agent.config.mesh_settings import GKE_URL
 from shared.credentials.kubernetes.kubernetes_access import Access, Bearer, Pem
 from shared.errors import DialError, StatusError, UnavailableError, UpstreamError
 from shared.net.http1 import get
@@ -21,7 +22,6 @@ from shared.ops.log import one_line, redact
 
 log = logging.getLogger("hbone.mesh")
 
-GKE_URL = "https://container.googleapis.com"
 CONNECT_GATEWAY_URL = "https://connectgateway.googleapis.com"
 
 TIMEOUT_S = 10.0
@@ -45,7 +45,7 @@ class GkeClusters:
         self,
         bearer: Bearer,
         *,
-        url: str = GKE_URL,
+        url: str = GKE_URL.default,
         quota_project: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:

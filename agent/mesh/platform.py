@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from agent.identity.certificates import access_token
 from shared.credentials.token_sources.metadata import asked
-from shared.credentials.token_sources.token_settings import DEFAULT_METADATA_HOST
 from shared.errors import TokenError, UnavailableError
 
 TIMEOUT_S = 5.0
@@ -17,10 +16,10 @@ ACCOUNT_PREFIX = "k8s-"
 class Platform:
     """One metadata server."""
 
-    def __init__(self, host: str = "") -> None:
-        """`host` is HOST or HOST:PORT; empty: Google's."""
-        self._host = host.strip() or DEFAULT_METADATA_HOST
-        self.bearer = _Bearer(self._host)
+    def __init__(self, host: str) -> None:
+        """`host` is HOST or HOST:PORT."""
+        self._host = host
+        self.bearer = _Bearer(host)
         """Access tokens of the account that the machine, pod or service runs as."""
 
     async def project(self) -> str:

@@ -104,6 +104,15 @@ async def failed(code: int, text: str, **environ: str) -> None:
 
 async def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
     await failed(64, "invalid MESH=gcp:x", MESH="gcp:x")
+    await failed(
+        64,
+        "invalid HBONE_GKE_URL=http://x .*our token",
+        MESH="gke://p",
+        HBONE_GKE_URL="http://x",
+        CLUSTER_LOCATION="a-b",
+        WORKLOAD_NAMESPACE="c",
+    )
+    await failed(64, "invalid GCE_METADATA_HOST=a b", MESH="gke://", GCE_METADATA_HOST="a b")
     nowhere = f"127.0.0.1:{closed_port()}"
     await failed(69, "no metadata server: .*: set PROJECT_ID$", MESH="gke://", GCE_METADATA_HOST=nowhere)
     await failed(69, "no Kubernetes API server: set KUBECONFIG", MESH="kubernetes", HOME=str(tmp_path))
