@@ -16,6 +16,7 @@ KUBERNETES = "kubernetes"
 TRAFFIC_DIRECTOR = "td:"
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9:._-]{0,99}"
+_WHOLE_NAME = re.compile(_NAME)
 _GKE = re.compile(rf"gke://(?:({_NAME})(?:/({_NAME})(?:/({_NAME}))?)?)?/?")
 _RESOURCE = re.compile(
     rf"(?:https:)?//container\.googleapis\.com/(?:v1(?:beta1)?/)?"
@@ -49,6 +50,13 @@ def parse(text: str) -> MeshName:
     if found is None:
         raise ValueError(f"must be {FORMS}")
     return GkeName(*(part or "" for part in found.groups()))
+
+
+def name(text: str) -> str:
+    """The name of a project, a location or a cluster. Raises ValueError if it can be none."""
+    if not _WHOLE_NAME.fullmatch(text):
+        raise ValueError("a name has letters, digits, hyphens, dots and colons only")
+    return text
 
 
 def of_context(context: str) -> GkeName | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent.config import mesh_name
 from shared.config.fields import Setting
-from shared.config.kinds import Parsed, Text
+from shared.config.kinds import Parsed
 
 
 def _mesh(text: str) -> str:
@@ -31,7 +31,7 @@ MESH: Setting[str] = Setting(
 )
 
 QUOTA_PROJECT: Setting[str] = Setting(
-    Text(),
+    Parsed(mesh_name.name, "name"),
     "",
     "project that requests to Google's APIs are charged to",
     unset="the cluster's",

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.config import mesh_settings
+from agent.config import mesh_name, mesh_settings
 from agent.config.certificate_settings import CertificateSettings
+from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.layers import Layer, Layers
 from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
 from agent.mesh import mesh_env
@@ -20,6 +21,7 @@ from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
 from agent.mesh.platform import Platform
 from shared.backoff import doubled_s
 from shared.config.fields import Environment, table_of
+from shared.config.kinds import Parsed
 from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_discovery import find_access
@@ -33,6 +35,8 @@ TIMEOUT_S = 30.0
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 """Between attempts while a server is away."""
+
+NAME = Parsed(mesh_name.name, "name")
 
 KUBECONFIG, CLUSTER = "kubeconfig", "GKE"
 """Names of layers."""
@@ -78,7 +82,7 @@ async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
     else:
         access = find_access(told)
         cluster = _layer(KUBECONFIG, of_context(access.context) or GkeName())
-    namespace = read.text("WORKLOAD_NAMESPACE") or access.namespace
+    namespace = _namespace(read) or access.namespace
     values = dict(cluster.values)
     if namespace != DEFAULT_NAMESPACE:
         values["WORKLOAD_NAMESPACE"] = namespace
@@ -88,11 +92,11 @@ async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
 
 
 async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Access, Layer]:
-    project = name.project or read.text("PROJECT_ID") or await platform.project()
-    location = name.location or read.text("CLUSTER_LOCATION")
-    asked = GkeName(project, location, name.cluster or read.text("CLUSTER_NAME"))
+    project = name.project or _name(read, "PROJECT_ID") or await platform.project()
+    location = name.location or _name(read, "CLUSTER_LOCATION")
+    asked = GkeName(project, location, name.cluster or _name(read, "CLUSTER_NAME"))
     region = region_of(location) or await platform.region()
-    namespace = read.text("WORKLOAD_NAMESPACE") or await platform.namespace()
+    namespace = _namespace(read) or await platform.namespace()
     clusters = GkeClusters(
         platform.bearer,
         url=read(mesh_settings.GKE_URL),
@@ -103,6 +107,18 @@ async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Ac
     access = await reachable(access, clusters.by_connect_gateway(cluster, access.namespace))
     known = GkeName(project, str(cluster.get("location", "")), str(cluster.get("name", "")))
     return access, _layer(CLUSTER, known)
+
+
+def _namespace(read: Environment) -> str:
+    """The one that is set, or an empty text. Raises UsageError if it is no name."""
+    namespace: str = read(table_of(KubernetesSettings)["namespace"])
+    return namespace
+
+
+def _name(read: Environment, variable: str) -> str:
+    """Likewise of a project, a location or a cluster: it becomes part of a URL."""
+    text = read.text(variable)
+    return str(read.parsed(variable, NAME, text)) if text else ""
 
 
 def _layer(place: str, name: GkeName) -> Layer:

@@ -113,6 +113,9 @@ async def test_what_is_missing_is_said_in_one_line(tmp_path: Path) -> None:
         WORKLOAD_NAMESPACE="c",
     )
     await failed(64, "invalid GCE_METADATA_HOST=a b", MESH="gke://", GCE_METADATA_HOST="a b")
+    for name in ("PROJECT_ID", "CLUSTER_LOCATION", "CLUSTER_NAME", "WORKLOAD_NAMESPACE"):
+        known = {"PROJECT_ID": "p", "CLUSTER_LOCATION": "l-1", "WORKLOAD_NAMESPACE": "n", name: "a/../b"}
+        await failed(64, f"invalid {name}=a/../b", MESH="gke://", **known)
     nowhere = f"127.0.0.1:{closed_port()}"
     await failed(69, "no metadata server: .*: set PROJECT_ID$", MESH="gke://", GCE_METADATA_HOST=nowhere)
     await failed(69, "no Kubernetes API server: set KUBECONFIG", MESH="kubernetes", HOME=str(tmp_path))
