@@ -175,16 +175,19 @@ async def test_who_does_not_answer_a_scrape_is_left_out_and_named() -> None:
         await it.process.said(r"^a scrape lacks the metrics of app \(HBONE_APP_METRICS\): .*refused")
 
 
-async def test_an_envoy_that_is_away_is_not_ready(tmp_path: Path) -> None:
+async def test_an_envoy_that_does_not_answer_is_not_ready(tmp_path: Path) -> None:
     find_envoy()
     told = {"HBONE_INBOUND": "envoy", "HBONE_CERTS": str(Mesh(tmp_path).member())}
     async with krun(**told) as it:
         await it.find_ports()
         await it.process.said("^started in ")
         assert (await it.shown("/status"))["mtls_end"]["kind"] == "envoy"
-        os.kill(_child_of(it.process.pid), signal.SIGKILL)
-        await it.process.said("envoy ended with exit code 137")
+        envoy = _child_of(it.process.pid)
+        os.kill(envoy, signal.SIGSTOP)
         assert await it.health() == (503, "not ready, pending: mTLS end")
+        os.kill(envoy, signal.SIGCONT)
+        assert await it.health() == (200, "ready")
+        os.kill(envoy, signal.SIGKILL)
         await it.process.said("envoy is ready again")
         assert await it.health() == (200, "ready")
         assert (await it.samples())["hbone_mtls_end_restarts_total"] == 1
