@@ -7,6 +7,7 @@ logged.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from hbone.demo import mesh as demo_mesh
 from hbone.demo.client import Answer, random_body, request
 from hbone.demo.mesh import CLIENT_FILES, SNI, Mesh
 from hbone.demo.processes import Record
-from shared.errors import EXIT_INTERNAL, EXIT_OK, UpstreamError
+from shared.errors import EXIT_INTERNAL, EXIT_OK, UnavailableError, UpstreamError
 
 BODY_BYTES = 1 << 20
 """The POST's body: enough for several flow-control windows' worth of frames."""
@@ -38,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
         try:
             took_s = time.perf_counter() - began
             print(f"up after {took_s:.1f} s: hgate on {mesh.gateway}, mTLS end: {mesh.inbound}")
-            good = _show(mesh, request(mesh, SNI, "GET", "/hello"))
-            good &= _show(mesh, request(mesh, SNI, "POST", "/echo", random_body(BODY_BYTES)))
+            good = _show(mesh, _answer(mesh, "GET", "/hello"))
+            good &= _show(mesh, _answer(mesh, "POST", "/echo", random_body(BODY_BYTES)))
             good &= _show_refusal(mesh)
             if options.keep:
                 _keep(mesh)
@@ -47,6 +48,17 @@ def run(options: argparse.Namespace) -> int:
             mesh.stop()
     print("demo: everything arrived as it should" if good else "demo: FAILED, see above")
     return EXIT_OK if good else EXIT_INTERNAL
+
+
+def _answer(mesh: Mesh, method: str, path: str, body: bytes = b"") -> Answer:
+    """As `request`, whose error says what the others on the way have said about it."""
+    try:
+        return request(mesh, SNI, method, path, body)
+    except UpstreamError as error:
+        with contextlib.suppress(UnavailableError):
+            mesh.hgate.wait_for(lambda record: bool(record.get("error")), LOG_TIMEOUT_S)
+        said = [text for process in (mesh.hgate, mesh.cloudrun, mesh.krun) for text in process.faults()]
+        raise UpstreamError("; ".join([str(error), *said])) from error
 
 
 def _hops(mesh: Mesh, answer: Answer) -> tuple[Record, Record, Record, Record]:
@@ -84,7 +96,7 @@ def _show(mesh: Mesh, answer: Answer) -> bool:
     _line("", f"{front['path']} on stream {front['stream']} → container, status {front['status']}")
     open_ms = tunnel["duration"] * 1000
     _line("krun", f"target {tunnel['tunnel.target']} → {tunnel['dst.addr']}, open for {open_ms:.0f} ms")
-    _line(mesh.inbound, f"mTLS peer {ends['identity']} → app {ends['dst.addr']}")
+    _line(mesh.inbound, f"mTLS peer {ends['identity']} → app {ends.get('dst.addr', 'none')}")
     _line("client", f"{answer.tls}, server {answer.peer}")
     sent, received = gate["bytes_sent"], gate["bytes_recv"]
     _line("", f"status {answer.status}, tunnel bytes {sent} sent, {received} received", answer.answer_s)

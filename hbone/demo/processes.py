@@ -77,6 +77,15 @@ class Process:
                     raise UnavailableError(f"{self.name} {why}; its last line: {self._last_line()}")
                 self._changed.wait(min(left_s, 0.5))
 
+    def faults(self) -> list[str]:
+        """What its records say of tunnels and connections that failed."""
+        with self._changed:
+            return [
+                f"{self.name}: {one.get('flags')}: {one['error']}"
+                for one in self._records
+                if one.get("error")
+            ]
+
     def stop(self) -> int:
         """Ends the process, by force if it does not follow SIGTERM, and returns its exit code."""
         self._process.terminate()

@@ -158,3 +158,10 @@ def test_what_is_kept_is_bounded(start: Start) -> None:
     process.wait_for(lambda record: record["text"] == "end")
     oldest = process.wait_for(lambda record: True)
     assert oldest == text(str(KEPT_RECORDS + 1))
+
+
+def test_what_its_records_say_of_failures(start: Start) -> None:
+    lines = ('{"message": "up"}', '{"error": "denied: no rule", "flags": "DENY"}', '{"error": null}')
+    process = start("; ".join(f"print({line!r}, flush=True)" for line in lines) + f"; {FOREVER}")
+    process.wait_for(lambda record: "error" in record and record["error"] is None)
+    assert process.faults() == [f"{process.name}: DENY: denied: no rule"]
