@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from pathlib import Path
 
@@ -23,19 +22,24 @@ from tests.support.running_gateway import running
 
 
 def end_of(folder: Path) -> float:
-    leaf = x509.load_pem_x509_certificate(certificate_folder.find(folder).certificates.read_bytes())
-    return leaf.not_valid_after_utc.timestamp()
+    return end_of_pem(certificate_folder.find(folder).certificates.read_bytes())
+
+
+def end_of_pem(pem: bytes) -> float:
+    return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
 
 
 async def test_what_hgate_shows_and_its_metric(tmp_path: Path) -> None:
-    gc.collect()  # ports of other tests, whose certificates would count too
     async with hbone_port.serving(tmp_path / "port") as port, running(tmp_path / "hgate.yaml", []) as gateway:
         own = port.mesh.folder_of(GATEWAY)
         (row,) = [row for row in await gateway.dump("/certs") if row["path"] == f"{own}/certificates.pem"]
         assert (row["certificate"], row["ca_path"]) == ("hbone", f"{own}/ca_certificates.pem")
         assert row["cert_chain"][0]["identity"] == str(GATEWAY)
         assert row["ca_cert"][0]["trust_domain"] == GATEWAY.trust_domain
-        assert await gateway.metric(CERTIFICATE_EXPIRY.name, certificate="hbone") == end_of(own)
+        # A port of an earlier test may not be forgotten yet.
+        ends = [end_of_pem(files.chain_pem) for files in in_use() if files.purpose == "hbone"]
+        assert end_of(own) in ends
+        assert await gateway.metric(CERTIFICATE_EXPIRY.name, certificate="hbone") == min(ends)
         assert "PRIVATE" not in (await gateway.get("admin", "/certs")).body.decode()
 
 
