@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.config.explain import explained
 from agent.config.layers import Layers
-from shared.credentials.certificates import certificates_in_use
-from shared.net.http2.connection import Connection
 from shared.ops.http_server import Response
-from shared.tunnel.tunnel_server import ServedTunnel
+
+if TYPE_CHECKING:
+    from shared.net.http2.connection import Connection
+    from shared.tunnel.tunnel_server import ServedTunnel
 
 
 def settings(layers: Layers) -> list[dict[str, str]]:
@@ -46,6 +47,8 @@ def connections(of: Iterable[Connection]) -> list[dict[str, Any]]:
 
 def certificates() -> list[dict[str, Any]]:
     """Those in use."""
+    from shared.credentials.certificates import certificates_in_use
+
     return certificates_in_use.rows()
 
 

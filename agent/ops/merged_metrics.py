@@ -9,7 +9,6 @@ from collections.abc import Awaitable
 from agent.mtls.mtls_end import MtlsEnd
 from agent.ops.krun_metrics import KrunMetrics
 from shared.errors import HboneError, UpstreamError
-from shared.net.http1 import get
 from shared.ops.http_server import Request, Response
 from shared.ops.repeated_log import RepeatedLog
 
@@ -51,6 +50,8 @@ class MergedMetrics:
     async def _app(self) -> bytes:
         if not self._app_url:
             return b""
+        from shared.net.http1 import get  # which a start without an app's metrics need not wait for
+
         answer = await get(
             self._app_url,
             headers={"accept": "text/plain;version=0.0.4"},
