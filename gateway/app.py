@@ -461,7 +461,7 @@ class Gateway:
 
     def _show_tunnels(self, _: Request) -> Response:
         of_hbone = self._hbone.rows() if self._hbone is not None else []
-        return admin.as_json([*(tunnel.row() for tunnel in self._tunnels.open), *of_hbone])
+        return Response.json([*(tunnel.row() for tunnel in self._tunnels.open), *of_hbone])
 
     def _show_connections(self, _: Request) -> Response:
         now = asyncio.get_running_loop().time()
@@ -485,7 +485,7 @@ def _name(origin: Origin) -> str:
 
 
 def _show_certificates(_: Request) -> Response:
-    return admin.as_json(certificates_in_use.rows())
+    return Response.json(certificates_in_use.rows())
 
 
 def _alive(_: Request) -> Response:

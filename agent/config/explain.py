@@ -59,8 +59,8 @@ def _variables(setting: Setting[Any], told: Mapping[str, str]) -> Iterator[tuple
         yield setting.variable, told.get(setting.variable, "").strip()
         return
     for name, value in sorted(told.items()):
-        is_target = setting.variable == f"{PORT_PREFIX}*" and value.strip().isdigit()  # the app's
-        if fnmatchcase(name, setting.variable) and value.strip() and not is_target:
+        the_app_s = setting.variable == f"{PORT_PREFIX}*" and value.strip().isdigit()
+        if fnmatchcase(name, setting.variable) and value.strip() and not the_app_s:
             yield name, value.strip()
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-DEFAULT = "default"
+FLAG, PROCESS, DEFAULT = "flag", "environment", "default"
+"""Origins: the two layers of the process itself, and where no layer has a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Layers:
     @classmethod
     def of(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Layers:
         """Those that a process starts with. `flags` are by the variables that they stand for."""
-        return cls((Layer("flag", flags or {}), Layer("environment", environ)))
+        return cls((Layer(FLAG, flags or {}), Layer(PROCESS, environ)))
 
     def over(self, *others: Layer) -> Layers:
         """With weaker ones below."""

@@ -26,7 +26,7 @@ from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_discovery import find_access
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
-from shared.errors import HboneError, StatusError, UpstreamError
+from shared.errors import StatusError, UpstreamError
 
 log = logging.getLogger("hbone.mesh")
 
@@ -60,8 +60,7 @@ async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) 
     while True:
         try:
             return layers.over(*await _found(told, name))
-        except (UpstreamError, StatusError) as error:
-            # DialError is an UpstreamError.
+        except UpstreamError as error:
             pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, attempt)
             if not _may_pass(error) or loop.time() + pause_s >= deadline:
                 raise
@@ -70,7 +69,7 @@ async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) 
             attempt += 1
 
 
-def _may_pass(error: HboneError) -> bool:
+def _may_pass(error: UpstreamError) -> bool:
     return not isinstance(error, StatusError) or error.status >= 500 or error.status == 429
 
 

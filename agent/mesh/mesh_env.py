@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from agent.config.layers import DEFAULT, Layer, Layers
+from agent.config.layers import DEFAULT, FLAG, PROCESS, Layer, Layers
 from agent.config.pilot_settings import PASSED
 from agent.config.settings import ENVIRONMENT
 from shared import regular_files
@@ -132,4 +132,4 @@ def blamed(error: UsageError, layers: Layers) -> UsageError:
     told = str(error)
     name = told.removeprefix("invalid ").partition("=")[0]
     origin = layers.origin(name)
-    return error if origin in ("flag", "environment", DEFAULT) else UsageError(f"{origin}: {told}")
+    return error if origin in (FLAG, PROCESS, DEFAULT) else UsageError(f"{origin}: {told}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.identity.certificates import access_token
+from agent.mesh.gke_clusters import region_of
 from shared.credentials.token_sources.metadata import asked
 from shared.errors import TokenError, UnavailableError
 
@@ -31,8 +32,7 @@ class Platform:
         try:
             return (await self._ask("instance/region", "CLUSTER_LOCATION")).rpartition("/")[2]
         except UnavailableError:
-            zone = (await self._ask("instance/zone", "CLUSTER_LOCATION")).rpartition("/")[2]
-            return zone.rpartition("-")[0]
+            return region_of((await self._ask("instance/zone", "CLUSTER_LOCATION")).rpartition("/")[2])
 
     async def namespace(self) -> str:
         """The namespace that the account is made for; empty if its name tells none."""

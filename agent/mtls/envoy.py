@@ -190,20 +190,8 @@ class EnvoyProcess:
         return (await self._admin("/stats/prometheus", METRICS_BYTES)).body
 
     async def drain(self) -> None:
-        """Has it tell its clients to open nothing new here: HTTP/2's by GOAWAY, HTTP/1.1's by `Connection:
-        close`. What is open goes on."""
-        try:
-            await request(
-                "POST",
-                "http://envoy/drain_listeners?graceful",
-                headers={},
-                body=b"",
-                timeout_s=ADMIN_TIMEOUT_S,
-                max_bytes=ADMIN_BYTES,
-                unix=self.admin,
-            )
-        except HboneError as error:
-            log.debug("envoy is not told to drain: %s", error)
+        """As `drain_listeners`."""
+        await drain_listeners("http://envoy", self.admin)
 
     def save_configuration(self) -> str:
         """Keeps its configuration where the end of this Envoy leaves it; where, as the end of a message, or
@@ -269,6 +257,23 @@ class EnvoyProcess:
         if self.exited.done():
             await asyncio.wait({self._log}, timeout=LAST_WORDS_S)
         return UnavailableError(f"{what}: {self._last_words}" if self._last_words else what)
+
+
+async def drain_listeners(admin_url: str, unix: Path | None = None) -> None:
+    """Has the Envoy whose admin interface is at `admin_url`, or on the socket `unix`, tell its clients to
+    open nothing new: HTTP/2's by GOAWAY, HTTP/1.1's by `Connection: close`. What is open goes on."""
+    try:
+        await request(
+            "POST",
+            f"{admin_url}/drain_listeners?graceful",
+            headers={},
+            body=b"",
+            timeout_s=ADMIN_TIMEOUT_S,
+            max_bytes=ADMIN_BYTES,
+            unix=unix,
+        )
+    except HboneError as error:
+        log.debug("envoy is not told to drain: %s", error)
 
 
 def _write(folder: Path, files: Mapping[str, Json]) -> None:

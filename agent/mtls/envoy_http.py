@@ -50,7 +50,6 @@ class HttpSettings:
 def http_filter(policy: PeerPolicy, settings: HttpSettings) -> Json:
     """The network filter that serves HTTP to whom `policy` lets in, from the cluster `app`."""
     idle = f"{settings.idle_timeout_s:.3f}s"
-    websocket = [{"upgrade_type": "websocket"}]
     route = {
         "match": {"prefix": "/"},
         "route": {
@@ -79,7 +78,7 @@ def http_filter(policy: PeerPolicy, settings: HttpSettings) -> Json:
         "server_header_transformation": "PASS_THROUGH",
         "preserve_external_request_id": True,
         "proxy_100_continue": True,
-        "upgrade_configs": websocket,
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
         "request_headers_timeout": f"{HEADERS_TIMEOUT_S}s",
         "stream_idle_timeout": idle,
         "common_http_protocol_options": {"idle_timeout": idle},

@@ -122,21 +122,18 @@ class MtlsEnd:
         """How often Envoy, or pilot-agent, has ended by itself."""
         return self._restarts + (0 if self._pilot_agent is None else self._pilot_agent.restarts)
 
+    @property
+    def _proxy(self) -> EnvoyProcess | PilotAgent | None:
+        """The Envoy that runs, by whom it is run."""
+        return self._envoy or self._pilot_agent
+
     async def is_ready(self) -> bool:
         """Whether it accepts connections now, as far as it is ours."""
-        if self._envoy is not None:
-            return await self._envoy.is_ready()
-        if self._pilot_agent is not None:
-            return await self._pilot_agent.is_ready()
-        return True
+        return self._proxy is None or await self._proxy.is_ready()
 
     async def metrics(self) -> bytes:
         """Envoy's in Prometheus' text format; empty without Envoy. Raises HboneError."""
-        if self._envoy is not None:
-            return await self._envoy.metrics()
-        if self._pilot_agent is not None:
-            return await self._pilot_agent.metrics()
-        return b""
+        return b"" if self._proxy is None else await self._proxy.metrics()
 
     def limit(self, most_connections: int) -> None:
         """Lets the built-in end take so many connections at once."""
@@ -154,10 +151,8 @@ class MtlsEnd:
 
     async def drain(self) -> None:
         """Has Envoy tell its clients to open nothing new."""
-        if self._envoy is not None:
-            await self._envoy.drain()
-        if self._pilot_agent is not None:
-            await self._pilot_agent.drain()
+        if self._proxy is not None:
+            await self._proxy.drain()
 
     async def close(self) -> None:
         """Ends it with all connections."""
@@ -186,11 +181,10 @@ class MtlsEnd:
         binary = find_binary(settings.envoy_bin, self._search_path)
         if binary is None:
             return None
-        domains = domains_of_roots(settings.certificates)
         lacks = ""
         if settings.crl is not None:
             lacks = "HBONE_CRL is set, and envoy keeps open connections of revoked peers"
-        elif len(domains) > 1:
+        elif len(domains := domains_of_roots(settings.certificates)) > 1:
             told = f"{settings.certificates} has roots of {', '.join(domains)}"
             lacks = f"{told}, and envoy lets each vouch for all workloads"
         if not lacks:

@@ -27,13 +27,13 @@ from pathlib import Path
 
 from agent.config.pilot_settings import UID, PilotSettings, user
 from agent.launch.launcher import Child
-from agent.mtls.envoy import WORKERS
+from agent.mtls.envoy import WORKERS, drain_listeners
 from agent.mtls.restarts import keep_running
 from shared import ports
 from shared.address import Address
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
-from shared.net.http1 import Response, get, request
+from shared.net.http1 import Response, get
 from shared.net.tls.root_files import RootSources
 from shared.tasks import spawn
 
@@ -181,18 +181,8 @@ class PilotAgent:
         self._keeper = spawn(keep_running(self._ended, self._start), name="keep pilot-agent running")
 
     async def drain(self) -> None:
-        """Tells Envoy's clients to open nothing new; what is open goes on."""
-        try:
-            await request(
-                "POST",
-                f"{ADMIN_URL}/drain_listeners?graceful",
-                headers={},
-                body=b"",
-                timeout_s=ANSWER_S,
-                max_bytes=ANSWER_BYTES,
-            )
-        except HboneError as error:
-            log.debug("envoy is not told to drain: %s", error)
+        """As `drain_listeners`."""
+        await drain_listeners(ADMIN_URL)
 
     async def metrics(self) -> bytes:
         """Its metrics and Envoy's, in Prometheus' text format. Raises HboneError."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agent.config.explain import explained
 from agent.config.layers import Layers
-from shared.ops.http_server import Response
 
 if TYPE_CHECKING:
     from shared.net.http2.connection import Connection
@@ -50,8 +48,3 @@ def certificates() -> list[dict[str, Any]]:
     from shared.credentials.certificates import certificates_in_use
 
     return certificates_in_use.rows()
-
-
-def as_json(value: object) -> Response:
-    """`value` as JSON with line breaks."""
-    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")

@@ -119,6 +119,7 @@ class Ops:
 
     def _pages(self) -> dict[str, Callable[[Request], Any]]:
         from agent.ops import debug
+        from shared.ops.http_server import Response
 
         shown: dict[str, Callable[[], Any]] = {
             "/config": lambda: debug.settings(self._layers),
@@ -128,14 +129,14 @@ class Ops:
         }
 
         async def status(_: Request) -> Response:
-            return debug.as_json(await self._status())
+            return Response.json(await self._status())
 
         async def everything(_: Request) -> Response:
             parts = {path[1:]: show() for path, show in shown.items()}
-            return debug.as_json({"status": await self._status(), **parts})
+            return Response.json({"status": await self._status(), **parts})
 
         def page(show: Callable[[], Any]) -> Callable[[Request], Response]:
-            return lambda _: debug.as_json(show())
+            return lambda _: Response.json(show())
 
         pages = {path: page(show) for path, show in shown.items()}
         return {**pages, "/status": status, "/debug": everything}

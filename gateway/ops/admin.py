@@ -6,7 +6,6 @@ They name token files and audiences, and have no secrets: no token and no key.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from shared.trust.token_claims import at_utc
 
 def config(running: GatewayConfig) -> Response:
     """The configuration in effect."""
-    return as_json(_plain(running))
+    return Response.json(_plain(running))
 
 
 def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
     """The HTTP/2 connections to services at the loop's time `now`, with the reason for those that get no new
     streams; and the rows of workloads that have `registered`."""
-    return as_json(
+    return Response.json(
         [
             {
                 "origin": str(origin.origin),
@@ -47,7 +46,7 @@ def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] 
 
 def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
     """Each token without the token itself, at `now`, in seconds since 1970."""
-    return as_json(
+    return Response.json(
         [
             {
                 "identity": token.identity,
@@ -62,11 +61,6 @@ def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
             for token in statuses
         ]
     )
-
-
-def as_json(value: object) -> Response:
-    """`value` as JSON with line breaks."""
-    return Response(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
 
 
 def _plain(value: Any) -> Any:

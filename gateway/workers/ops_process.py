@@ -170,7 +170,7 @@ class OpsProcess:
                 log.warning("%s", response)
             else:
                 rows += [{"worker": number} | row for row in json.loads(response.body)]
-        return admin.as_json(rows)
+        return Response.json(rows)
 
     # Metrics.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import inspect
+import json
 import logging
 import re
 import time
@@ -74,6 +75,11 @@ class Response:
     def text(cls, status: int, text: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:
         """A response of plain text, with a line end added."""
         return cls(status, TEXT, f"{text}\n".encode(), headers)
+
+    @classmethod
+    def json(cls, value: object) -> Response:
+        """200 with `value` as JSON with line breaks."""
+        return cls(200, "application/json", json.dumps(value, indent=2).encode() + b"\n")
 
 
 Handler = Callable[[Request], Response | Awaitable[Response]]

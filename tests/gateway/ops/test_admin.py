@@ -44,7 +44,7 @@ def test_workloads_that_have_registered() -> None:
 
 
 def test_a_dump_is_for_people_too() -> None:
-    assert admin.as_json({"a": [1]}).body == b'{\n  "a": [\n    1\n  ]\n}\n'
+    assert Response.json({"a": [1]}).body == b'{\n  "a": [\n    1\n  ]\n}\n'
     assert b'"routes": []' in admin.config(GatewayConfig(routes=())).body
 
 
