@@ -41,7 +41,9 @@ AuthorizedKeysFile {folder}/user_key.pub
 PidFile none
 UsePAM no
 StrictModes no
+SetEnv HOME={folder}
 """
+"""With a home that has no ~/.bashrc, whose time is not ours."""
 
 _READY = b"ready"
 _TYPED = "stty raw -echo; printf ready; exec cat"

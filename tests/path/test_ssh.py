@@ -34,8 +34,10 @@ AuthorizedKeysFile {folder}/user_key.pub
 PidFile none
 UsePAM no
 StrictModes no
+SetEnv HOME={folder}
 Subsystem sftp internal-sftp
 """
+"""The home has no ~/.bashrc: a developer's may wait for a minute, as pyenv does for a lock."""
 
 _SSH = """\
 Host *
