@@ -35,7 +35,8 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from agent.launch.launcher import App
     from agent.memory import Memory
-    from agent.mtls.envoy_records import Record
+    from agent.proxy.downstream import Caller, Downstream
+    from agent.proxy.request_record import Record
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -75,7 +76,9 @@ class Agent:
         self._reverse: ReverseTunnels | None = None
         self._identity = WorkloadIdentity(settings)
         self._memory: Memory | None = None
-        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._over, self._refusal)
+        self._mtls_end = MtlsEnd(
+            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
+        )
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
@@ -238,6 +241,15 @@ class Agent:
     def _refusal(self) -> LimitError | None:
         """Why new tunnels are refused now; None if they are not."""
         return None if self._memory is None else self._memory.refusal()
+
+    def _serve_request(self, request: Downstream, caller: Caller) -> None:
+        """Answers a request of the built-in mTLS end's."""
+        if self._requests is not None:
+            self._requests.app.serve(request, caller)
+        else:
+            from agent.mtls.inbound import no_app
+
+            no_app(request, caller)
 
     def _turned_away(self, peer: str, error: LimitError) -> None:
         record = TunnelRecord(peer=peer)

@@ -373,7 +373,7 @@ class Settings:
     request_log: RequestLog = setting(
         Choice(REQUEST_LOGS),
         "failed",
-        "requests at Envoy's mTLS end that the access log tells: all, failed or none",
+        "requests at the mTLS end that the access log tells: all, failed or none",
         "Failed are those that were refused, broke, or got a 5xx. A line costs krun some 10 µs of CPU time.",
         variable="HBONE_REQUEST_LOG",
     )

@@ -16,9 +16,9 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from agent.mtls.envoy_records import Record
     from agent.ops.merged_metrics import MergedMetrics
     from agent.ops.ops_ports import OpsPorts
+    from agent.proxy.request_record import Record
     from shared.net.http2.connection import Connection
     from shared.ops.http_server import Request, Response
 
