@@ -162,7 +162,7 @@ class RealApiServer:
 
     async def put(self, resource: str, name: str, **content: Any) -> None:
         path, body = f"/api/v1/namespaces/{NAMESPACE}/{resource}", {"metadata": {"name": name}, **content}
-        api = KubernetesApi(access(self, self._admin))
+        api = KubernetesApi(access(self, self._admin), max_bytes=8 << 20)
         try:
             await api.ask("PUT", f"{path}/{name}", body)
         except StatusError as error:
