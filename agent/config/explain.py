@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from agent.config.layers import PROCESS, Layers
-from agent.config.mount_settings import is_reference
+from agent.config.mount_settings import MountSettings, is_reference
 from agent.config.settings import PORT_PREFIX, groups
-from shared.config.fields import Setting
+from shared.config.fields import Environment, Setting, table_of
 
 SHOWN_CHARS = 100
 """Of a value; roots in PEM are longer."""
@@ -56,10 +56,10 @@ def table(rows: list[Explained]) -> str:
 
 
 def _references(layers: Layers) -> list[Explained]:
-    """What each is, without its text, which is a value of the app's."""
+    """What each is that krun would resolve, without its text, which is a value of the app's."""
     own = next((layer.values for layer in layers.layers if layer.name == PROCESS), {})
     found = {name: value for name, value in sorted(own.items()) if is_reference(value)}
-    if not found:
+    if not found or not Environment(layers.merged())(table_of(MountSettings)["references"]):
         return []
     from agent.config import references
 

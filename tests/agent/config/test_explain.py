@@ -49,3 +49,4 @@ def test_references_are_named_without_their_text() -> None:
     assert rows["KEY"].value == "reference to Cloud Storage, into a file"
     assert rows["BAD"].value.startswith("malformed reference: it has to be sm://PROJECT/NAME")
     assert "hunter2" not in table(list(rows.values()))
+    assert "DB" not in told({"DB": "sm://proj/hunter2", "HBONE_REFERENCES": "0"}), "left to the app"

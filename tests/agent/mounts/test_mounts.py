@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from shared.credentials.certificates.authority import Authority
+from shared.trust.spiffe import SpiffeId
 from tests.agent.mounts.test_cluster_objects import APP, DB, b64
 from tests.agent.test_app import Krun, krun
 from tests.support.api_server import REAL, ApiServer, LocalApiServer, api_server, kubeconfig
@@ -118,6 +119,23 @@ async def test_a_secret_that_changes_is_seen_by_the_app(server: ApiServer, tmp_p
         assert await it.process.stdout.readline() == b"last\n"
         code, _, _ = await it.process.ended()
     assert code == 0
+
+
+async def test_the_mtls_end_finds_its_certificate_in_a_mounted_secret(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    authority = Authority.create("cluster.local")
+    own = authority.issue(SpiffeId.of_workload("cluster.local", "demo", "hello"))
+    names = {"tls.crt": own.certificate_pem, "tls.key": own.key_pem, "ca.crt": authority.root_pem}
+    await server.put("secrets", DB.name, data={name: b64(pem) for name, pem in names.items()})
+    environ = {
+        "HBONE_MOUNTS": f"secret/{DB.name}:{tmp_path}/certs",
+        "HBONE_CERTS": f"{tmp_path}/certs",
+        "HBONE_INBOUND": "builtin",
+        "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
+    }
+    async with krun_with(tmp_path, server, **environ) as it:
+        await it.listening()
 
 
 async def test_without_the_permission_the_app_is_not_started(server: ApiServer, tmp_path: Path) -> None:
