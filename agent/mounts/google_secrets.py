@@ -40,6 +40,8 @@ _KEY = re.compile(
 
 SECRET_MANAGER, STORAGE, KMS = "Secret Manager", "Cloud Storage", "Cloud KMS"
 
+REJECTED = "it does not accept the access token of the metadata server"
+
 HINTS = {
     SECRET_MANAGER: {
         400: "is that version enabled?",
@@ -118,7 +120,7 @@ class GoogleSecrets:
             if renewed != token:
                 response = await self._send(service, method, url, body, renewed)
         if response.status != 200:
-            hint = HINTS[service].get(response.status)
+            hint = REJECTED if response.status == 401 else HINTS[service].get(response.status)
             text = f"{service} answered {said(response)}{f'; {hint}' if hint else ''}"
             raise StatusError(response.status, text)
         return response

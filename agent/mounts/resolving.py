@@ -35,6 +35,9 @@ MAX_REQUESTS = 8
 MAX_REFERENCES = 500
 """In one environment."""
 
+MAX_NAMED = 5
+"""Variables that an error names behind the first."""
+
 MAX_VARIABLE_BYTES = 128 * 1024
 """Of a name, =, a value and a NUL: Linux' MAX_ARG_STRLEN (execve(2))."""
 
@@ -83,23 +86,13 @@ class Resolver:
             for task in (*tasks.values(), *self._flights.values()):
                 task.cancel()
         late = UnavailableError(f"no answer within {self._timeout_s:.1f} s")
-        failures = {
-            name: late if not task.done() or task.cancelled() else task.exception()
+        failed = {
+            name: error
             for name, reference in references.items()
-            for task in (tasks[reference.source],)
+            if (error := _failure(tasks[reference.source], late)) is not None
         }
-        failed = [name for name, error in failures.items() if error is not None]
         if failed:
-            error = failures[failed[0]]
-            assert error is not None
-            if not isinstance(error, HboneError):
-                raise error
-            more = (
-                f" (nor are {', '.join(failed[1:6])}{' and others' if failed[6:] else ''})"
-                if failed[1:]
-                else ""
-            )
-            raise about(f"{failed[0]} is not resolved{more}", error) from error
+            raise _blamed(failed)
         return {source: task.result() for source, task in tasks.items()}
 
     async def _value(self, source: Source) -> bytes:
@@ -169,6 +162,22 @@ def _demand_own_files(references: Mapping[str, Reference]) -> None:
     for name, reference in references.items():
         if reference.path is not None and paths[reference.path] > 1:
             raise ConfigError(PROCESS, None, name, "another variable's reference has the same destination")
+
+
+def _failure(task: asyncio.Task[bytes], late: HboneError) -> HboneError | None:
+    """Why there is no value, `late` if there is none yet; None: there is one. Raises what is a fault."""
+    error = late if not task.done() or task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, HboneError):
+        raise error
+    return error
+
+
+def _blamed(failed: Mapping[str, HboneError]) -> UnavailableError:
+    """The error of the first variable, with the names of the others."""
+    first, *others = failed
+    unnamed = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+    more = f"; not resolved either: {', '.join(others[:MAX_NAMED])}{unnamed}" if others else ""
+    return about(f"{first} is not resolved", failed[first], more)
 
 
 def _title(source: ClusterKey) -> str:

@@ -178,8 +178,12 @@ async def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
 async def test_a_signal_while_files_are_awaited(tmp_path: Path) -> None:
     async with LocalApiServer() as server:
         server.gate.clear()
-        async with krun_with(tmp_path, server, *PRINTS, HBONE_MOUNTS=f"secret/a:{tmp_path}/db") as it:
+        health = f"127.0.0.1:{closed_port()}"
+        mounts = {"HBONE_MOUNTS": f"secret/a:{tmp_path}/db", "HBONE_HEALTH": health}
+        async with krun_with(tmp_path, server, *PRINTS, **mounts) as it:
             await server.seen(1)
+            _, page, _ = await run("curl", "-s", f"http://{health}/healthz/ready")
+            assert page.startswith(b"not ready, pending: mounts, identity, ")
             it.process.send(signal.SIGTERM)
             code, out, _ = await it.process.ended()
     assert (code, out) == (143, "")
@@ -256,6 +260,15 @@ async def test_the_app_gets_what_its_variables_refer_to(tmp_path: Path) -> None:
     assert (variables["DB_PASSWORD"], variables["OF_CLUSTER"], content) == ("hunter2", "one", "berglas' own")
     assert "hunter2" not in err and "berglas' own" not in err
     assert Path(variables["KEY_FILE"]).name not in os.listdir(tmp_path), "it goes with the app"
+
+
+async def test_values_of_the_cluster_may_be_references(tmp_path: Path) -> None:
+    async with google(tmp_path) as (_, api, told):
+        await api.put("configmaps", APP.name, data={"DB": "sm://proj/db", "OWN": "sm://proj/nobody"})
+        environ = {**told, "MESH": "gke://", "HBONE_STS_LISTEN": "-", "OWN": "the container's"}
+        async with krun(*PRINTS, environ={**environ, "HBONE_ENV_FROM": f"configmap/{APP.name}"}) as it:
+            variables, _, _ = await printed(it)
+    assert (variables["DB"], variables["OWN"]) == ("hunter2", "the container's")
 
 
 async def test_krun_itself_does_not_get_the_values(tmp_path: Path) -> None:

@@ -44,10 +44,11 @@ class World:
     def settings(self) -> MountSettings:
         return from_env({**self.google.settings(), "HBONE_GKE_URL": self.gke.url, **self.more}).mounts
 
-    async def resolved(self, timeout_s: float = 5.0, **environ: str) -> dict[str, str]:
+    async def resolved(self, timeout_s: float = 5.0, /, **environ: str) -> dict[str, str]:
         return await Resolver(self.settings, self.bearer, self.files).resolve(environ, timeout_s)
 
-    async def failed(self, code: int, timeout_s: float = 0.4, **environ: str) -> str:
+    async def failed(self, code: int, /, **environ: str) -> str:
+        timeout_s = 0.4
         with pytest.raises(HboneError) as caught:
             await self.resolved(timeout_s, **environ)
         text = str(caught.value)
@@ -134,11 +135,11 @@ async def test_many_are_asked_for_at_once_within_a_bound(world: World) -> None:
 
 
 async def test_the_first_is_named_and_the_others_with_it(world: World) -> None:
-    text = await world.failed(
-        69, A="sm://proj/db", DB="sm://proj/hunter2", X="sm://proj/nobody", Y="sm://p/n"
-    )
-    assert text.startswith(
-        "DB is not resolved (nor are X, Y): Secret Manager answered 404 (NOT_FOUND); there is"
+    missing = {f"X{number}": "sm://proj/nobody" for number in range(7)}
+    text = await world.failed(69, **{"A": "sm://proj/db", "DB": "sm://proj/hunter2", **missing})
+    assert text == (
+        "DB is not resolved: Secret Manager answered 404 (NOT_FOUND); there is no such secret, or version; "
+        "not resolved either: X0, X1, X2, X3, X4 and 2 more"
     )
 
 
@@ -153,6 +154,14 @@ async def test_no_permission(world: World) -> None:
     world.gke.refusal = (403, "not you")
     text = await world.failed(77, DB=f"$SecretKeyRef:/{IN_CLUSTER}/secrets/db-credentials/keys/a")
     assert "the account needs the role container.clusterViewer" in text
+
+
+async def test_a_token_that_is_not_accepted(world: World) -> None:
+    world.google.tokens.clear()
+    text = await world.failed(77, DB="sm://proj/db")
+    assert text.endswith(
+        "answered 401 (UNAUTHENTICATED); it does not accept the access token of the metadata server"
+    )
 
 
 async def test_no_token(world: World) -> None:
