@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from typing import Any, TypeVar
 
 from agent.config.layers import PROCESS
@@ -34,6 +34,9 @@ MAX_REQUESTS = 8
 
 MAX_REFERENCES = 500
 """In one environment."""
+
+MOMENT_S = 1.0
+"""For the other answers when one value cannot be had: their variables are named, too."""
 
 MAX_NAMED = 5
 """Variables that an error names behind the first."""
@@ -81,19 +84,26 @@ class Resolver:
         sources = dict.fromkeys(reference.source for reference in references.values())
         tasks = {one: spawn(self._value(one), name=f"value in {one.place}") for one in sources}
         try:
-            await asyncio.wait(tasks.values(), timeout=self._timeout_s)
+            await self._wait(tasks.values())
         finally:
             for task in (*tasks.values(), *self._flights.values()):
                 task.cancel()
-        late = UnavailableError(f"no answer within {self._timeout_s:.1f} s")
-        failed = {
-            name: error
-            for name, reference in references.items()
-            if (error := _failure(tasks[reference.source], late)) is not None
-        }
+        outcomes = {name: _failure(tasks[reference.source]) for name, reference in references.items()}
+        failed = {name: error for name, error in outcomes.items() if error is not None}
+        late = [name for name, reference in references.items() if not tasks[reference.source].done()]
+        if late and not failed:
+            failed = dict.fromkeys(late, UnavailableError(f"no answer within {self._timeout_s:.1f} s"))
         if failed:
             raise _blamed(failed)
         return {source: task.result() for source, task in tasks.items()}
+
+    async def _wait(self, tasks: Collection[asyncio.Task[bytes]]) -> None:
+        """Returns when all are done, or time is over, or one has failed and the others had a moment, too."""
+        done, pending = await asyncio.wait(
+            tasks, timeout=self._timeout_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+        if pending and any(_failure(task) for task in done):
+            await asyncio.wait(pending, timeout=MOMENT_S)
 
     async def _value(self, source: Source) -> bytes:
         if isinstance(source, ClusterKey):
@@ -164,9 +174,9 @@ def _demand_own_files(references: Mapping[str, Reference]) -> None:
             raise ConfigError(PROCESS, None, name, "another variable's reference has the same destination")
 
 
-def _failure(task: asyncio.Task[bytes], late: HboneError) -> HboneError | None:
-    """Why there is no value, `late` if there is none yet; None: there is one. Raises what is a fault."""
-    error = late if not task.done() or task.cancelled() else task.exception()
+def _failure(task: asyncio.Task[bytes]) -> HboneError | None:
+    """Why there is no value; None: there is one, or none yet. Raises what is a fault of ours."""
+    error = task.exception() if task.done() and not task.cancelled() else None
     if error is not None and not isinstance(error, HboneError):
         raise error
     return error

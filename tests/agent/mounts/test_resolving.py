@@ -12,6 +12,7 @@ import pytest
 
 from agent.config.mount_settings import MountSettings
 from agent.config.settings import from_env
+from agent.mounts import resolving
 from agent.mounts.resolving import MAX_REQUESTS, Resolver
 from agent.mounts.value_files import ValueFiles
 from shared.credentials.certificates.authority import Authority
@@ -183,6 +184,19 @@ async def test_a_service_that_cannot_be_reached(world: World) -> None:
 async def test_a_service_that_does_not_answer(world: World) -> None:
     world.google.gate.clear()
     assert await world.failed(69, DB="sm://proj/db") == "DB is not resolved: no answer within 0.4 s"
+
+
+async def test_a_refusal_does_not_wait_for_a_service_that_does_not_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "MOMENT_S", 0.05)
+    world.api.gate.clear()
+    with pytest.raises(HboneError, match=r"^DB is not resolved: Secret Manager answered 404 [^;]*; [^;]*$"):
+        await world.resolved(
+            3600.0,
+            A=f"$SecretKeyRef:/{IN_CLUSTER}/secrets/db-credentials/keys/user",
+            DB="sm://proj/nobody",
+        )
 
 
 async def test_a_service_that_is_busy_is_asked_again(world: World) -> None:
