@@ -81,7 +81,7 @@ class Agent:
         self._reverse: ReverseTunnels | None = None
         self._cluster_access = access
         self._mounts: Mounts | None = None
-        self._identity = WorkloadIdentity(settings)
+        self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
         self._mtls_end = MtlsEnd(
             settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
