@@ -31,5 +31,5 @@ async def variables(sources: Sequence[EnvFrom], objects: ClusterObjects) -> dict
                 reason = "has a NUL byte, which no variable can have: mount it as a file"
                 raise ConfigError(objects.place(source.object), None, ascii(key), reason)
             found[f"{source.prefix}{key}"] = os.fsdecode(value)
-        log.info("%s: %d variables", source.object, len(values.texts))
+        log.info("%s: as variables, keys: %d", source.object, len(values.texts))
     return found

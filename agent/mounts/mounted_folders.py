@@ -132,4 +132,4 @@ class MountedFolders:
         except OSError as error:
             raise UnavailableError(f"cannot write {mount.folder}: {error.strerror or error}") from error
         self._written[mount.folder] = digest
-        log.info("%s: %d files in %s", mount.object, len(files), mount.folder)
+        log.info("%s: written to %s, keys: %d", mount.object, mount.folder, len(files))

@@ -76,7 +76,7 @@ class Resolver:
                 resolved[name] = self._placed(name, reference, values[reference.source])
             except HboneError as error:
                 raise about(f"{name} is not resolved", error) from error
-        log.info("%d references resolved: %s", len(found), ", ".join(found))
+        log.info("references resolved: %s", ", ".join(found))
         return resolved
 
     async def _values(self, references: Mapping[str, Reference]) -> dict[Source, bytes]:

@@ -103,7 +103,7 @@ async def test_while_it_cannot_be_read_the_files_stay(
         await rounds(server)
         assert files_in(tmp_path / "a")["password"] == (b"two", 0o600)
         assert counts(it)["secret/db-credentials", "success"] > 0
-    lines = [line for line in caplog.messages if "files in" not in line]
+    lines = [line for line in caplog.messages if "written to" not in line]
     assert len(lines) == 2, lines
     assert lines[0].startswith(
         "secret/db-credentials: the files stay as they are until it can be read again: "
