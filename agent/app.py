@@ -1,9 +1,10 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
-Start: the workload's certificates and tokens, if krun gets them; the mTLS end on 15003; the app, until it
-listens on its port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app
-could not serve an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open
-ones may finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
+Start: what kubelet would mount, if krun is asked for it; the workload's certificates and tokens, if krun gets
+them; the mTLS end on 15003; the app, until it listens on its port, or answers another probe, whoever starts
+it; then the tunnel port 15009, because the app could not serve an earlier request. End: SIGTERM goes to the
+app at once. New streams are refused, and open ones may finish, until the app has ended or the drain timeout
+is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from agent.launch.launcher import App
     from agent.memory import Memory
+    from agent.mounts.mounts import Mounts
     from agent.proxy.downstream import Caller, Downstream
     from agent.proxy.request_record import Record
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
+    from shared.credentials.kubernetes.kubernetes_access import Access
     from shared.net.http2.connection import Connection
 
 log = logging.getLogger("hbone.agent")
@@ -64,9 +67,11 @@ class Agent:
         environ: Mapping[str, str],
         access_log: AccessLog,
         layers: Layers | None = None,
+        access: Access | None = None,
     ) -> None:
         """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part.
-        `layers` are what `settings` were read from; None: `environ` alone."""
+        `layers` are what `settings` were read from; None: `environ` alone. `access` leads to the cluster that
+        MESH names; None: it names none."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -74,7 +79,9 @@ class Agent:
         self._connections: set[Connection] = set()
         self._port: TunnelPort | None = None
         self._reverse: ReverseTunnels | None = None
-        self._identity = WorkloadIdentity(settings)
+        self._cluster_access = access
+        self._mounts: Mounts | None = None
+        self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
         self._mtls_end = MtlsEnd(
             settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
@@ -97,7 +104,7 @@ class Agent:
 
         Raises:
             UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
-            HboneError: what `WorkloadIdentity.start` and `MtlsEnd.start` raise.
+            HboneError: what `Mounts.start`, `WorkloadIdentity.start` and `MtlsEnd.start` raise.
         """
         from agent.launch.launcher import ignored_signals
 
@@ -107,8 +114,12 @@ class Agent:
         for number in START_EXITS.keys() - self._ignored_signals:  # until there is an app to get them, too
             loop.add_signal_handler(number, self._signalled, number)
         try:
+            steps = [("identity", self._identity.start), ("mTLS end", self._mtls_end.start)]
+            if (mounts := self._make_mounts()) is not None:
+                steps.insert(0, (self._ops.first("mounts"), mounts.start))
+                self._ops.metrics.add(mounts.families)
             await self._ops.start()
-            for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
+            for name, start in steps:
                 await self._unless_stopped(start(), name)
                 self._ops.started(name)
                 if self._stop_signal is not None:
@@ -142,9 +153,24 @@ class Agent:
             stopped.cancel()
             await asyncio.wait({first, stopped})
 
+    def _make_mounts(self) -> Mounts | None:
+        """None: nothing is to be mounted, and no variable of the app's is a reference."""
+        settings = self._settings.mounts
+        if not settings.asks_cluster and not (self._command and settings.has_references(self._environ)):
+            return None
+        from agent.mounts.mounts import Mounts
+
+        environ = self._app_environment() if self._command else None
+        self._mounts = Mounts(settings, environ, self._cluster_access)
+        return self._mounts
+
+    def _app_environment(self) -> dict[str, str]:
+        from agent.launch.app_environment import app_environment
+
+        return app_environment(self._environ, self._settings)
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
-        from agent.launch.app_environment import app_environment
         from agent.launch.launcher import App
         from agent.launch.startup import accepts, ready
 
@@ -157,7 +183,7 @@ class Agent:
             )
         self._app = await App.start(
             self._command,
-            app_environment(self._environ, settings),
+            self._app_environment() if self._mounts is None else self._mounts.environment(),
             settings.app.port,
             ignored=self._ignored_signals,
         )
@@ -364,6 +390,8 @@ class Agent:
             await self._app.stop(self._settings.drain_timeout_s)
         await self._mtls_end.close()
         await self._identity.close()
+        if self._mounts is not None:
+            self._mounts.close()
         await self._ops.close()
         self._access_log.close()
 

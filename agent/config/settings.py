@@ -14,6 +14,7 @@ from agent.config import (
     certificate_settings,
     kubernetes_settings,
     mesh_settings,
+    mount_settings,
     pilot_settings,
     probe,
     reverse_settings,
@@ -21,6 +22,7 @@ from agent.config import (
 )
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
+from agent.config.mount_settings import MountSettings
 from agent.config.pilot_settings import PilotSettings
 from agent.config.probe import Probe
 from agent.config.reverse_settings import ReverseSettings
@@ -403,6 +405,9 @@ class Settings:
     kubernetes: KubernetesSettings | None = None
     """The Kubernetes tokens that krun keeps in files; None: none, and no API server is asked."""
 
+    mounts: MountSettings = field(default_factory=MountSettings)
+    """What kubelet would mount."""
+
     pilot: PilotSettings = field(default_factory=PilotSettings)
     """For pilot-agent, where it is the mTLS end."""
 
@@ -473,6 +478,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
 
     Raises UsageError for the first value that is wrong: `invalid NAME=VALUE (reason)`.
     """
+    _refuse_references(environ)
     read = Environment(environ)
     given = read.given(Settings)
     trust_domain = given.get("trust_domain", "")
@@ -503,12 +509,22 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
+        mounts=mount_settings.read(read),
         sts=sts_settings.read(read),
         **given,
     )
     if settings.listen is None and settings.reverse is None:
         raise UsageError(f"invalid HBONE_LISTEN={NONE} (without HBONE_REVERSE nobody could reach krun)")
     return settings
+
+
+def _refuse_references(environ: Mapping[str, str]) -> None:
+    """krun is set up before anything can be asked, so its own variables cannot stand for others."""
+    for variable, value in environ.items():
+        if mount_settings.is_reference(value) and variable in ENVIRONMENT:
+            raise UsageError(
+                f"invalid {variable} (only the app's variables may be references, not krun's own)"
+            )
 
 
 def _read_startup(read: Environment, given: dict[str, Any]) -> None:
@@ -548,6 +564,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
+        "What kubelet would mount": list(table_of(MountSettings).values()),
         "pilot-agent": list(pilot_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }

@@ -1,8 +1,8 @@
 """Which of krun's environment variables the app gets.
 
 1. The app does not get the variables that begin with HBONE_, which are krun's, except those in `FOR_THE_APP`.
-2. It does not get KUBECONFIG where krun uses it: the file has a credential that makes tokens, and the app has
-   the tokens themselves in files.
+2. It does not get KUBECONFIG where krun uses it: the file has a credential that makes tokens, or reads
+   Secrets, and the app has the tokens and the values themselves.
 3. It does not get the variables that HBONE_HIDE_FROM_APP names.
 4. It gets the variables that HBONE_PASS_TO_APP names, whatever the rules before say.
 
@@ -29,7 +29,7 @@ def app_environment(environ: Mapping[str, str], settings: Settings) -> dict[str,
     def is_hidden(name: str) -> bool:
         if _names(settings.passed_to_app, name):
             return False
-        if name == "KUBECONFIG" and settings.kubernetes is not None:
+        if name == "KUBECONFIG" and (settings.kubernetes is not None or settings.mounts.asks_cluster):
             return True
         own = name.startswith(OWN_PREFIX) and name not in FOR_THE_APP
         return own or _names(settings.hidden_from_app, name)

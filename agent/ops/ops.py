@@ -73,6 +73,11 @@ class Ops:
         self.metrics.add(_certificates)
         await self._ports.start(settings)
 
+    def first(self, step: str) -> str:
+        """Puts a step, which few starts have, before all others; returns it."""
+        self._steps.insert(0, step)
+        return step
+
     def started(self, step: str) -> None:
         """A step of the start is done. The last one writes a line for the log."""
         now = asyncio.get_running_loop().time()

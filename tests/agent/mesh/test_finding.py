@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from shared.credentials.certificates.authority import Authority
-from tests.support.api_server import LocalApiServer, kubeconfig
+from tests.support.api_server import SERVICE_ACCOUNT, LocalApiServer, kubeconfig
 from tests.support.gke_server import PROJECT, TOKEN, GkeServer, Machine, cluster
 from tests.support.metadata_server import closed_port
 from tests.support.process import started
@@ -82,6 +84,24 @@ async def test_krun_runs_by_what_it_has_found(tmp_path: Path) -> None:
             await process.said(r"^MESH: mesh-env of https://127\.0\.0\.1:\d+ for namespace nobody$")
             code, out, _ = await process.ended()
     assert (code, out) == (0, ".\n"), "the app's environment is its own"
+
+
+@pytest.mark.shows_secret  # `cat` is the app
+async def test_tokens_come_from_the_cluster_that_is_found(tmp_path: Path) -> None:
+    async with google(tmp_path) as (_, _, api, told):
+        environ = {
+            **told,
+            "MESH": "gke://",
+            "WORKLOAD_SERVICE_ACCOUNT": SERVICE_ACCOUNT,
+            "HBONE_K8S_TOKENS": f"istio-ca={tmp_path / 'token'}",
+            "HBONE_INBOUND": "none",
+            "HBONE_LISTEN": "127.0.0.1:0",
+            "HBONE_STS_LISTEN": "-",
+        }
+        async with started("agent", "cat", str(tmp_path / "token"), environ=environ) as process:
+            code, out, err = await process.ended()
+        assert code == 0, err
+        await api.verify(out, "istio-ca")
 
 
 async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path) -> None:
