@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hbone.cloudrun.metadata import KEYS_PATH
 from tests.kube import run as kube
 from tests.mesh.control_plane import ControlPlane, answers
 from tests.mesh.places import BRIDGE, PLACES, Process, run_in
@@ -18,6 +19,9 @@ from tests.mesh.places import BRIDGE, PLACES, Process, run_in
 SCRIPTS = Path(sys.executable).parent
 
 SERVICE = "hello.demo.svc.cluster.local"
+
+NAMED_BY_URL = "https://fortio-cr-icq63pqnqq-uc.a.run.app"
+"""Of a service whose Kubernetes Service has the name in its URL, as the original has it."""
 
 START_S = 30.0
 """For any of them; Envoy takes two seconds on an idle machine, and istiod's answer."""
@@ -28,6 +32,10 @@ admin: "127.0.0.1:15000"
 metrics: "127.0.0.1:15020"
 health: "127.0.0.1:15021"
 routes:
+  - host: "*-uc.demo.svc.cluster.local"
+    tunnel: "https://{{service}}.a.run.app/_hbone/15003"
+    connect: "127.0.0.1:8445"
+    ca: "{named_by_url}"
   - host: "*.demo.svc.cluster.local"
     tunnel: "https://hello.a.run.app/_hbone/15003"
     connect: "127.0.0.1:8443"
@@ -76,18 +84,21 @@ class Workloads:
             copy.chmod(0o755)
         return copy
 
-    def cloudrun(self) -> Process:
-        """The front end and the metadata server, before krun's port."""
-        own = self.folder / "cloudrun"
+    def cloudrun(self) -> None:
+        """The front end and the metadata server, before krun's port; and one more front end, of the service
+        that the original's template has, which takes the same tokens."""
+        self._front_end("cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444")
+        keys = f"http://127.0.0.1:8444{KEYS_PATH}"
+        ports = ("--listen", "127.0.0.1:8445", "--metadata", "127.0.0.1:8446")
+        self._front_end("named-by-url", *ports, "--audience", NAMED_BY_URL, "--keys", keys)
+
+    def _front_end(self, name: str, *arguments: str) -> None:
+        own = self.folder / name
         own.mkdir()
         container = f"{PLACES['app']}:15009"
-        command = [
-            *(SCRIPTS / "hbone", "cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444"),
-            *("--container", container, "--dir", own, "--log-format", "text"),
-        ]
-        process = self.plane.processes.start("cloudrun", BRIDGE, command)
+        command = [SCRIPTS / "hbone", "cloudrun", *arguments, "--container", container, "--dir", own]
+        process = self.plane.processes.start(name, BRIDGE, [*command, "--log-format", "text"])
         self.plane.processes.ready(process, lambda: "GCE_METADATA_HOST" in process.said, START_S)
-        return process
 
     def gateway(self) -> Process:
         """hgate; after `cloudrun`, whose certificate it trusts."""
@@ -96,6 +107,7 @@ class Workloads:
         self.plane.certify("demo", "hello", certificates)
         told: dict[str, object] = {
             "ca": self.folder / "cloudrun" / "ca.pem",
+            "named_by_url": self.folder / "named-by-url" / "ca.pem",
             "istiod": self.plane.xds,
             "certificates": certificates,
             "ambient": AMBIENT,
