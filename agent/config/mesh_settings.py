@@ -24,8 +24,9 @@ MESH: Setting[str] = Setting(
     Parsed(_mesh, mesh_name.FORMS),
     "",
     "where the mesh's settings are: a cluster with a ConfigMap mesh-env, or a file",
-    "krun reads mesh-env in the workload's namespace, then in istio-system, before all else. td: and - are "
-    "only noted. Without MESH nothing is looked for.",
+    "krun reads mesh-env in the workload's namespace, then in istio-system, before all else. With td: it "
+    "reads none, and the app's gRPC gets a file that leads to Traffic Director. Without MESH nothing is "
+    "looked for.",
     unset="nowhere",
     variable="MESH",
 )

@@ -72,6 +72,14 @@ class PilotSettings:
         unset="K_SERVICE, which Cloud Run sets, else the service account",
         variable="WORKLOAD_NAME",
     )
+    revision: str = setting(
+        Text(),
+        "",
+        "the workload's revision, which Cloud Run sets",
+        "Its label service.istio.io/canonical-revision, by which telemetry tells revisions apart.",
+        unset="none",
+        variable="K_REVISION",
+    )
     proxy_config: Mapping[str, Any] | None = setting(
         Parsed(_proxy_config, "YAML or JSON"),
         None,
@@ -110,6 +118,20 @@ class PilotSettings:
 
     passed: Mapping[str, str] = field(default_factory=dict)
     """Variables for pilot-agent itself, as they are set: their names begin as in PASSED."""
+
+    instance: str = field(default_factory=lambda: os.urandom(4).hex(), compare=False)
+    """Of all that run this revision, this one; by chance."""
+
+    @property
+    def pod(self) -> str:
+        """The name of this instance in the mesh."""
+        return f"{self.revision}-{self.instance}" if self.revision else self.workload
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that a pod of the workload would have."""
+        labels = {"app": self.workload, "service.istio.io/canonical-name": self.workload}
+        return {**labels, "service.istio.io/canonical-revision": self.revision} if self.revision else labels
 
 
 K_SERVICE = "K_SERVICE"

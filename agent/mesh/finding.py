@@ -15,7 +15,7 @@ from agent.config import mesh_name, mesh_settings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.layers import Layer, Layers
-from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
+from agent.config.mesh_name import GkeName, MeshName, TrafficDirector, of_context
 from agent.mesh import mesh_env
 from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
 from agent.mesh.patience import patiently
@@ -55,14 +55,14 @@ async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) 
     """
     if isinstance(name, Path):
         return Found(layers.over(mesh_env.read_file(name)))
-    if isinstance(name, str) and name != KUBERNETES:
+    if isinstance(name, TrafficDirector) or name == "":
         return Found(layers)
     told = layers.merged()
     found, access = await patiently(lambda: _found(told, name), "MESH", log, timeout_s)
     return Found(layers.over(*found), access)
 
 
-async def _found(told: Mapping[str, str], name: MeshName) -> tuple[list[Layer], Access]:
+async def _found(told: Mapping[str, str], name: GkeName | str) -> tuple[list[Layer], Access]:
     read = Environment(told)
     platform = Platform(read(table_of(CertificateSettings)["metadata_host"]))
     if isinstance(name, GkeName):
