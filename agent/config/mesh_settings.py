@@ -45,9 +45,24 @@ GKE_URL: Setting[str] = Setting(
     variable="HBONE_GKE_URL",
 )
 
+RUN_URL: Setting[str] = Setting(
+    Parsed(_https, "https://HOST"),
+    "https://run.googleapis.com",
+    "address of the Cloud Run API, which tells the service's label mesh-namespace",
+    variable="HBONE_RUN_URL",
+)
+PROJECTS_URL: Setting[str] = Setting(
+    Parsed(_https, "https://HOST"),
+    "https://cloudresourcemanager.googleapis.com",
+    "address of the Resource Manager API, which tells the project's label mesh-namespace",
+    variable="HBONE_PROJECTS_URL",
+)
+
 SETTINGS: tuple[Setting[Any], ...] = (
     MESH,
     QUOTA_PROJECT,
     GKE_URL,
+    RUN_URL,
+    PROJECTS_URL,
 )
 """PROJECT_ID, CLUSTER_LOCATION and CLUSTER_NAME, of which the token exchange is told, count for MESH, too."""
