@@ -243,6 +243,7 @@ class Answer:
 
     status: int
     body: str
+    seconds: float
 
     @property
     def headers(self) -> dict[str, str]:
@@ -253,11 +254,12 @@ class Answer:
 
 def ask(place: str, path: str = "/", *options: str, port: int = 8080, service: str = SERVICE) -> Answer:
     """A request of a client to a port of a service, through its sidecar; status 0: there was no answer."""
-    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code}", *options]
+    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code} %{time_total}", *options]
     host = f"Host: {service}:{port}"
     ran = run_in(place, *told, "-H", host, f"http://127.0.0.1:{port}{path}")
-    body, _, status = ran.stdout.rpartition("\n")
-    return Answer(int(status or 0), body or ran.stderr)
+    body, _, figures = ran.stdout.rpartition("\n")
+    status, seconds = figures.split() or ("0", "0")
+    return Answer(int(status), body or ran.stderr, float(seconds))
 
 
 def run_client(place: str, module: str, *arguments: object) -> str:
