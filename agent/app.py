@@ -16,12 +16,11 @@ import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent.config.grpc_settings import GrpcSettings
 from agent.config.layers import Layers
 from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
-from agent.ops.ops import Ops
+from agent.ops.ops import GRPC, Ops
 from shared import open_files
 from shared.errors import (
     EXIT_OK,
@@ -118,6 +117,8 @@ class Agent:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             steps = [("identity", self._identity.start), ("mTLS end", self._mtls_end.start)]
+            if self._settings.grpc is not None:
+                steps.append((GRPC, self._make_bootstrap_file))
             if (mounts := self._make_mounts()) is not None:
                 steps.insert(0, (self._ops.first("mounts"), mounts.start))
                 self._ops.metrics.add(mounts.families)
@@ -125,10 +126,6 @@ class Agent:
             for name, start in steps:
                 await self._unless_stopped(start(), name)
                 self._ops.started(name)
-                if self._stop_signal is not None:
-                    return START_EXITS[self._stop_signal]
-            if self._settings.grpc is not None:
-                await self._unless_stopped(self._make_bootstrap_file(self._settings.grpc), "gRPC")
                 if self._stop_signal is not None:
                     return START_EXITS[self._stop_signal]
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
@@ -176,10 +173,11 @@ class Agent:
 
         return app_environment(self._environ, self._settings)
 
-    async def _make_bootstrap_file(self, grpc: GrpcSettings) -> None:
+    async def _make_bootstrap_file(self) -> None:
         from agent.proxyless.bootstrap_file import BootstrapFile
 
-        self._grpc = BootstrapFile(self._settings, grpc)
+        assert self._settings.grpc is not None
+        self._grpc = BootstrapFile(self._settings, self._settings.grpc)
         await self._grpc.start()
 
     async def _start_app(self) -> bool:

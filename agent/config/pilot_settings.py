@@ -7,6 +7,7 @@ WORKLOAD_NAME and K_SERVICE for who we are.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,13 @@ def _proxy_config(text: str) -> Mapping[str, Any]:
     return found
 
 
+def _label(text: str) -> str:
+    """Kubernetes' rule for labels' values."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", text):
+        raise ValueError("at most 63 letters, digits, -, . and _, with a letter or digit at both ends")
+    return text
+
+
 def _level(text: str) -> str:
     # Several: upstream:debug,connection:trace
     for word in text.split(","):
@@ -73,7 +81,7 @@ class PilotSettings:
         variable="WORKLOAD_NAME",
     )
     revision: str = setting(
-        Text(),
+        Parsed(_label, "value of a label"),
         "",
         "the workload's revision, which Cloud Run sets",
         "Its label service.istio.io/canonical-revision, by which telemetry tells revisions apart.",

@@ -54,10 +54,11 @@ class BootstrapFile:
         authority = self._settings.authority
         owner = None if authority is None else authority.owner
         try:
-            self.path = self._place(owner)
-            write_atomically(self.path, json.dumps(content, indent=2).encode(), PRIVATE_MODE, owner)
+            path = self._place(owner)
+            write_atomically(path, json.dumps(content, indent=2).encode(), PRIVATE_MODE, owner)
         except OSError as error:
             raise UnavailableError(f"gRPC's bootstrap file cannot be written: {error}") from error
+        self.path = path
         log.info("gRPC's bootstrap file: %s, for %s", self.path, content["xds_servers"][0]["server_uri"])
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class BootstrapFile:
             if not plaintext:
                 raise UnavailableError(
                     f"HBONE_GRPC: no certificates in {settings.certificates}, which gRPC shows istiod: set "
-                    "HBONE_CERTS, or HBONE_CA=istio"
+                    "HBONE_CERTS, or HBONE_CA=istio; HBONE_GRPC=off makes no file for gRPC"
                 )
             return for_istiod(grpc.istiod, settings.pilot, None, None, address=address, plaintext=True)
         identity = own_identity(settings.certificates)

@@ -59,7 +59,8 @@ def echo(workloads: Workloads) -> Iterator[Process]:
 
 def client(workloads: Workloads, **environ: object) -> tuple[int, str]:
     """krun's exit code, and what it and its app have said, a client of the service `ECHO`."""
-    told = {**ON, "SERVICE": ECHO, "HBONE_STARTUP_PROBE": "-", "WORKLOAD_NAME": "hello"}
+    # Not hello, whose Sidecar leaves it no service of the mesh to see.
+    told = {**ON, "SERVICE": ECHO, "HBONE_STARTUP_PROBE": "-", "WORKLOAD_NAME": "caller"}
     krun = workloads.krun("none", {**told, **environ}, app="tests.mesh.proxyless_client")
     return krun.started.wait(PATIENCE_S), krun.said
 
@@ -125,6 +126,22 @@ def test_without_mtls_in_the_mesh(echo: Process, workloads: Workloads) -> None:
         )
     finally:
         objects.apply(manifest("echo"))
+
+
+def test_a_sidecar_resource_counts_for_grpc_too(echo: Process, workloads: Workloads) -> None:
+    workloads.plane.objects.apply(manifest("hello"))
+
+    def hidden() -> bool | None:
+        said = client(workloads, WORKLOAD_NAME="hello")[1]
+        return True if f"LDS resource {ECHO}: does not exist" in said else None
+
+    until(hidden, EFFECT_S, "no service is to be seen")
+
+
+def test_istiod_through_the_gateway(echo: Process, mesh: Workloads) -> None:
+    """By a `forward:` route, for a container that reaches nothing else of the cluster."""
+    code, said = client(mesh, XDS_ADDR="istiod.istio-system.svc:15443")
+    assert (code, f"Caller {HELLO}" in said) == (0, True), said
 
 
 def test_a_sidecar_s_call_ends_in_a_server_behind_krun(mesh: Workloads) -> None:

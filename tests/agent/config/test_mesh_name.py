@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.config.mesh_name import GkeName, MeshName, TrafficDirector, of_context, parse
 
@@ -60,6 +63,17 @@ def test_anything_else_is_refused_with_the_forms(text: str) -> None:
 def test_a_wrong_name_of_traffic_director_s_is_refused_with_its_forms(text: str) -> None:
     with pytest.raises(ValueError, match="must be td:, td:MESH, or td: with projects="):
         parse(text)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=40) | st.from_regex(r"(\w+=[\w-]*&?)*", fullmatch=True))
+def test_what_is_taken_as_a_name_of_traffic_director_s_is_safe_in_a_url(text: str) -> None:
+    try:
+        found = parse(f"td:{text}")
+    except ValueError:
+        return
+    assert isinstance(found, TrafficDirector)
+    assert re.fullmatch(r"[0-9]*", found.project_number)
+    assert re.fullmatch(r"((mesh|scope):)?[A-Za-z][A-Za-z0-9-]*", found.network)
 
 
 @pytest.mark.parametrize(

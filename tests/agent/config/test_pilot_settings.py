@@ -78,6 +78,7 @@ def test_proxy_config(text: str, told: dict[str, object]) -> None:
         ("PROXY_CONFIG", "a: [", "no YAML in line 1"),
         ("PROXY_CONFIG", "just words", "no mapping of names to values"),
         ("PROXY_CONFIG", "1: 2", "no mapping of names to values"),
+        ("K_REVISION", "a~b", "at most 63 letters"),
         ("ENVOY_LOG_LEVEL", "loud", "'loud' is no level of Envoy's"),
         ("ENVOY_LOG_LEVEL", "info,upstream:all", "'upstream:all' is no level of Envoy's"),
     ],
