@@ -39,7 +39,7 @@ EFFECT_S = 15.0
 
 NAME = "hbone demo --mesh"
 
-GUEST = "spiffe://cluster.local/ns/clients/sa/guest"
+WEB, GUEST = (f"spiffe://cluster.local/ns/clients/sa/{name}" for name in ("web", "guest"))
 
 
 def main() -> int:
@@ -89,8 +89,8 @@ def _start(plane: ControlPlane, inbound: str, took: list[float]) -> Workloads:
     workloads.gateway()
     _up(f"hgate on {PLACES['cp']}:15442, with a stand-in for Cloud Run and its metadata server", took)
     plane.objects.apply(manifest("hello"))
-    told = {"HBONE_LOG_FORMAT": "json", "HBONE_DENY": GUEST, "HBONE_REQUEST_LOG": "all"}
-    krun = workloads.krun(inbound, told if inbound == "builtin" else {**told, "HBONE_APP_PROTOCOL": "http1"})
+    told = {"HBONE_LOG_FORMAT": "json", "HBONE_DENY": GUEST, "HBONE_APP_PROTOCOL": "http1"}
+    krun = workloads.krun(inbound, told)
     workloads.krun_ready(krun)
     signed = "" if inbound == "pilot-agent" else ", its certificate from istiod"
     _up(f"krun on {PLACES['app']}:15009 with the app{signed}; mTLS end: {inbound}", took)
@@ -135,15 +135,11 @@ def _request(workloads: Workloads, inbound: str, method: str, path: str, body: b
     show("", f"route {gate['route']} → {gate['dst.addr']}, stream {gate['stream']}")
     show("Cloud Run", f"{container['peer']} → container (a stand-in, which has checked the token)")
     show("krun", f"target {container['target']} → {container['address']}, the mTLS end")
-    client = answer.headers.get("x-forwarded-client-cert", "")
-    if client:
-        show(inbound, f"the app is told of the client: {client.rpartition('URI=')[2]}")
-    else:
-        show(inbound, "passes bytes on; the app is not told who the client is")
+    client = answer.headers.get("x-forwarded-client-cert", "").rpartition("URI=")[2]
+    show(inbound, f"the app is told of the client: {client or 'nothing'}")
     show("app", f"saw {method} {saw['path']} over HTTP/{saw['version']}, {saw['body']} bytes of body")
     show("client", f"status {answer.status}", answer.seconds)
-    right = saw["path"] == path and saw["body"] == len(body)
-    return right and (inbound == "builtin" or client.endswith("spiffe://cluster.local/ns/clients/sa/web"))
+    return (saw["path"], saw["body"], client) == (path, len(body), WEB)
 
 
 def _many() -> bool:
