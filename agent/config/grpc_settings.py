@@ -63,7 +63,7 @@ def read(read: Environment, mesh: str, xds: Address | None) -> GrpcSettings | No
     given = read.given(GrpcSettings)
     mode, file = given.get("mode", "auto"), given.get("file")
     name = mesh_name.parse(mesh)
-    if mode == "off":
+    if mode == "off" or (mode == "auto" and file is not None and os.path.exists(file)):
         return None
     if isinstance(name, TrafficDirector):
         if mode == "plaintext":
@@ -74,7 +74,7 @@ def read(read: Environment, mesh: str, xds: Address | None) -> GrpcSettings | No
             metadata_host=read(table_of(CertificateSettings)["metadata_host"]),
             **given,
         )
-    if mode == "auto" and (file is None or xds is None or os.path.exists(file)):
+    if mode == "auto" and (file is None or xds is None):
         return None
     if xds is None:
         raise UsageError(
@@ -83,7 +83,7 @@ def read(read: Environment, mesh: str, xds: Address | None) -> GrpcSettings | No
     if xds.is_ip and mode != "plaintext":
         raise UsageError(
             f"XDS_ADDR={xds}: gRPC compares istiod's certificate with this host, which has to be a name in "
-            f"it, such as istiod.istio-system.svc; HBONE_GRPC=off makes no file for gRPC"
+            "it, such as istiod.istio-system.svc; HBONE_GRPC=off makes no file for gRPC"
         )
     return GrpcSettings(istiod=xds, **given)
 

@@ -38,6 +38,7 @@ def test_grpc_s_own_variable_asks_for_one_where_there_is_none(tmp_path: Path) ->
     assert read(GRPC_XDS_BOOTSTRAP=str(file)) is None, "nobody has said where the control plane is"
     file.touch()
     assert read(**told) is None, "somebody else's"
+    assert read(GRPC_XDS_BOOTSTRAP=str(file), MESH="td:shop") is None, "likewise"
     assert asked(**told, HBONE_GRPC="on").file == file
 
 
