@@ -1,10 +1,10 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
 Start: what kubelet would mount, if krun is asked for it; the workload's certificates and tokens, if krun gets
-them; the mTLS end on 15003; the app, until it listens on its port, or answers another probe, whoever starts
-it; then the tunnel port 15009, because the app could not serve an earlier request. End: SIGTERM goes to the
-app at once. New streams are refused, and open ones may finish, until the app has ended or the drain timeout
-is over. The app's exit code is krun's.
+them; the mTLS end on 15003; a file for the app's gRPC, if it is asked for; the app, until it listens on its
+port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app could not serve
+an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open ones may finish,
+until the app has ended or the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.config.layers import Layers
 from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
-from agent.ops.ops import Ops
+from agent.ops.ops import GRPC, Ops
 from shared import open_files
 from shared.errors import (
     EXIT_OK,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent.mounts.mounts import Mounts
     from agent.proxy.downstream import Caller, Downstream
     from agent.proxy.request_record import Record
+    from agent.proxyless.bootstrap_file import BootstrapFile
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -86,6 +87,7 @@ class Agent:
         self._mtls_end = MtlsEnd(
             settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
         )
+        self._grpc: BootstrapFile | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
@@ -115,6 +117,8 @@ class Agent:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             steps = [("identity", self._identity.start), ("mTLS end", self._mtls_end.start)]
+            if self._settings.grpc is not None:
+                steps.append((GRPC, self._make_bootstrap_file))
             if (mounts := self._make_mounts()) is not None:
                 steps.insert(0, (self._ops.first("mounts"), mounts.start))
                 self._ops.metrics.add(mounts.families)
@@ -169,6 +173,13 @@ class Agent:
 
         return app_environment(self._environ, self._settings)
 
+    async def _make_bootstrap_file(self) -> None:
+        from agent.proxyless.bootstrap_file import BootstrapFile
+
+        assert self._settings.grpc is not None
+        self._grpc = BootstrapFile(self._settings, self._settings.grpc)
+        await self._grpc.start()
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.launch.launcher import App
@@ -181,9 +192,14 @@ class Agent:
                 "app: end it, or set HBONE_APP to another port",
                 settings.app,
             )
+        environ = self._app_environment() if self._mounts is None else self._mounts.environment()
+        if self._grpc is not None:
+            from agent.launch.app_environment import with_grpc
+
+            environ = with_grpc(environ, self._grpc.path)
         self._app = await App.start(
             self._command,
-            self._app_environment() if self._mounts is None else self._mounts.environment(),
+            environ,
             settings.app.port,
             ignored=self._ignored_signals,
         )
@@ -388,6 +404,8 @@ class Agent:
         if self._app is not None and not self._app.exited.done():
             self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
+        if self._grpc is not None:
+            self._grpc.close()
         await self._mtls_end.close()
         await self._identity.close()
         if self._mounts is not None:

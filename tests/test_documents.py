@@ -180,8 +180,10 @@ _ELSEWHERE = (
     "unrecognized arguments",
     "peer did not return a certificate",
     "unable to get local issuer certificate",
+    "LDS resource",
+    "does not exist",
 )
-"""What the system, argparse and OpenSSL say."""
+"""What the system, argparse, OpenSSL and gRPC say."""
 
 
 def test_quoted_messages_are_the_programs_own() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from agent.config import (
     certificate_settings,
+    grpc_settings,
     kubernetes_settings,
     mesh_settings,
     mount_settings,
@@ -21,6 +22,7 @@ from agent.config import (
     sts_settings,
 )
 from agent.config.certificate_settings import CertificateSettings
+from agent.config.grpc_settings import GrpcSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.mount_settings import MountSettings
 from agent.config.pilot_settings import PilotSettings
@@ -411,6 +413,9 @@ class Settings:
     pilot: PilotSettings = field(default_factory=PilotSettings)
     """For pilot-agent, where it is the mTLS end."""
 
+    grpc: GrpcSettings | None = None
+    """The bootstrap file for the app's gRPC; None: krun makes none."""
+
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
 
@@ -510,6 +515,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         authority=authority,
         kubernetes=kubernetes,
         mounts=mount_settings.read(read),
+        grpc=grpc_settings.read(read, given.get("mesh", ""), given.get("xds")),
         sts=sts_settings.read(read),
         **given,
     )
@@ -566,6 +572,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
         "What kubelet would mount": list(table_of(MountSettings).values()),
         "pilot-agent": list(pilot_settings.SETTINGS),
+        "gRPC without a proxy": list(grpc_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }
 

@@ -15,9 +15,12 @@ from agent.config import mesh_name, mesh_settings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.layers import Layer, Layers
-from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
+from agent.config.mesh_name import GkeName, MeshName, TrafficDirector, of_context
+from agent.config.pilot_settings import K_SERVICE
 from agent.mesh import mesh_env
 from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
+from agent.mesh.google_api import GoogleApi
+from agent.mesh.namespace_label import PROJECTS, RUN, labelled_namespace
 from agent.mesh.patience import patiently
 from agent.mesh.platform import Platform
 from shared.config.fields import Environment, table_of
@@ -55,14 +58,14 @@ async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) 
     """
     if isinstance(name, Path):
         return Found(layers.over(mesh_env.read_file(name)))
-    if isinstance(name, str) and name != KUBERNETES:
+    if isinstance(name, TrafficDirector) or name == "":
         return Found(layers)
     told = layers.merged()
     found, access = await patiently(lambda: _found(told, name), "MESH", log, timeout_s)
     return Found(layers.over(*found), access)
 
 
-async def _found(told: Mapping[str, str], name: MeshName) -> tuple[list[Layer], Access]:
+async def _found(told: Mapping[str, str], name: GkeName | str) -> tuple[list[Layer], Access]:
     read = Environment(told)
     platform = Platform(read(table_of(CertificateSettings)["metadata_host"]))
     if isinstance(name, GkeName):
@@ -84,17 +87,26 @@ async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Ac
     location = name.location or _name(read, "CLUSTER_LOCATION")
     asked = GkeName(project, location, name.cluster or _name(read, "CLUSTER_NAME"))
     region = region_of(location) or await platform.region()
+    api = GoogleApi(platform.bearer, read(mesh_settings.QUOTA_PROJECT))
     namespace = _namespace(read) or await platform.namespace()
-    clusters = GkeClusters(
-        platform.bearer,
-        url=read(mesh_settings.GKE_URL),
-        quota_project=read(mesh_settings.QUOTA_PROJECT),
-    )
+    if not namespace:
+        namespace = await labelled_namespace(api, _labelled(read, project, region))
+    clusters = GkeClusters(platform.bearer, url=read(mesh_settings.GKE_URL), quota_project=api.quota_project)
     cluster = await clusters.find(asked, region)
     access = clusters.access(cluster, namespace or DEFAULT_NAMESPACE)
     access = await reachable(access, clusters.by_connect_gateway(cluster, access.namespace))
     known = GkeName(project, str(cluster.get("location", "")), str(cluster.get("name", "")))
     return access, _layer(CLUSTER, known)
+
+
+def _labelled(read: Environment, project: str, region: str) -> dict[str, str]:
+    """What may have a label with the namespace, for `labelled_namespace`."""
+    places = {PROJECTS: f"{read(mesh_settings.PROJECTS_URL)}/v3/projects/{project}"}
+    service = _name(read, K_SERVICE)
+    if not service:
+        return places
+    url = f"{read(mesh_settings.RUN_URL)}/v2/projects/{project}/locations/{region}/services/{service}"
+    return {RUN: url, **places}
 
 
 def _namespace(read: Environment) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hbone.agent")
 
-MTLS_END = "mTLS end"
+MTLS_END, GRPC = "mTLS end", "gRPC"
 TUNNELS = "tunnels"
 """The last step: afterwards tunnels are served."""
 
@@ -40,7 +40,7 @@ class Ops:
     ) -> None:
         """`layers` are what `settings` were read from."""
         self._settings = settings
-        self._steps = ["identity", MTLS_END, "app", TUNNELS]
+        self._steps = ["identity", MTLS_END, *([] if settings.grpc is None else [GRPC]), "app", TUNNELS]
         self._layers = layers
         self._mtls_end = mtls_end
         self.metrics = KrunMetrics()

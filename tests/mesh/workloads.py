@@ -132,11 +132,17 @@ class Workloads:
         return process
 
     def krun(
-        self, inbound: str, environ: Mapping[str, object] | None = None, app: str = "tests.mesh.app"
+        self,
+        inbound: str,
+        environ: Mapping[str, object] | None = None,
+        app: str = "tests.mesh.app",
+        *,
+        name: str = "krun",
+        place: str = "app",
     ) -> Process:
         """krun with an app, a module; `inbound` is what ends the mesh's mTLS: `builtin`, `envoy` or
-        `pilot-agent`, each with a certificate of istiod's."""
-        own = self.folder / "krun"
+        `pilot-agent`, each with a certificate of istiod's; or `none`, with one for the app."""
+        own = self.folder / name
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
         (self.folder / "root.pem").write_text(self.plane.root)
@@ -162,12 +168,12 @@ class Workloads:
             given |= {"HBONE_CA": "istio", "CA_ADDR": self.plane.xds, "HBONE_CERTS": own / "certs"}
         given |= {"PYTHONPATH": os.getcwd(), **(environ or {})}
         command = [SCRIPTS / "krun", sys.executable, "-m", app]
-        return self.plane.processes.start("krun", "app", command, given, cwd=own)
+        return self.plane.processes.start(name, place, command, given, cwd=own)
 
-    def krun_ready(self, krun: Process) -> float:
+    def krun_ready(self, krun: Process, place: str = "app") -> float:
         """Waits until krun takes tunnels; the seconds since."""
         listens = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/15009"]
-        return self.plane.processes.ready(krun, lambda: run_in("app", *listens).returncode == 0, START_S)
+        return self.plane.processes.ready(krun, lambda: run_in(place, *listens).returncode == 0, START_S)
 
     def sidecar(
         self,
@@ -237,6 +243,7 @@ class Answer:
 
     status: int
     body: str
+    seconds: float
 
     @property
     def headers(self) -> dict[str, str]:
@@ -247,11 +254,12 @@ class Answer:
 
 def ask(place: str, path: str = "/", *options: str, port: int = 8080, service: str = SERVICE) -> Answer:
     """A request of a client to a port of a service, through its sidecar; status 0: there was no answer."""
-    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code}", *options]
+    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code} %{time_total}", *options]
     host = f"Host: {service}:{port}"
     ran = run_in(place, *told, "-H", host, f"http://127.0.0.1:{port}{path}")
-    body, _, status = ran.stdout.rpartition("\n")
-    return Answer(int(status or 0), body or ran.stderr)
+    body, _, figures = ran.stdout.rpartition("\n")
+    status, seconds = figures.split() or ("0", "0")
+    return Answer(int(status), body or ran.stderr, float(seconds))
 
 
 def run_client(place: str, module: str, *arguments: object) -> str:
