@@ -85,7 +85,7 @@ class Agent:
         self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
         self._mtls_end = MtlsEnd(
-            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
+            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request, access
         )
         self._grpc: BootstrapFile | None = None
         self._app: App | None = None

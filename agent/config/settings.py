@@ -62,6 +62,9 @@ Inbound = Literal["auto", "envoy", "builtin", "pilot-agent", "none"]
 AppProtocol = Literal["auto", "http1", "h2c", "tcp"]
 """What the app speaks on its port: see `Settings.app_protocol`."""
 
+PolicyMode = Literal["check", "apply", "ignore"]
+"""What the mesh's policies are to krun: see `Settings.policy`."""
+
 RequestLog = Literal["all", "failed", "none"]
 """Which requests have lines in the access log: see `Settings.request_log`."""
 
@@ -76,6 +79,7 @@ SSHD_TARGET = "22"
 
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 APP_PROTOCOLS: tuple[AppProtocol, ...] = get_args(AppProtocol)
+POLICY_MODES: tuple[PolicyMode, ...] = get_args(PolicyMode)
 REQUEST_LOGS: tuple[RequestLog, ...] = get_args(RequestLog)
 LOG_FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -235,6 +239,20 @@ class Settings:
         unset="none",
         variable="HBONE_DENY",
     )
+    policy: PolicyMode = setting(
+        Choice(POLICY_MODES),
+        "check",
+        "the mesh's policies that the mTLS end does not keep: check, apply or ignore",
+        "check: krun does not start, and says which they are. apply: krun adds them to HBONE_ALLOW and "
+        "HBONE_DENY, and does not start where these cannot say them. They are read if a mesh is configured "
+        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy keeps "
+        "them.",
+        variable="HBONE_POLICY",
+    )
+    cluster_access: Mapping[str, str] = field(default_factory=dict)
+    """How the API server is reached where MESH does not say it: the values of
+    `kubernetes_settings.ACCESS`."""
+
     crl: Path | None = setting(
         FilePath(),
         None,
@@ -517,6 +535,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         mounts=mount_settings.read(read),
         grpc=grpc_settings.read(read, given.get("mesh", ""), given.get("xds")),
         sts=sts_settings.read(read),
+        cluster_access=kubernetes_settings.access(read),
         **given,
     )
     if settings.listen is None and settings.reverse is None:
