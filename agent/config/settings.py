@@ -524,8 +524,15 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         inbound = "pilot-agent"  # as `choose_inbound` will
     elif inbound == "pilot-agent":
         pilot_settings.check(pilot)
-    if kubernetes is not None and kubernetes.owner is None and inbound == "pilot-agent":
-        kubernetes = replace(kubernetes, owner=pilot_settings.user())
+    if inbound == "pilot-agent":
+        # What krun keeps is for pilot-agent to read.
+        if kubernetes is not None and kubernetes.owner is None:
+            kubernetes = replace(kubernetes, owner=pilot_settings.user())
+        if authority is not None:
+            folder = given.get("certificates", DEFAULT_CERTIFICATES)
+            pilot = replace(pilot, kept_certificates=folder)
+            if authority.owner is None:
+                authority = replace(authority, owner=pilot_settings.user())
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
