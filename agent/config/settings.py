@@ -94,6 +94,9 @@ MOST_BUFFERED_BYTES = 1 << 50
 MAX_PATTERNS = 100
 """Of variables."""
 
+LEAST_APP_STOP_S, AFTER_DRAIN_S = 8.5, 0.5
+"""The time that the app has after SIGTERM, unless it is told: at least so much, so much after the drain."""
+
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
 DEFAULT_SSHD = Address("127.0.0.1", ports.SSHD)
@@ -197,6 +200,16 @@ class Settings:
         "Cloud Run gives a container four minutes.",
         variable="HBONE_APP_START_TIMEOUT",
     )
+    app_stop_timeout_s: float | None = setting(
+        Duration(),
+        None,
+        "time the app has to end after SIGTERM, before it is killed; 0: for ever",
+        "Cloud Run kills the container 10 s after SIGTERM, and Envoy and krun need some of that time.",
+        unset="half a second after HBONE_DRAIN_TIMEOUT, at least 8.5s",
+        variable="HBONE_APP_STOP_TIMEOUT",
+    )
+    """None: see `app_stop_s`."""
+
     sshd: Address = setting(
         TARGET, DEFAULT_SSHD, "address of the sshd, target of /_hbone/22", variable="HBONE_SSHD"
     )
@@ -441,6 +454,12 @@ class Settings:
     def probe(self) -> Probe:
         """What has to answer before tunnels are accepted."""
         return Probe(self.app) if self.startup_probe is None else self.startup_probe
+
+    @property
+    def app_stop_s(self) -> float | None:
+        """The seconds that the app has to end after SIGTERM; None: as many as it takes."""
+        told = self.app_stop_timeout_s
+        return max(LEAST_APP_STOP_S, self.drain_timeout_s + AFTER_DRAIN_S) if told is None else told or None
 
     def target(self, name: str) -> Address | None:
         """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere.

@@ -173,21 +173,22 @@ class MtlsEnd:
         if self._inbound is not None:
             self._inbound.drain()
 
-    async def close(self) -> None:
-        """Ends it with all connections."""
+    async def close(self, left_s: float | None = None) -> None:
+        """Ends it with all connections; by force after `left_s` seconds, if it would have more."""
+        stop_s = ENVOY_STOP_S if left_s is None else min(ENVOY_STOP_S, left_s)
         if self._policies is not None:
             await self._policies.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait({self._keeper})
         if self._pilot_agent is not None:
-            await self._pilot_agent.stop(ENVOY_STOP_S)
+            await self._pilot_agent.stop(stop_s)
         if self._inbound is not None:
             await self._inbound.close(0)
         if self._envoy_admin is not None:
             await self._envoy_admin.close()
         if self._envoy is not None:
-            await self._envoy.stop(ENVOY_STOP_S)
+            await self._envoy.stop(stop_s)
         if self._folder is not None:
             import shutil
 

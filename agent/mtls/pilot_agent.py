@@ -124,7 +124,8 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         "TRUST_DOMAIN": settings.trust_domain,
         "PILOT_CERT_PROVIDER": "istiod",
         "CA_PROVIDER": OF_ISTIOD if kept is None else OF_FILES,
-        "XDS_ROOT_CA": str(folder / ISTIOD_ROOTS),
+        # With files of others it would look for istiod's root elsewhere.
+        **({} if kept is None else {"XDS_ROOT_CA": str(folder / ISTIOD_ROOTS)}),
         "JWT_POLICY": "third-party-jwt",
         "CA_ADDR": str(proxy.get("discoveryAddress", "")),
         "ISTIOD_SAN": SERVER_NAME,
