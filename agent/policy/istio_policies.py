@@ -28,6 +28,9 @@ AUTHORIZATION, AUTHENTICATION = "AuthorizationPolicy", "PeerAuthentication"
 DRY_RUN = "istio.io/dry-run"
 """The annotation of an AuthorizationPolicy that only counts what it would do."""
 
+MAX_PATTERNS = 1000
+"""Of all policies that apply: each is compared with each peer's name."""
+
 LOCAL = "cluster.local"
 """In a principal of Istio's form the mesh's own trust domain, whatever its name."""
 
@@ -133,6 +136,8 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
             if action not in ("ALLOW", "DENY"):
                 raise ValueError(f"its action is {action}")
             peers = _peers(policy, workload.trust, others)
+            if len(allow) + len(deny) + len(peers or ()) > MAX_PATTERNS:
+                raise ValueError(f"with it they name more than {MAX_PATTERNS} peers")
         except ValueError as error:
             unkept.append(Unkept(policy, str(error)))
             continue

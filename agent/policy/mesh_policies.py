@@ -4,7 +4,8 @@
    without.
 2. Those that apply and that HBONE_ALLOW and HBONE_DENY do not keep end the start (`check`), or become part
    of the two as far as these can say it (`apply`).
-3. What cannot be read is warned of: a start does not depend on the API server.
+3. With `check`, what cannot be read is warned of: such a start does not depend on the API server. With
+   `apply` it does: an end that is to have the mesh's policies does not open without.
 4. While krun serves it looks once a minute. A policy that is not kept is then a warning and a metric. It
    does not end krun, for one object in the cluster would end all instances at once.
 """
@@ -31,9 +32,16 @@ from agent.policy.istio_policies import (
 )
 from agent.policy.policy_warning import policy_warning, sign_of_a_mesh
 from shared.address import Address
-from shared.backoff import half_or_more
+from shared.backoff import doubled_s, half_or_more
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
-from shared.errors import DeniedError, HboneError, TokenError, UnavailableError, UpstreamError
+from shared.errors import (
+    DeniedError,
+    HboneError,
+    StatusError,
+    TokenError,
+    UnavailableError,
+    UpstreamError,
+)
 from shared.tasks import spawn
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SCHEME
@@ -46,6 +54,12 @@ log = logging.getLogger("hbone.policy")
 
 LOOK_S = 60.0
 """Between two looks, less a random part of half of it."""
+
+START_S = 30.0
+"""For a start that needs them, if the API server is away."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
+"""Between attempts meanwhile."""
 
 SHOWN = 5
 """Policies that a line names."""
@@ -77,20 +91,27 @@ class MeshPolicies:
     async def start(self) -> Settings:
         """The settings that the mTLS end is to have.
 
-        Raises UnavailableError if policies apply that it would not keep, ConfigError if the kubeconfig is
-        wrong.
+        Raises UnavailableError if policies apply that it would not keep, or are to be applied and cannot be
+        read; ConfigError if the kubeconfig is wrong.
         """
         settings = self._settings
-        if settings.policy == "ignore" or sign_of_a_mesh(settings) is None:
+        applies = settings.policy == "apply"
+        if settings.policy == "ignore" or not (applies or sign_of_a_mesh(settings)):
             return settings
         try:
-            policies = await self._found()
+            policies = await self._found(START_S if applies else 0)
         except (UpstreamError, TokenError, UnavailableError) as error:
+            if applies:
+                raise _unknown(error) from error
             log.warning("HBONE_POLICY=%s: the mesh's policies are not known: %s", settings.policy, error)
             return settings
         if policies is None:
+            if applies:
+                raise UnavailableError(
+                    "HBONE_POLICY=apply, but no API server is known: set MESH or KUBECONFIG"
+                )
             return settings
-        if settings.policy == "apply":
+        if applies:
             self._settings = settings = _applied(settings, policies, self._workload)
         self._unkept, cure = _unkept(settings, policies, self._workload)
         if self._unkept:
@@ -114,8 +135,9 @@ class MeshPolicies:
             self._watch.cancel()
             await asyncio.wait({self._watch})
 
-    async def _found(self) -> list[Policy] | None:
-        """Those that can be read; None: there is no access to an API server, or the access may read none."""
+    async def _found(self, patience_s: float) -> list[Policy] | None:
+        """Those that can be read; None: there is no access to an API server. One that is away is asked again
+        for `patience_s` seconds. Where all have to be known, a refusal is raised."""
         access = self._access or _own_access(self._settings)
         if access is None:
             return None
@@ -126,17 +148,14 @@ class MeshPolicies:
         namespaces = list(dict.fromkeys((self._workload.namespace, ROOT_NAMESPACE)))
         policies = ClusterPolicies(KubernetesApi(access), namespaces)
         self._policies = policies
-        found, refusals = await policies.read()
+        found, refusals = await _patiently(policies, patience_s)
         self._known = not refusals
         if refusals:
+            if patience_s:
+                raise refusals[0]
             self._policies = policies if found else None
             more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-            log.warning(
-                "HBONE_POLICY=%s: not all policies of the mesh are known: %s%s",
-                self._settings.policy,
-                refusals[0],
-                more,
-            )
+            log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", refusals[0], more)
         return found
 
     async def _look_again(self, policies: ClusterPolicies) -> None:
@@ -167,6 +186,28 @@ class MeshPolicies:
     def _told(self) -> str:
         reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in self._unkept]
         return f"{self._workload} is under {_some(reasons)}, which the {self._kind} mTLS end does not keep"
+
+
+async def _patiently(policies: ClusterPolicies, patience_s: float) -> tuple[list[Policy], list[StatusError]]:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    attempt = 0
+    while True:
+        try:
+            return await policies.read()
+        except UpstreamError as error:
+            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, attempt)
+            if loop.time() + pause_s >= deadline:
+                raise
+            log.warning("the mesh's policies: %s; again in %g s", error, pause_s)
+            await asyncio.sleep(pause_s)
+            attempt += 1
+
+
+def _unknown(error: HboneError) -> UnavailableError:
+    told = UnavailableError(f"HBONE_POLICY=apply: the mesh's policies are not known: {error}")
+    told.exit_code = error.exit_code
+    return told
 
 
 def _own_access(settings: Settings) -> Access | None:

@@ -156,6 +156,13 @@ def test_what_patterns_cannot_say(spec: dict[str, Any], reason: str) -> None:
     assert reasons(policy(spec)) == [reason]
 
 
+def test_peers_are_bounded() -> None:
+    many = policy(source(namespaces=[f"n{number}" for number in range(700)]))
+    found = asked(many, many)
+    assert len(found.allow or ()) == 700
+    assert [one.reason for one in found.unkept] == ["with it they name more than 1000 peers"]
+
+
 def test_a_part_of_a_name_is_of_one_trust_domain_only() -> None:
     """Istio knows aliases in whole names only, our patterns in all."""
     aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), ())

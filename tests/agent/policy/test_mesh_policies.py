@@ -77,11 +77,11 @@ def environment(mesh: Mesh, folder: Path, server: LocalApiServer) -> dict[str, s
     }
 
 
-async def refused(environ: Mapping[str, str]) -> str:
+async def refused(environ: Mapping[str, str], expected: int = 69) -> str:
     """The one line of a krun that does not start."""
     async with krun("echo", "started", environ={"HBONE_LOG_LEVEL": "warning", **environ}) as it:
         code, out, err = await it.process.ended()
-    assert (code, out, err.count("\n")) == (69, "", 1), err
+    assert (code, out, err.count("\n")) == (expected, "", 1), err
     return err.strip()
 
 
@@ -243,6 +243,34 @@ async def test_the_cluster_that_mesh_names(mesh: Mesh, tmp_path: Path, server: L
 
 
 # Policies that are not known.
+
+
+async def test_what_is_to_be_applied_has_to_be_known(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    environ = environment(mesh, tmp_path, server) | {"HBONE_POLICY": "apply", "XDS_ADDR": ""}
+    assert await refused({**environ, "KUBECONFIG": ""}) == (
+        "krun: HBONE_POLICY=apply, but no API server is known: set MESH or KUBECONFIG"
+    )
+    server.may_list = {"demo"}
+    line = await refused(environ, 77)
+    assert line.startswith("krun: HBONE_POLICY=apply: the mesh's policies are not known: https://127.0.0.1:")
+    assert line.endswith("verb list on authorizationpolicies of security.istio.io in namespace istio-system")
+
+
+async def test_an_api_server_that_comes_late_is_waited_for(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    server.policies = [WEB_ONLY]
+    server.answer = lambda _: (503, b"")
+    environ = environment(mesh, tmp_path, server) | {"HBONE_POLICY": "apply"}
+    async with krun(environ=environ) as it:
+        await it.process.said(r"^the mesh's policies: .* answered 503; again in 0\.5 s$")
+        server.answer = lambda _: None
+        await it.process.said(
+            "^policies of the mesh for demo/hello, all kept: AuthorizationPolicy demo/web-only$"
+        )
+        await it.listening()
 
 
 async def test_a_role_that_is_missing_is_a_warning(
