@@ -80,6 +80,7 @@ class MeshPolicies:
         self._policies: ClusterPolicies | None = None
         self._workload: Workload
         self._known = False  # all of them
+        self._refusals = 0  # at the start
         self._unkept: list[Unkept] = []
         self._watch: asyncio.Task[None] | None = None
 
@@ -150,6 +151,7 @@ class MeshPolicies:
         self._policies = policies
         found, refusals = await _patiently(policies, patience_s)
         self._known = not refusals
+        self._refusals = len(refusals)
         if refusals:
             if patience_s:
                 raise refusals[0]
@@ -163,7 +165,9 @@ class MeshPolicies:
         while True:
             await asyncio.sleep(half_or_more(LOOK_S, random.random()))
             try:
-                found, _ = await policies.read()
+                found, refusals = await policies.read()
+                if len(refusals) > self._refusals:
+                    raise refusals[0]  # those that we no longer see may be there still
             except HboneError as error:
                 if not failed:
                     log.warning("the mesh's policies cannot be looked at: %s", error)

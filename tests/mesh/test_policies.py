@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from shared.errors import EXIT_UNAVAILABLE
 from tests.mesh.objects import Object, manifest
-from tests.mesh.places import Process, until
+from tests.mesh.places import Process, run_in, until
 from tests.mesh.workloads import Workloads, ask
 
 PATIENCE_S = 30.0
@@ -83,6 +84,12 @@ def test_a_policy_that_comes_later_is_told(applied: Workloads, started: list[Pro
     applied.plane.objects.apply(manifest("deny"))
     until(lambda: True if "it is so since krun has started" in krun.said else None, LOOK_S, "a warning")
     assert ask("guest").status == 200
+    assert (
+        "\nhbone_policies_unkept 1.0\n"
+        in run_in("app", "curl", "-s", "http://127.0.0.1:15020/metrics").stdout
+    )
+    status = run_in("app", "curl", "-s", "http://127.0.0.1:15019/status").stdout
+    assert json.loads(status)["mtls_end"]["unkept_policies"] == ["AuthorizationPolicy demo/no-guests"]
 
 
 def test_without_the_role_krun_says_which(mesh: Workloads, started: list[Process]) -> None:

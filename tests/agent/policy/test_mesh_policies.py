@@ -373,6 +373,10 @@ async def test_a_policy_that_comes_later_and_goes_again(
         await looked_again(server)
         assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
         server.answer = lambda _: None
+        server.may_list = {"istio-system"}
+        await looked_again(server)
+        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        server.may_list = {"istio-system", "demo"}
         server.policies = []
         await looked_again(server)
         assert list(policies.unkept) == []
