@@ -32,16 +32,16 @@ from agent.policy.istio_policies import (
 )
 from agent.policy.policy_warning import policy_warning, sign_of_a_mesh
 from shared.address import Address
-from shared.backoff import doubled_s, half_or_more
+from shared.backoff import half_or_more
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
 from shared.errors import (
     DeniedError,
     HboneError,
-    StatusError,
     TokenError,
     UnavailableError,
     UpstreamError,
 )
+from shared.patience import patiently
 from shared.tasks import spawn
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SCHEME
@@ -57,9 +57,6 @@ LOOK_S = 60.0
 
 START_S = 30.0
 """For a start that needs them, if the API server is away."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-"""Between attempts meanwhile."""
 
 SHOWN = 5
 """Policies that a line names."""
@@ -149,7 +146,7 @@ class MeshPolicies:
         namespaces = list(dict.fromkeys((self._workload.namespace, ROOT_NAMESPACE)))
         policies = ClusterPolicies(KubernetesApi(access), namespaces)
         self._policies = policies
-        found, refusals = await _patiently(policies, patience_s)
+        found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
         self._known = not refusals
         self._refusals = len(refusals)
         if refusals:
@@ -190,22 +187,6 @@ class MeshPolicies:
     def _told(self) -> str:
         reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in self._unkept]
         return f"{self._workload} is under {_some(reasons)}, which the {self._kind} mTLS end does not keep"
-
-
-async def _patiently(policies: ClusterPolicies, patience_s: float) -> tuple[list[Policy], list[StatusError]]:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
-    attempt = 0
-    while True:
-        try:
-            return await policies.read()
-        except UpstreamError as error:
-            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, attempt)
-            if loop.time() + pause_s >= deadline:
-                raise
-            log.warning("the mesh's policies: %s; again in %g s", error, pause_s)
-            await asyncio.sleep(pause_s)
-            attempt += 1
 
 
 def _unknown(error: HboneError) -> UnavailableError:

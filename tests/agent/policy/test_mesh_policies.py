@@ -265,7 +265,7 @@ async def test_an_api_server_that_comes_late_is_waited_for(
     server.answer = lambda _: (503, b"")
     environ = environment(mesh, tmp_path, server) | {"HBONE_POLICY": "apply"}
     async with krun(environ=environ) as it:
-        await it.process.said(r"^the mesh's policies: .* answered 503; again in 0\.5 s$")
+        await it.process.said(r"^HBONE_POLICY: .* answered 503; again in 0\.5 s$")
         server.answer = lambda _: None
         await it.process.said(
             "^policies of the mesh for demo/hello, all kept: AuthorizationPolicy demo/web-only$"
