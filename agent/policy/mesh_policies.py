@@ -115,7 +115,8 @@ class MeshPolicies:
         if self._unkept:
             raise UnavailableError(f"{self._told()}: {cure}, or HBONE_POLICY=ignore")
         applying = [str(policy) for policy in policies if policy.applies(self._workload)]
-        log.info("policies of the mesh for %s, all kept: %s", self._workload, _some(applying) or "none")
+        if self._known:
+            log.info("policies of the mesh for %s, all kept: %s", self._workload, _some(applying) or "none")
         return settings
 
     def warning(self, mtls_end: Address) -> str | None:
@@ -173,7 +174,7 @@ class MeshPolicies:
             failed = False
             self._judge_again(found)
 
-    def _judge_again(self, policies: Iterable[Policy]) -> None:
+    def _judge_again(self, policies: Sequence[Policy]) -> None:
         before, self._unkept = self._unkept, _unkept(self._settings, policies, self._workload)[0]
         if [one for one in self._unkept if one not in before]:
             log.warning(
@@ -221,41 +222,42 @@ def _workload(settings: Settings, access: Access) -> Workload:
     )
 
 
-def _unkept(settings: Settings, policies: Iterable[Policy], workload: Workload) -> tuple[list[Unkept], str]:
+def _unkept(settings: Settings, policies: Sequence[Policy], workload: Workload) -> tuple[list[Unkept], str]:
     """The policies that apply and are not kept with these settings, and what would change that."""
     trust, others = workload.trust, _others(settings, workload.trust)
     asked = demands(policies, workload, others)
-    lacking = _lacking(settings.deny, asked.deny, trust)
     found = list(asked.unkept)
-    cures = []
-    if lacking:
+    if _lacking(settings.deny, asked.deny, trust):
         found += [Unkept(policy, "") for policy in asked.denying]
+    replaced = settings
     if asked.allow is not None and _more_than(settings, asked.allow, trust, others):
         found += [Unkept(policy, "") for policy in asked.allowing]
-        if asked.allow:
-            cures.append(f"HBONE_ALLOW={','.join(asked.allow)}")
-        else:
-            lacking += _lacking((*settings.deny, *lacking), nobody(trust, others), trust)
-    if lacking:
-        cures.append(f"HBONE_DENY={','.join((*settings.deny, *lacking))}")
+        replaced = dataclasses.replace(settings, allow=()) if asked.allow else settings
     if asked.unkept:
         return found, "set HBONE_INBOUND=pilot-agent"
     if settings.policy == "apply":
         return found, "leave HBONE_ALLOW out, which lets in more"
-    cure = " and ".join(cures)
-    proposed = f"{cure}, or " if len(cure) <= SHOWN_CHARS else ""
-    return found, f"set {proposed}HBONE_POLICY=apply"
+    proposed = _applied(replaced, policies, workload)
+    lists = {
+        "HBONE_ALLOW": (settings.allow, proposed.allow),
+        "HBONE_DENY": (settings.deny, proposed.deny),
+    }
+    cure = " and ".join(
+        f"{name}={','.join(new)}" for name, (old, new) in lists.items() if new not in ((), old)
+    )
+    return found, f"set {f'{cure}, or ' if len(cure) <= SHOWN_CHARS else ''}HBONE_POLICY=apply"
 
 
-def _applied(settings: Settings, policies: Iterable[Policy], workload: Workload) -> Settings:
+def _applied(settings: Settings, policies: Sequence[Policy], workload: Workload) -> Settings:
     """The settings with what the policies ask for, as far as patterns can say it. An HBONE_ALLOW that is set
     stays as it is."""
-    trust, others = workload.trust, _others(settings, workload.trust)
+    trust = workload.trust
+    asked = demands(policies, workload, _others(settings, trust))
+    settings = dataclasses.replace(settings, allow=settings.allow or asked.allow or ())
+    others = _others(settings, trust)  # whom those that are allowed now bring with them
     asked = demands(policies, workload, others)
-    deny = (*settings.deny, *_lacking(settings.deny, asked.deny, trust))
-    if asked.allow == ():
-        deny = (*deny, *_lacking(deny, nobody(trust, others), trust))
-    return dataclasses.replace(settings, allow=settings.allow or asked.allow or (), deny=deny)
+    deny = (*asked.deny, *(nobody(trust, others) if asked.allow == () else ()))
+    return dataclasses.replace(settings, deny=(*settings.deny, *_lacking(settings.deny, deny, trust)))
 
 
 def _others(settings: Settings, trust: TrustDomain) -> list[str]:

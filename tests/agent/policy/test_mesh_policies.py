@@ -159,6 +159,17 @@ async def test_an_allow_list_that_lets_in_more_is_not_replaced(
     assert line.endswith(": leave HBONE_ALLOW out, which lets in more, or HBONE_POLICY=ignore")
 
 
+async def test_where_nobody_may_come_in_nobody_is_proposed(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    server.policies = [policy("nobody", {})]
+    environ = environment(mesh, tmp_path, server)
+    assert ": set HBONE_DENY=spiffe://demo.local/**, or" in await refused(environ)
+    far = {"HBONE_ALLOW": "spiffe://far.local/ns/a/sa/b"}
+    lists = "HBONE_DENY=spiffe://demo.local/**,spiffe://far.local/**"
+    assert f": set {lists}, or" in await refused({**environ, **far})
+
+
 async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
     server.policies = [{**STRICT, "spec": {"mtls": {"mode": "DISABLE"}}}]
     assert "PeerAuthentication demo/hello (its mode is DISABLE, and the mTLS end accepts no plain text)" in (
@@ -398,6 +409,29 @@ async def test_a_policy_that_changes_what_was_applied(
         server.policies = [policy("web-only", of("ALLOW", GUEST))]
         await looked_again(server)
         assert list(policies.unkept) == ["AuthorizationPolicy demo/web-only"]
+
+
+async def test_a_deny_is_for_the_trust_domains_that_an_allow_lets_in(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    far = "far.local/ns/clients/sa/web"
+    no_clients = policy(
+        "no-clients", {"action": "DENY", "rules": [{"from": [{"source": {"namespaces": ["x"]}}]}]}
+    )
+    server.policies = [policy("far-only", of("ALLOW", far)), no_clients]
+    told = environment(mesh, tmp_path, server)
+    applied = await MeshPolicies(
+        settings_of({**told, "HBONE_POLICY": "apply"}), access(server), "builtin"
+    ).start()
+    assert applied.allow == (f"spiffe://{far}",)
+    assert applied.deny == ("ns/x/sa/*", "spiffe://far.local/ns/x/sa/*")
+    with pytest.raises(UnavailableError) as caught:
+        await MeshPolicies(settings_of(told), access(server), "builtin").start()
+    lists = f"HBONE_ALLOW=spiffe://{far} and HBONE_DENY=ns/x/sa/*,spiffe://far.local/ns/x/sa/*"
+    assert f": set {lists}, or HBONE_POLICY=apply" in str(caught.value)
+    pair = dict(part.split("=") for part in lists.split(" and "))
+    kept = await MeshPolicies(settings_of({**told, **pair}), access(server), "builtin").start()
+    assert kept.allow == applied.allow, "what is proposed is enough"
 
 
 async def test_many_policies_are_read_in_pages(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
