@@ -4,7 +4,8 @@ Start: what kubelet would mount, if krun is asked for it; the workload's certifi
 them; the mTLS end on 15003; a file for the app's gRPC, if it is asked for; the app, until it listens on its
 port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app could not serve
 an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open ones may finish,
-until the app has ended or the drain timeout is over. The app's exit code is krun's.
+until the app has ended or the drain timeout is over. An app that stays is killed in time for all else to end
+before Cloud Run kills the container. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ log = logging.getLogger("hbone.agent")
 FLUSH_S = 1.0
 """Seconds after the end of the app to send the last bytes of its responses."""
 
+CLOSE_S = 0.5
+"""For Envoy to end, where the app has taken all the time that it had."""
+
 EXIT_SIGKILL = 137
 """The app's exit code if the kernel has killed it, which it does when the container has no memory left."""
 
@@ -85,12 +89,14 @@ class Agent:
         self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
         self._mtls_end = MtlsEnd(
-            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request
+            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request, access
         )
         self._grpc: BootstrapFile | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
+        self._overdue: asyncio.TimerHandle | None = None  # when the app is killed
+        self._end_by: float | None = None  # by the loop's clock
         self._requests: Requests | None = None
         self._ops = Ops(settings, layers or Layers.of(environ), self._mtls_end)
         self._ops.metrics.connections = lambda: len(self._connections)
@@ -310,6 +316,20 @@ class Agent:
             self._stop_signal = signal.Signals(number)
             log.info("%s: %s", self._stop_signal.name, who)
             self._stop.set()
+            self._limit_end()
+
+    def _limit_end(self) -> None:
+        """After SIGTERM, which platforms send; SIGINT is a person's."""
+        stop_s = self._settings.app_stop_s
+        if self._stop_signal is signal.SIGTERM and stop_s is not None and self._end_by is None:
+            loop = asyncio.get_running_loop()
+            self._end_by = loop.time() + stop_s + CLOSE_S
+            self._overdue = loop.call_later(stop_s, self._kill_app, stop_s)
+
+    def _kill_app(self, stop_s: float) -> None:
+        if self._app is not None and not self._app.exited.done():
+            log.warning("app has not ended %g s after SIGTERM: killed", stop_s)
+            self._app.send(signal.SIGKILL)
 
     def _app_ended(self, exited: asyncio.Future[int]) -> None:
         assert self._app is not None
@@ -318,7 +338,8 @@ class Agent:
         when = "" if self._app_listens else f" before it listened on {self._settings.app}"
         text = f"the app has ended{when}: {self._app.end}"
         if self._stop_signal is not None:
-            log.info("%s, after %s", text, self._stop_signal.name)
+            code = f"; krun ends with {exited.result()}" if exited.result() == EXIT_SIGKILL else ""
+            log.info("%s, after %s%s", text, self._stop_signal.name, code)
         elif self._stopping_app or exited.result() == EXIT_OK:
             log.info("%s", text)
         else:
@@ -329,14 +350,16 @@ class Agent:
         """Tells the peers to open no new streams, and waits for the open ones until the drain timeout, or the
         end of the app. A connection ends when all its bytes have been sent, after the end of its last stream.
         """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._settings.drain_timeout_s
         self._ops.drain()
         if self._port is not None:
             await self._port.drain()
-        await self._mtls_end.drain()
         if self._reverse is not None:
             self._reverse.stop()
         for connection in list(self._connections):
             connection.drain()
+        await self._mtls_end.drain()  # an Envoy that hangs takes its time
         if self._connections:
             self._idle.clear()
         elif last_bytes_left().is_set() and not self._mtls_end.connections:
@@ -354,7 +377,8 @@ class Agent:
         waits: set[asyncio.Future[Any]] = {idle}
         if self._app is not None:
             waits.add(self._app.exited)
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        left_s = max(0.0, end - loop.time())
+        await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if self._app is not None and self._app.exited.done():
             await asyncio.wait({idle}, timeout=FLUSH_S)
         idle.cancel()
@@ -404,14 +428,20 @@ class Agent:
         if self._app is not None and not self._app.exited.done():
             self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
+        if self._overdue is not None:
+            self._overdue.cancel()
         if self._grpc is not None:
             self._grpc.close()
-        await self._mtls_end.close()
+        await self._mtls_end.close(self._left_s())
         await self._identity.close()
         if self._mounts is not None:
             self._mounts.close()
         await self._ops.close()
         self._access_log.close()
+
+    def _left_s(self) -> float | None:
+        """The seconds that are left for Envoy; None: there is no hurry."""
+        return None if self._end_by is None else max(0.0, self._end_by - asyncio.get_running_loop().time())
 
     # Records.
 

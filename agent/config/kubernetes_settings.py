@@ -159,8 +159,12 @@ class KubernetesSettings:
         return next((file.token_path for file in self.files if file.audience == ISTIO_AUDIENCE), None)
 
 
+def access(read: Environment) -> dict[str, str]:
+    """How the API server is reached: the values of ACCESS that are set, by variable. Raises UsageError."""
+    return {one.variable: text for one in ACCESS if (text := read(one))}
+
+
 def read(read: Environment) -> KubernetesSettings | None:
     """The settings that `read` finds; None if no token is asked for. Raises UsageError."""
-    access = {one.variable: read(one) for one in ACCESS}
-    settings = KubernetesSettings(access=access, **read.given(KubernetesSettings))
+    settings = KubernetesSettings(access=access(read), **read.given(KubernetesSettings))
     return settings if settings.files else None

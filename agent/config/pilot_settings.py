@@ -118,6 +118,10 @@ class PilotSettings:
     token_file: Path = ISTIO_FILE
     """Of a token for the audience istio-ca, which krun keeps or kubelet."""
 
+    kept_certificates: Path | None = None
+    """The folder in which krun keeps the workload's certificate (HBONE_CA); None: pilot-agent gets its own
+    from istiod's CA."""
+
     roots: Mapping[str, str] = field(default_factory=dict)
     """The mesh's roots in PEM, by the variable that has them."""
 

@@ -62,6 +62,9 @@ Inbound = Literal["auto", "envoy", "builtin", "pilot-agent", "none"]
 AppProtocol = Literal["auto", "http1", "h2c", "tcp"]
 """What the app speaks on its port: see `Settings.app_protocol`."""
 
+PolicyMode = Literal["check", "apply", "ignore"]
+"""What the mesh's policies are to krun: see `Settings.policy`."""
+
 RequestLog = Literal["all", "failed", "none"]
 """Which requests have lines in the access log: see `Settings.request_log`."""
 
@@ -76,6 +79,7 @@ SSHD_TARGET = "22"
 
 INBOUND: tuple[Inbound, ...] = get_args(Inbound)
 APP_PROTOCOLS: tuple[AppProtocol, ...] = get_args(AppProtocol)
+POLICY_MODES: tuple[PolicyMode, ...] = get_args(PolicyMode)
 REQUEST_LOGS: tuple[RequestLog, ...] = get_args(RequestLog)
 LOG_FORMATS: tuple[Format, ...] = get_args(Format)
 
@@ -89,6 +93,9 @@ MOST_BUFFERED_BYTES = 1 << 50
 
 MAX_PATTERNS = 100
 """Of variables."""
+
+LEAST_APP_STOP_S, AFTER_DRAIN_S = 8.5, 0.5
+"""The time that the app has after SIGTERM, unless it is told: at least so much, so much after the drain."""
 
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
@@ -193,6 +200,16 @@ class Settings:
         "Cloud Run gives a container four minutes.",
         variable="HBONE_APP_START_TIMEOUT",
     )
+    app_stop_timeout_s: float | None = setting(
+        Duration(),
+        None,
+        "time the app has to end after SIGTERM, before it is killed; 0: for ever",
+        "Cloud Run kills the container 10 s after SIGTERM, and Envoy and krun need some of that time.",
+        unset="half a second after HBONE_DRAIN_TIMEOUT, at least 8.5s",
+        variable="HBONE_APP_STOP_TIMEOUT",
+    )
+    """None: see `app_stop_s`."""
+
     sshd: Address = setting(
         TARGET, DEFAULT_SSHD, "address of the sshd, target of /_hbone/22", variable="HBONE_SSHD"
     )
@@ -235,6 +252,20 @@ class Settings:
         unset="none",
         variable="HBONE_DENY",
     )
+    policy: PolicyMode = setting(
+        Choice(POLICY_MODES),
+        "check",
+        "the mesh's policies that the mTLS end does not keep: check, apply or ignore",
+        "check: krun does not start, and says which they are. apply: krun adds them to HBONE_ALLOW and "
+        "HBONE_DENY, and does not start where these cannot say them. They are read if a mesh is configured "
+        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy keeps "
+        "them.",
+        variable="HBONE_POLICY",
+    )
+    cluster_access: Mapping[str, str] = field(default_factory=dict)
+    """How the API server is reached where MESH does not say it: the values of
+    `kubernetes_settings.ACCESS`."""
+
     crl: Path | None = setting(
         FilePath(),
         None,
@@ -424,6 +455,12 @@ class Settings:
         """What has to answer before tunnels are accepted."""
         return Probe(self.app) if self.startup_probe is None else self.startup_probe
 
+    @property
+    def app_stop_s(self) -> float | None:
+        """The seconds that the app has to end after SIGTERM; None: as many as it takes."""
+        told = self.app_stop_timeout_s
+        return max(LEAST_APP_STOP_S, self.drain_timeout_s + AFTER_DRAIN_S) if told is None else told or None
+
     def target(self, name: str) -> Address | None:
         """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere.
 
@@ -506,8 +543,15 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         inbound = "pilot-agent"  # as `choose_inbound` will
     elif inbound == "pilot-agent":
         pilot_settings.check(pilot)
-    if kubernetes is not None and kubernetes.owner is None and inbound == "pilot-agent":
-        kubernetes = replace(kubernetes, owner=pilot_settings.user())
+    if inbound == "pilot-agent":
+        # What krun keeps is for pilot-agent to read.
+        if kubernetes is not None and kubernetes.owner is None:
+            kubernetes = replace(kubernetes, owner=pilot_settings.user())
+        if authority is not None:
+            folder = given.get("certificates", DEFAULT_CERTIFICATES)
+            pilot = replace(pilot, kept_certificates=folder)
+            if authority.owner is None:
+                authority = replace(authority, owner=pilot_settings.user())
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
@@ -517,6 +561,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         mounts=mount_settings.read(read),
         grpc=grpc_settings.read(read, given.get("mesh", ""), given.get("xds")),
         sts=sts_settings.read(read),
+        cluster_access=kubernetes_settings.access(read),
         **given,
     )
     if settings.listen is None and settings.reverse is None:

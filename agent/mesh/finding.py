@@ -21,7 +21,6 @@ from agent.mesh import mesh_env
 from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
 from agent.mesh.google_api import GoogleApi
 from agent.mesh.namespace_label import PROJECTS, RUN, labelled_namespace
-from agent.mesh.patience import patiently
 from agent.mesh.platform import Platform
 from shared.config.fields import Environment, table_of
 from shared.config.kinds import Parsed
@@ -29,6 +28,7 @@ from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_discovery import find_access
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
+from shared.patience import patiently
 
 log = logging.getLogger("hbone.mesh")
 

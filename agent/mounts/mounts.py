@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.config.mount_settings import MountSettings
-from agent.mesh.patience import patiently
 from agent.mounts.blame import about
 from agent.mounts.value_files import ValueFiles
 from shared.errors import HboneError, UnavailableError
+from shared.patience import patiently
 from shared.tasks import spawn
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from agent.config.layers import PROCESS
 from agent.config.mount_settings import MountSettings, is_reference
 from agent.config.references import ClusterKey, Reference, SecretVersion, Source, parse
 from agent.mesh.gke_clusters import GkeClusters, reachable
-from agent.mesh.patience import patiently
 from agent.mounts.blame import about
 from agent.mounts.cluster_objects import ClusterObjects, Values
 from agent.mounts.google_secrets import GoogleSecrets
 from agent.mounts.value_files import ValueFiles
 from shared.credentials.kubernetes.kubernetes_access import Access, Bearer
 from shared.errors import ConfigError, HboneError, UnavailableError
+from shared.patience import patiently
 from shared.tasks import spawn
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from agent.mtls.envoy_admin import EnvoyAdmin
     from agent.mtls.inbound import Inbound
     from agent.mtls.pilot_agent import PilotAgent
+    from agent.policy.mesh_policies import MeshPolicies
     from agent.proxy.downstream import Caller, Downstream
     from agent.proxy.request_record import Record
+    from shared.credentials.kubernetes.kubernetes_access import Access
     from shared.errors import LimitError
     from shared.net.relay.memory_budget import Holder
     from shared.trust.peer_policy import PeerPolicy
@@ -48,11 +50,12 @@ class MtlsEnd:
         finished: Callable[[Record], None],
         refusal: Callable[[], LimitError | None],
         serve: Callable[[Downstream, Caller], None],
+        access: Access | None = None,
     ) -> None:
         """`search_path` is where Envoy is looked for, as PATH. `finished` gets the record of each
         connection whose bytes are passed on, and of Envoy's requests those that the settings want.
         `refusal()` says why the built-in end accepts no connection now, if so; `serve(request, caller)`
-        answers its requests."""
+        answers its requests. `access` leads to the cluster that MESH names; None: it names none."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
         self._settings = settings
@@ -60,6 +63,8 @@ class MtlsEnd:
         self._finished = finished
         self._refusal = refusal
         self._serve = serve
+        self._access = access
+        self._policies: MeshPolicies | None = None
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._pilot_agent: PilotAgent | None = None
@@ -73,7 +78,8 @@ class MtlsEnd:
         """Returns when it accepts connections. May be cancelled; `close` then ends what has started.
 
         Raises:
-            UnavailableError: a program, a port or a file cannot be had.
+            UnavailableError: a program, a port or a file cannot be had, or the mesh's policies would not be
+            kept.
             ConfigError, DeniedError: a file has not what it should.
         """
         settings = self._settings
@@ -91,6 +97,11 @@ class MtlsEnd:
             pilot_found=pilot_agent is not None,
         )
         self._kind = kind
+        if kind in ("envoy", "builtin"):
+            from agent.policy.mesh_policies import MeshPolicies
+
+            self._policies = MeshPolicies(settings, self._access, kind)
+            self._settings = await self._policies.start()
         if kind == "pilot-agent" and pilot_agent is not None:
             await self._start_pilot_agent(pilot_agent)
         elif kind == "envoy" and binary is not None:
@@ -98,12 +109,10 @@ class MtlsEnd:
         elif kind == "builtin":
             await self._start_builtin()
         log.info("mTLS end: %s, target of /_hbone/15003: %s", kind, self.address)
-        if kind in ("envoy", "builtin") and not settings.allow:
-            from agent.mtls.policy_warning import policy_warning
-
-            text = policy_warning(settings, self.address)
-            if text is not None:
+        if self._policies is not None:
+            if (text := self._policies.warning(self.address)) is not None:
                 log.warning("%s", text)
+            self._policies.watch()
 
     @property
     def connections(self) -> int:
@@ -129,6 +138,11 @@ class MtlsEnd:
     def _proxy(self) -> EnvoyProcess | PilotAgent | None:
         """The Envoy that runs, by whom it is run."""
         return self._envoy or self._pilot_agent
+
+    @property
+    def unkept_policies(self) -> Sequence[str]:
+        """Of the mesh's policies those that apply to the workload and that it does not keep."""
+        return () if self._policies is None else self._policies.unkept
 
     async def is_ready(self) -> bool:
         """Whether it accepts connections now, as far as it is ours."""
@@ -159,19 +173,22 @@ class MtlsEnd:
         if self._inbound is not None:
             self._inbound.drain()
 
-    async def close(self) -> None:
-        """Ends it with all connections."""
+    async def close(self, left_s: float | None = None) -> None:
+        """Ends it with all connections; by force after `left_s` seconds, if it would have more."""
+        stop_s = ENVOY_STOP_S if left_s is None else min(ENVOY_STOP_S, left_s)
+        if self._policies is not None:
+            await self._policies.close()
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait({self._keeper})
         if self._pilot_agent is not None:
-            await self._pilot_agent.stop(ENVOY_STOP_S)
+            await self._pilot_agent.stop(stop_s)
         if self._inbound is not None:
             await self._inbound.close(0)
         if self._envoy_admin is not None:
             await self._envoy_admin.close()
         if self._envoy is not None:
-            await self._envoy.stop(ENVOY_STOP_S)
+            await self._envoy.stop(stop_s)
         if self._folder is not None:
             import shutil
 

@@ -3,11 +3,13 @@
 It is started as Istio's injector would have it for a pod whose traffic is not captured, in a folder of its
 own that looks like such a pod's: files below var/run/secrets and etc/istio, for its paths are relative.
 
-1. A Sidecar resource that selects the workload makes Envoy listen on 15003. It is ready (15031, for 15021 is
+1. Its certificate is what krun keeps in HBONE_CERTS, if it keeps one; else istiod's CA signs it. To istiod it
+   shows its token; without one, the certificate that krun keeps.
+2. A Sidecar resource that selects the workload makes Envoy listen on 15003. It is ready (15031, for 15021 is
    krun's) once it has its certificate and istiod's configuration.
-2. As root krun starts it as uid 1337, which rules that capture traffic leave alone. Its log is a pipe that
+3. As root krun starts it as uid 1337, which rules that capture traffic leave alone. Its log is a pipe that
    this user owns, for Envoy opens /dev/stdout anew.
-3. When it ends by itself it is started again, after a pause that grows. Until then tunnels are refused.
+4. When it ends by itself it is started again, after a pause that grows. Until then tunnels are refused.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from shared import ports
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
 from shared.net.http1 import Response, get
+from shared.net.tls import certificate_folder
 from shared.net.tls.root_files import RootSources
 from shared.tasks import spawn
 
@@ -73,6 +76,15 @@ _LOG_LINE = re.compile(r"\S+\t(trace|debug|info|warn|warning|error|critical|fata
 _ENVOYS_OWN = re.compile(r"envoy \w+ [\w./-]+:\d+\t|\tthread=\d+$")
 """Around the text of a line of Envoy's: where in its source, and in which thread."""
 
+ISTIOD_ROOTS = "var/run/secrets/istio/root-cert.pem"
+KEPT = "var/run/secrets/workload-spiffe-credentials"
+TOKEN = "var/run/secrets/tokens/istio-token"
+"""Below its folder, where it looks for them."""
+
+OF_FILES, OF_ISTIOD = "GkeWorkloadCertificate", "Citadel"
+"""Its names for who signs: somebody who keeps the three files in KEPT, under GKE's names and ours; or
+istiod."""
+
 NOT_READY = "Envoy proxy is NOT ready"
 """Said for each time that we ask."""
 
@@ -95,6 +107,15 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         proxy.setdefault("discoveryAddress", str(settings.istiod))
     if envoy is not None:
         proxy.setdefault("binaryPath", str(envoy))
+    kept = settings.kept_certificates
+    if kept is not None and not settings.token_file.exists():
+        own = certificate_folder.written(kept.absolute())
+        given = proxy.get("proxyMetadata")
+        proxy["proxyMetadata"] = {
+            "ISTIO_META_TLS_CLIENT_CERT_CHAIN": str(own.certificates),
+            "ISTIO_META_TLS_CLIENT_KEY": str(own.private_key),
+            **(given if isinstance(given, dict) else {}),
+        }
     return {
         "POD_NAME": settings.pod,
         "POD_NAMESPACE": settings.namespace,
@@ -102,6 +123,9 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         "SERVICE_ACCOUNT": settings.account,
         "TRUST_DOMAIN": settings.trust_domain,
         "PILOT_CERT_PROVIDER": "istiod",
+        "CA_PROVIDER": OF_ISTIOD if kept is None else OF_FILES,
+        # With files of others it would look for istiod's root elsewhere.
+        **({} if kept is None else {"XDS_ROOT_CA": str(folder / ISTIOD_ROOTS)}),
         "JWT_POLICY": "third-party-jwt",
         "CA_ADDR": str(proxy.get("discoveryAddress", "")),
         "ISTIOD_SAN": SERVER_NAME,
@@ -319,6 +343,9 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
 def _lay_out(folder: Path, settings: PilotSettings) -> None:
     """The files that kubelet mounts into a pod with a sidecar. Raises UnavailableError, ConfigError."""
     roots = RootSources(settings.roots, settings.root_files).read()
+    kept = settings.kept_certificates
+    if not roots and kept is not None:
+        roots = RootSources(files=(certificate_folder.written(kept).roots,)).read()  # those that the CA names
     if not roots:
         raise UnavailableError(
             "pilot-agent needs the mesh's roots to trust istiod: set HBONE_ROOTS or CAROOT_ISTIOD"
@@ -326,10 +353,12 @@ def _lay_out(folder: Path, settings: PilotSettings) -> None:
     try:
         for part in ("etc/istio/proxy", "etc/istio/pod", "var/run/secrets/istio", "var/run/secrets/tokens"):
             (folder / part).mkdir(parents=True)
-        write_atomically(folder / "var/run/secrets/istio/root-cert.pem", roots, PUBLIC_MODE)
+        write_atomically(folder / ISTIOD_ROOTS, roots, PUBLIC_MODE)
         told = "".join(f"{name}={json.dumps(value)}\n" for name, value in settings.labels.items())
         write_atomically(folder / "etc/istio/pod/labels", told.encode(), PUBLIC_MODE)
-        (folder / "var/run/secrets/tokens/istio-token").symlink_to(settings.token_file)
+        (folder / TOKEN).symlink_to(settings.token_file)
+        if kept is not None:
+            (folder / KEPT).symlink_to(kept.absolute())
         if (owner := user()) is not None:
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, *owner, follow_symlinks=False)

@@ -159,7 +159,11 @@ class Ops:
             "pending": await self.pending(),
             "draining": self._draining,
             "started_s": {name: round(seconds, 3) for name, seconds in self.metrics.start_s.items()},
-            "mtls_end": {"kind": self._mtls_end.kind, "address": str(self._mtls_end.address)},
+            "mtls_end": {
+                "kind": self._mtls_end.kind,
+                "address": str(self._mtls_end.address),
+                "unkept_policies": list(self._mtls_end.unkept_policies),
+            },
         }
 
 

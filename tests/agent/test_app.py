@@ -320,6 +320,44 @@ async def test_sigterm_before_the_app_listens() -> None:
         assert (await it.process.ended())[0] == 5
 
 
+async def test_an_app_that_stays_after_sigterm_is_killed() -> None:
+    async with krun_before_app(HBONE_APP_STOP_TIMEOUT="0.2") as it:
+        it.process.send(signal.SIGTERM)
+        assert await it.heard() == "SIGTERM"
+        assert (await it.process.ended())[0] == 137
+
+
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [({"HBONE_APP_STOP_TIMEOUT": "0"}, signal.SIGTERM), ({"HBONE_APP_STOP_TIMEOUT": "0.01"}, signal.SIGINT)],
+)
+async def test_an_app_may_stay(environ: dict[str, str], number: signal.Signals) -> None:
+    """If it is told so, or if a person has asked it to end: the second time, it ends."""
+    code = """
+import os, signal, sys
+seen = []
+def ask(signum, _):
+    seen.append(signum)
+    print("asked", flush=True)
+    if len(seen) == 2:
+        sys.exit(7)
+signal.signal(signal.SIGTERM, ask)
+signal.signal(signal.SIGINT, ask)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+    probe = {"HBONE_STARTUP_PROBE": "-"}
+    async with krun(sys.executable, "-c", code, environ={**environ, **probe}) as it:
+        assert await it.process.stdout.readline() == b"ready\n"
+        await it.listening()
+        it.process.send(number)
+        assert await it.process.stdout.readline() == b"asked\n"
+        await it.process.said("^waiting for the app")
+        it.process.send(number)
+        assert (await it.process.ended())[0] == 7
+
+
 async def test_other_signals_go_to_the_app_and_change_nothing() -> None:
     async with krun_before_app() as it:
         it.process.send(signal.SIGUSR1)

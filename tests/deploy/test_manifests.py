@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from agent.config.settings import ENVIRONMENT, from_env
+from agent.policy.cluster_policies import RESOURCES
+from agent.policy.istio_policies import ROOT_NAMESPACE
 from gateway.config.config import GatewayConfig, parse
 from gateway.config.limit_settings import Limits
 from gateway.drain import NOTICE_S
@@ -134,20 +136,30 @@ def test_versions_in_the_texts_are_the_project_s() -> None:
 
 def test_the_role_allows_what_krun_asks_for_and_nothing_else() -> None:
     namespace = "/api/v1/namespaces/demo"
+    policies = [f"/apis/security.istio.io/v1/namespaces/demo/{kind}" for kind in RESOURCES.values()]
     asked = {
+        *(rbac_rule("GET", path) for path in policies),
         rbac_rule("GET", f"{namespace}/configmaps/app-config"),
         rbac_rule("GET", f"{namespace}/secrets/db-credentials"),
         rbac_rule("POST", f"{namespace}/serviceaccounts/hello/token"),
     }
     role = yaml.safe_load((DEPLOY / "workload" / "role.yaml").read_text())
     allowed = {
-        f"verb {verb} on {resource} in namespace {role['metadata']['namespace']}"
+        f"verb {verb} on {resource}{of} in namespace {role['metadata']['namespace']}"
         for rule in role["rules"]
+        for of in [f" of {rule['apiGroups'][0]}" if rule["apiGroups"] != [""] else ""]
         for verb in rule["verbs"]
         for resource in rule["resources"]
     }
     assert allowed == asked
-    assert all(rule["resourceNames"] for rule in role["rules"]), "one by one"
+    named = [rule for rule in role["rules"] if rule["verbs"] != ["list"]]
+    assert all(rule["resourceNames"] for rule in named), "one by one"
+    names = ("policies-role.yaml", "policies-rolebinding.yaml")
+    of_mesh, to_mesh = (yaml.safe_load((DEPLOY / "workload" / name).read_text()) for name in names)
+    about = {"name": "krun-policies", "namespace": ROOT_NAMESPACE}
+    assert of_mesh["metadata"] == to_mesh["metadata"] == about
+    assert of_mesh["rules"] == [rule for rule in role["rules"] if rule["verbs"] == ["list"]]
+    assert to_mesh["roleRef"]["name"] == of_mesh["metadata"]["name"]
     binding = yaml.safe_load((DEPLOY / "workload" / "rolebinding.yaml").read_text())
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 

@@ -87,6 +87,15 @@ def test_a_revision_of_cloud_run_s_is_known_to_the_mesh(mesh: Workloads) -> None
         krun.end()
 
 
+@pytest.mark.parametrize("victim", ["pilot-agent", "envoy"])
+def test_all_end_with_krun_whoever_hangs(krun: Process, victim: str) -> None:
+    (pid,) = processes(victim)
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(krun.started.pid, signal.SIGTERM)
+    assert krun.started.wait(ENDS_S) in (0, 128 + signal.SIGTERM)
+    assert (processes("pilot-agent"), processes("envoy")) == ([], [])
+
+
 def test_an_istiod_that_is_not_there(mesh: Workloads) -> None:
     krun = mesh.krun("pilot-agent", {"XDS_ADDR": "istiod.istio-system.svc:9"})
     assert krun.started.wait(PATIENCE_S) == EXIT_UNAVAILABLE

@@ -60,6 +60,7 @@ OBJECTS = ("db-credentials", "app-config", "absent")
 
 _OBJECT_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/(secrets|configmaps)/([^/]+)")
 _MESH_ENV_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/mesh-env")
+_POLICIES_PATH = re.compile(r"/apis/security\.istio\.io/([^/]+)/namespaces/([^/]+)/([^/?]+)\?limit=\d+(.*)")
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/serviceaccounts/([^/]+)/token")
 
 
@@ -237,6 +238,14 @@ class LocalApiServer(NotingServer[Asked]):
     objects: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     """Secrets and ConfigMaps by namespace, resource and name."""
 
+    policies: list[dict[str, Any]] = field(default_factory=list)
+    """Istio's objects; the user krun may list those of the namespaces in `may_list`, in pages of one."""
+
+    may_list: set[str] = field(default_factory=lambda: {NAMESPACE, "istio-system"})
+
+    istio_versions: set[str] = field(default_factory=lambda: {"v1", "v1beta1"})
+    """Of their resources; none: the cluster has no Istio."""
+
     service_accounts: set[tuple[str, str]] = field(default_factory=lambda: {(NAMESPACE, SERVICE_ACCOUNT)})
     authority: Authority = field(default_factory=lambda: Authority.create("cluster.local"))
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
@@ -302,6 +311,8 @@ class LocalApiServer(NotingServer[Asked]):
             return self._mesh_env(user, found[1])
         if (found := _OBJECT_PATH.fullmatch(asked.path)) and asked.method == "GET":
             return self._object(user, found[1], found[2], found[3])
+        if (found := _POLICIES_PATH.fullmatch(asked.path)) and asked.method == "GET":
+            return self._policies(user, *found.groups())
         match = _PATH.fullmatch(asked.path)
         if match is None or asked.method != "POST":
             return status(404, "NotFound", "the server could not find the requested resource")
@@ -339,6 +350,27 @@ class LocalApiServer(NotingServer[Asked]):
         if found is None:
             return status(404, "NotFound", f'{resource} "{name}" not found')
         return 200, json.dumps(found).encode()
+
+    def _policies(self, user: str, version: str, namespace: str, resource: str, rest: str) -> Answer:
+        if user != "krun" or namespace not in self.may_list:
+            text = (
+                f'{resource}.security.istio.io is forbidden: User "{user}" cannot list resource "{resource}" '
+                f'in API group "security.istio.io" in the namespace "{namespace}"'
+            )
+            return status(403, "Forbidden", text)
+        if version not in self.istio_versions:
+            return 404, b"404 page not found\n"
+        kind = {"authorizationpolicies": "AuthorizationPolicy", "peerauthentications": "PeerAuthentication"}[
+            resource
+        ]
+        items = [
+            one for one in self.policies if (one["kind"], one["metadata"]["namespace"]) == (kind, namespace)
+        ]
+        at = int(rest.removeprefix("&continue=") or 0)
+        about = {"continue": str(at + 1)} if at + 1 < len(items) else {}
+        return 200, json.dumps(
+            {"kind": f"{kind}List", "metadata": about, "items": items[at : at + 1]}
+        ).encode()
 
     def _token(self, spec: dict[str, Any], namespace: str, account: str) -> Answer:
         seconds = spec.get("expirationSeconds", 3600)

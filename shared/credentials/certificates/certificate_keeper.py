@@ -201,8 +201,10 @@ class CertificateKeeper:
             return False
         self._signed_roots = roots.to_pem(found.roots)
         leaf = found.chain[0]
-        if paths != certificate_folder.written(self._settings.folder):
-            # Under others' names: whoever follows those would see none of our renewals.
+        written = certificate_folder.written(self._settings.folder)
+        if paths != written or not _belongs_to(written.private_key, self._settings.owner):
+            # Under others' names: whoever follows those would see none of our renewals. Another owner is that
+            # of an earlier krun.
             self._write(self._contents(paths, self._signed_roots, self._settings.roots.read_bundles()))
         self._use(leaf, leaf.not_valid_before_utc.timestamp())
         self._check_sources()
@@ -351,6 +353,13 @@ def _disagreement(found: SpiffeId, wanted: SpiffeId) -> str:
     )
     others = [f"{name} is {ours or 'none'}" for name, ours, theirs in parts if ours != theirs]
     return f"the authority goes by the token, and {' and '.join(others) or 'its name is of another form'}"
+
+
+def _belongs_to(file: Path, owner: tuple[int, int] | None) -> bool:
+    if owner is None:
+        return True
+    told = file.stat()
+    return (told.st_uid, told.st_gid) == owner
 
 
 def _content(file: Path) -> bytes:

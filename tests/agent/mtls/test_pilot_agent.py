@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from agent.config.pilot_settings import PilotSettings, find_program
 from agent.config.settings import from_env
 from agent.mtls.pilot_agent import PilotAgent, environment
+from shared.credentials.certificates import certificate_writer
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
 from tests.support.metadata_server import PATIENCE_S
@@ -84,6 +86,28 @@ def test_what_the_user_says_counts(tmp_path: Path) -> None:
     assert (told["CA_ADDR"], told["ISTIO_META_MESH_ID"]) == ("other:1", "proj-42")
 
 
+def test_istiod_s_ca_signs_or_krun_keeps_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a token the certificate that krun keeps is what istiod is shown, too."""
+    path = str(program(tmp_path / "bin", "exit 0").parent)
+    token = tmp_path / "token"
+    given = {"PATH": path, "HBONE_K8S_TOKENS": f"istio-ca={token}", "HBONE_CERTS": "/certs"}
+    by_istiod = settings(**given)
+    told = environment(by_istiod, tmp_path, None, "10.1.2.3")
+    assert (by_istiod.kept_certificates, told["CA_PROVIDER"]) == (None, "Citadel")
+    assert "proxyMetadata" not in told["PROXY_CONFIG"]
+    kept = settings(**given, HBONE_CA="istio", PROXY_CONFIG='{"proxyMetadata": {"A": "b"}}')
+    told = environment(kept, tmp_path, None, "10.1.2.3")
+    assert (kept.kept_certificates, told["CA_PROVIDER"]) == (Path("/certs"), "GkeWorkloadCertificate")
+    assert json.loads(told["PROXY_CONFIG"])["proxyMetadata"] == {
+        "ISTIO_META_TLS_CLIENT_CERT_CHAIN": "/certs/certificates.pem",
+        "ISTIO_META_TLS_CLIENT_KEY": "/certs/private_key.pem",
+        "A": "b",
+    }
+    token.write_text("t")
+    told = environment(kept, tmp_path, None, "10.1.2.3")
+    assert json.loads(told["PROXY_CONFIG"])["proxyMetadata"] == {"A": "b"}
+
+
 async def test_its_folder_looks_like_a_pod_s(tmp_path: Path, roots: str) -> None:
     seen = tmp_path / "seen"
     files = "etc/istio/pod/labels var/run/secrets/istio/root-cert.pem"
@@ -97,6 +121,24 @@ async def test_its_folder_looks_like_a_pod_s(tmp_path: Path, roots: str) -> None
     assert 'app="hello"\nservice.istio.io/canonical-name="hello"\n' in text
     assert roots in text
     assert "istio-token -> /tokens/istio" in text
+
+
+async def test_certificates_that_krun_keeps_are_where_gke_mounts_them(tmp_path: Path) -> None:
+    """Their roots are istiod's, too, if no others are told."""
+    seen, certs = tmp_path / "seen", tmp_path / "certs"
+    authority = Authority.create("mesh.local")
+    issued = authority.issue(dns_names=["hello"])
+    certificate_writer.write(
+        certs, certificate_writer.Contents(issued.certificate_pem, issued.key_pem, authority.root_pem)
+    )
+    given = replace(settings(), kept_certificates=certs)
+    files = "var/run/secrets/workload-spiffe-credentials/certificates.pem var/run/secrets/istio/root-cert.pem"
+    there = program(tmp_path / "bin", f'cd "$HOME"; cat {files} >{seen}')
+    agent = await PilotAgent.start(there, given, None, os.environ["PATH"])
+    with pytest.raises(UnavailableError, match="pilot-agent ended: exit code 0"):
+        await agent.ready(PATIENCE_S)
+    await agent.stop(PATIENCE_S)
+    assert seen.read_bytes() == issued.certificate_pem + authority.root_pem
 
 
 async def test_it_inherits_no_secret(tmp_path: Path, roots: str, monkeypatch: pytest.MonkeyPatch) -> None:

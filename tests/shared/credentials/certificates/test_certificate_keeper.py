@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -215,6 +216,17 @@ async def test_a_good_one_under_others_names_goes_on_under_ours(story: Story) ->
         assert story.found_at == certificate_folder.written(folder), "what a listener that starts now follows"
         await story.clock.turn(DAY_S / 2)
         assert story.leaf != first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away takes root")
+async def test_a_good_one_of_an_earlier_owner_is_given_to_the_one_of_now(story: Story) -> None:
+    async with story.kept():
+        first = story.leaf
+    story.settings = replace(story.settings, owner=(12345, 12346))
+    story.keeper = story.another()
+    async with story.kept():
+        told = story.found_at.private_key.stat()
+        assert (story.leaf, told.st_uid, told.st_gid) == (first, 12345, 12346)
 
 
 @pytest.mark.parametrize("change", ["expired", "identity", "key", "roots"])

@@ -1,7 +1,8 @@
 """What a start says where a mesh is configured, and nothing keeps its workloads apart.
 
-In the mesh an AuthorizationPolicy says which workload may call which. krun does not follow these policies:
-who may come in is HBONE_ALLOW's to say, and without it that is every workload of the trust domain.
+In the mesh an AuthorizationPolicy says which workload may call which. Where krun cannot read these policies,
+or is told to ignore them, who may come in is HBONE_ALLOW's to say, and without it that is every workload of
+the trust domain.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shared.trust.spiffe import SpiffeId
 def policy_warning(settings: Settings, mtls_end: Address) -> str | None:
     """What is open to whom, and which setting closes it; None where HBONE_ALLOW is set, or no mesh is
     configured. `mtls_end` is where the mTLS ends. Raises UnavailableError if there is no certificate."""
-    mesh = _sign_of_a_mesh(settings)
+    mesh = sign_of_a_mesh(settings)
     if settings.allow or mesh is None:
         return None
     try:
@@ -34,7 +35,7 @@ def policy_warning(settings: Settings, mtls_end: Address) -> str | None:
     )
 
 
-def _sign_of_a_mesh(settings: Settings) -> str | None:
+def sign_of_a_mesh(settings: Settings) -> str | None:
     """The setting that shows that there is a mesh. The development CA shows none."""
     if settings.xds is not None:
         return "XDS_ADDR is set"

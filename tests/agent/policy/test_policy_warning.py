@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.settings import Settings, from_env
-from agent.mtls.policy_warning import policy_warning
+from agent.policy.policy_warning import policy_warning
 from shared.address import Address
 from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId

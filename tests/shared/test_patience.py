@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.mesh import patience
-from agent.mesh.patience import patiently
+from shared import patience
 from shared.errors import DialError, HboneError, StatusError, TokenError, UpstreamError
+from shared.patience import patiently
 
 log = logging.getLogger("hbone.test")
 

@@ -1,0 +1,80 @@
+"""The mesh's policies, read from the API server: those of the workload's namespace and of the root
+namespace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from agent.policy.istio_policies import AUTHENTICATION, AUTHORIZATION, Policy
+from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
+from shared.errors import DialError, StatusError, UpstreamError
+
+GROUP = "security.istio.io"
+
+VERSIONS = ("v1", "v1beta1")
+"""Istio has v1 since 1.22."""
+
+RESOURCES = {AUTHORIZATION: "authorizationpolicies", AUTHENTICATION: "peerauthentications"}
+
+PAGE = 100
+"""Objects in one answer, whose length is bounded."""
+
+MAX_PAGES = 20
+
+TIMEOUT_S = 10.0
+"""For all of them, which take an API server some milliseconds."""
+
+
+class ClusterPolicies:
+    """Those of some namespaces."""
+
+    def __init__(self, api: KubernetesApi, namespaces: Sequence[str]) -> None:
+        self._api = api
+        self._namespaces = namespaces
+
+    async def read(self) -> tuple[list[Policy], list[StatusError]]:
+        """All that we may read, and the refusals of those that we may not. A cluster without Istio has none.
+
+        Raises DialError, UpstreamError, TokenError, UnavailableError: the API server cannot be asked.
+        """
+        found: list[Policy] = []
+        refusals: list[StatusError] = []
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                for kind in RESOURCES:
+                    for namespace in self._namespaces:
+                        try:
+                            found += await self._listed(kind, namespace)
+                        except StatusError as error:
+                            if error.status != 403:
+                                raise
+                            refusals.append(error)
+        except TimeoutError as error:
+            raise DialError(f"{self._api.server} has not told the policies within {TIMEOUT_S:g} s") from error
+        return found, refusals
+
+    async def _listed(self, kind: str, namespace: str) -> list[Policy]:
+        for version in VERSIONS:
+            path = f"/apis/{GROUP}/{version}/namespaces/{namespace}/{RESOURCES[kind]}"
+            try:
+                return [Policy.of(kind, item) for item in await self._items(path)]
+            except StatusError as error:
+                if error.status != 404:
+                    raise
+        return []
+
+    async def _items(self, path: str) -> list[Any]:
+        items: list[Any] = []
+        rest = ""
+        for _ in range(MAX_PAGES):
+            answer = await self._api.ask("GET", f"{path}?limit={PAGE}{rest}")
+            page, about = answer.get("items"), answer.get("metadata")
+            items += page if isinstance(page, list) else []
+            token = about.get("continue") if isinstance(about, dict) else None
+            if not isinstance(token, str) or not token:
+                return items
+            rest = f"&continue={quote(token, safe='')}"
+        raise UpstreamError(f"{self._api.server} has more than {MAX_PAGES * PAGE} objects in {path}")
