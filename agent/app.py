@@ -1,9 +1,10 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
-Start: the workload's certificates and tokens, if krun gets them; the mTLS end on 15003; the app, until it
-listens on its port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app
-could not serve an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open
-ones may finish, until the app has ended or the drain timeout is over. The app's exit code is krun's.
+Start: the workload's certificates and tokens, if krun gets them; the rules that capture outbound traffic, if
+there are to be any; the mTLS end on 15003; the app, until it listens on its port, or answers another probe,
+whoever starts it; then the tunnel port 15009, because the app could not serve an earlier request. End:
+SIGTERM goes to the app at once. New streams are refused, and open ones may finish, until the app has ended or
+the drain timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.config.layers import Layers
@@ -20,7 +22,8 @@ from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
 from agent.ops.ops import Ops
-from shared import open_files
+from shared import open_files, ports
+from shared.address import Address
 from shared.errors import (
     EXIT_OK,
     EXIT_SIGINT,
@@ -33,6 +36,7 @@ from shared.tasks import spawn
 from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
+    from agent.capture.capture import Capture
     from agent.launch.launcher import App
     from agent.memory import Memory
     from agent.mtls.envoy_records import Record
@@ -75,7 +79,10 @@ class Agent:
         self._reverse: ReverseTunnels | None = None
         self._identity = WorkloadIdentity(settings)
         self._memory: Memory | None = None
-        self._mtls_end = MtlsEnd(settings, environ.get("PATH"), self._over, self._refusal)
+        self._capture: Capture | None = None
+        self._mtls_end = MtlsEnd(
+            settings, environ.get("PATH"), self._over, self._refusal, self._captures_outbound
+        )
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
@@ -139,6 +146,17 @@ class Agent:
             stopped.cancel()
             await asyncio.wait({first, stopped})
 
+    async def _captures_outbound(self, inbound: str, pilot_agent: Path | None) -> bool:
+        """Whether the app's connections get to the Envoy of the mTLS end `inbound`, one way or the other.
+        Raises UnavailableError."""
+        if pilot_agent is None and self._settings.capture.mode in ("auto", "none"):
+            return False  # as most starts, which need none of it
+        from agent.capture.capture import Capture
+
+        self._capture = Capture(self._settings.capture, self._environ.get("PATH"))
+        await self._capture.start(inbound, pilot_agent)
+        return self._capture.mode != "none"
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.launch.app_environment import app_environment
@@ -154,7 +172,7 @@ class Agent:
             )
         self._app = await App.start(
             self._command,
-            app_environment(self._environ, settings),
+            app_environment(self._environ, settings, self._proxy()),
             settings.app.port,
             ignored=self._ignored_signals,
         )
@@ -164,6 +182,12 @@ class Agent:
             self._app.send(signal.SIGTERM)
         self._app_listens = await ready(settings.probe, settings.app_start_timeout_s, self._app.exited)
         return self._app_listens
+
+    def _proxy(self) -> Address | None:
+        """What the app's HTTP_PROXY is to be."""
+        if self._capture is not None and self._capture.mode == "proxy":
+            return Address("127.0.0.1", ports.HTTP_PROXY)
+        return None
 
     async def _answered(self) -> bool:
         """Waits for the app, which somebody else starts; False when a signal comes before."""
@@ -350,6 +374,8 @@ class Agent:
         if self._app is not None and not self._app.exited.done():
             self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
+        if self._capture is not None:
+            await self._capture.close()
         await self._mtls_end.close()
         await self._identity.close()
         await self._ops.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent.config import (
+    capture_settings,
     certificate_settings,
     kubernetes_settings,
     mesh_settings,
@@ -19,6 +20,7 @@ from agent.config import (
     reverse_settings,
     sts_settings,
 )
+from agent.config.capture_settings import CaptureSettings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.pilot_settings import PilotSettings
@@ -406,6 +408,9 @@ class Settings:
     pilot: PilotSettings = field(default_factory=PilotSettings)
     """For pilot-agent, where it is the mTLS end."""
 
+    capture: CaptureSettings = field(default_factory=CaptureSettings)
+    """How the app's outbound traffic gets into the mesh."""
+
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
 
@@ -500,6 +505,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
+        capture=capture_settings.read(read, pilot.proxy_config),
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
@@ -549,6 +555,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
         "pilot-agent": list(pilot_settings.SETTINGS),
+        "Outbound traffic": list(capture_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }
 

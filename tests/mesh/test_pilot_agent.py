@@ -86,7 +86,7 @@ def test_without_a_sidecar_resource_krun_says_so(mesh: Workloads) -> None:
     mesh.plane.objects.apply(sidecars)
     mesh.plane.objects.delete(sidecars)
     try:
-        krun = mesh.krun("pilot-agent")
+        krun = mesh.krun("pilot-agent", {"HBONE_CAPTURE": "none"})
         assert krun.started.wait(PATIENCE_S) == EXIT_UNAVAILABLE
         last = krun.said.strip().splitlines()[-1]
         assert "cannot bind '127.0.0.1:443'" in last
