@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from agent.launch.launcher import App
     from agent.memory import Memory
     from agent.mtls.envoy_records import Record
+    from agent.services.service_proxy import ServiceProxy
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -83,6 +84,7 @@ class Agent:
         self._mtls_end = MtlsEnd(
             settings, environ.get("PATH"), self._over, self._refusal, self._captures_outbound
         )
+        self._services: ServiceProxy | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
@@ -117,6 +119,12 @@ class Agent:
                 self._ops.started(name)
                 if self._stop_signal is not None:
                     return START_EXITS[self._stop_signal]
+            if self._settings.capture.services is not None:
+                from agent.services.service_proxy import ServiceProxy
+
+                self._services = ServiceProxy(self._settings, self._refusal)
+                where = await self._services.start(self._settings.capture.services)
+                log.info("services of the project on http://%s", where)
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
             if self._command:
                 if not await self._start_app():
@@ -185,6 +193,8 @@ class Agent:
 
     def _proxy(self) -> Address | None:
         """What the app's HTTP_PROXY is to be."""
+        if self._services is not None:
+            return self._settings.capture.services
         if self._capture is not None and self._capture.mode == "proxy":
             return Address("127.0.0.1", ports.HTTP_PROXY)
         return None
@@ -207,6 +217,8 @@ class Agent:
         from agent.tunnels.tunnel_port import TunnelPort
 
         self._memory = Memory(self._settings, self._connections, self._mtls_end)
+        if self._services is not None:
+            self._memory.services = self._services.requests
         shares = shares_of(self._settings, self._files, self._mtls_end.files_per_tunnel)
         self._mtls_end.limit(shares.tunnels)
         self._requests = self._memory.requests = Requests(
@@ -374,6 +386,8 @@ class Agent:
         if self._app is not None and not self._app.exited.done():
             self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
+        if self._services is not None:
+            await self._services.close()
         if self._capture is not None:
             await self._capture.close()
         await self._mtls_end.close()

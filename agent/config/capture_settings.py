@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from agent.config.certificate_settings import CertificateSettings
 from agent.config.variables import loopback
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
 from shared.config.kinds import NONE, Choice, List, OrNone, Parsed
+from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.errors import UsageError
 
 CaptureMode = Literal["auto", "iptables", "proxy", "none"]
@@ -105,6 +107,12 @@ class CaptureSettings:
     captures_dns: bool = False
     """Whether pilot-agent answers DNS (ISTIO_META_DNS_CAPTURE)."""
 
+    project_number: str = ""
+    """PROJECT_NUMBER, for the URLs of services; empty: the metadata server tells it."""
+
+    metadata_host: str = ""
+    """GCE_METADATA_HOST."""
+
 
 SETTINGS: tuple[Setting[Any], ...] = tuple(table_of(CaptureSettings).values())
 
@@ -120,4 +128,9 @@ def read(read: Environment, proxy_config: Mapping[str, Any] | None) -> CaptureSe
     metadata = (proxy_config or {}).get("proxyMetadata")
     told = metadata.get(DNS_CAPTURE) if isinstance(metadata, Mapping) else None
     text = read.text(DNS_CAPTURE) or str(told or "")
-    return CaptureSettings(captures_dns=text.lower() == "true", **given)
+    return CaptureSettings(
+        captures_dns=text.lower() == "true",
+        project_number=read(table_of(TokenSettings)["project_number"]),
+        metadata_host=read(table_of(CertificateSettings)["metadata_host"]),
+        **given,
+    )

@@ -27,6 +27,10 @@ class Platform:
         """The project's name. Raises UnavailableError."""
         return await self._ask("project/project-id", "PROJECT_ID")
 
+    async def project_number(self) -> str:
+        """The project's number. Raises UnavailableError."""
+        return await self._ask("project/numeric-project-id", "PROJECT_NUMBER")
+
     async def region(self) -> str:
         """The region (Cloud Run), or that of the zone (elsewhere)."""
         try:

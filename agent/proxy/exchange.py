@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from agent.proxy.fields import Field, RequestHead
 from shared.address import Address
-from shared.errors import HboneError
+from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
+from shared.http2.events import Headers
 from shared.net.http2.answers import answer
-from shared.net.legs.contract import Buffer
-from shared.net.legs.stream import Stream
+from shared.net.legs.contract import Buffer, Leg
 from shared.tasks import spawn
 
 REPEATED_BYTES = 64 << 10
@@ -29,6 +29,27 @@ REPEATED_BYTES = 64 << 10
 
 MAX_INTERIM = 32
 """Interim answers to one request: a 100, and some 103; they pass windows by, and an app may be broken."""
+
+
+class Downstream(Leg, Protocol):
+    """A client's request: its stream of HTTP/2 (`Stream`), or whatever does as such a stream does."""
+
+    headers: Headers
+    trailers: Headers | None
+    bodiless: bool
+    on_gone: Callable[[StreamResetError], None] | None
+
+    @property
+    def over(self) -> bool: ...
+    @property
+    def waiting(self) -> bytes | bytearray: ...
+    @property
+    def held_bytes(self) -> int: ...
+    def respond(self, headers: Headers, *, end_stream: bool = False) -> None: ...
+    def inform(self, headers: Headers) -> None: ...
+    def end_with_trailers(self, trailers: Headers) -> None: ...
+    def leave(self) -> None: ...
+    def reset(self, code: int) -> None: ...
 
 
 class Carrier(Protocol):
@@ -61,7 +82,7 @@ class Exchange:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Downstream,
         head: RequestHead,
         over: Callable[[Exchange], None],
         repeat: Callable[[Exchange], None],

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
 
-from agent.proxy.exchange import Exchange
+from agent.proxy.exchange import Downstream, Exchange
 from agent.proxy.fields import Field, request_trailers, response_fields, response_trailers
 from agent.proxy.http1_messages import (
     LENGTH_CHUNKED,
@@ -39,7 +39,6 @@ from agent.proxy.http1_messages import (
 )
 from shared.errors import HboneError
 from shared.net.legs.contract import Buffer, Leg
-from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import TcpLeg
 
 WEBSOCKET = b"websocket"
@@ -123,7 +122,7 @@ class Http1Connection:
         self._http2 = http2
         self._state = _State.IDLE
         self._exchange: Exchange | None = None
-        self._stream: Stream | None = None
+        self._stream: Downstream | None = None
         self._used = False  # it has carried an exchange before
         self._chunked = False  # the request's body
         self._request_sent = False  # to its end

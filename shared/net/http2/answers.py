@@ -7,6 +7,7 @@ in the log, never in the tunnel.
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from shared.errors import HboneError, StatusError
 from shared.http2.events import Headers
@@ -72,7 +73,17 @@ class AskedOf:
         return _TOKEN_REFUSED if wants_token else f"{_NOT_ALLOWED}, or {_TOKEN_REFUSED}"
 
 
-def answer(stream: Stream, status: int, text: str, extra: Headers = ()) -> None:
+class Answered(Protocol):
+    """What is answered: a server's stream, or whatever does as it does."""
+
+    headers: Headers
+
+    def respond(self, headers: Headers) -> None: ...
+    def write(self, data: Buffer) -> None: ...
+    def close(self) -> None: ...
+
+
+def answer(stream: Answered, status: int, text: str, extra: Headers = ()) -> None:
     """Answers with a status, one line of text, and the headers `extra`."""
     body = text.encode() + b"\n"
     stream.respond(
