@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -22,7 +23,8 @@ from shared.tasks import spawn
 from tests.support.gke_server import Machine
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
-from tests.support.process import run
+from tests.support.network_namespace import NoNetworkError, network
+from tests.support.process import run, started
 from tests.support.tcp_peer import TcpPeer
 
 T = TypeVar("T")
@@ -217,6 +219,69 @@ async def test_what_is_malformed() -> None:
         assert (await client.read_until(b"malformed\n")).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_two_requests_at_once_are_answered_in_turn() -> None:
+    ask = b"GET http://hello/%d HTTP/1.1\r\nhost: hello\r\n\r\n"
+    async with world() as it, TcpPeer.connected(it.port) as client:
+        await client.send(ask % 1 + ask % 2)
+        for number in (b"1", b"2"):
+            there = await it.service.request()
+            assert (there[b":path"], it.service.asked) == (b"/" + number, False)
+            there.respond(200, [(b"content-length", b"1")])
+            await there.send(number)
+            there.end()
+            assert (await client.read_until(b"\r\n\r\n" + number)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_client_of_http10_that_has_ended_its_side() -> None:
+    async with world() as it, TcpPeer.connected(it.port) as client:
+        await client.send(b"GET http://hello/ HTTP/1.0\r\n\r\n")
+        client.end()
+        there = await it.service.request()
+        there.respond(103, [(b"link", b"x")])
+        there.respond(200)
+        await there.send(b"all")
+        there.end()
+        told = await client.rest()
+        assert told.startswith(b"HTTP/1.1 200 ") and told.endswith(b"\r\n\r\nall")
+        assert b"transfer-encoding" not in told.lower()
+
+
+async def test_head() -> None:
+    async with world() as it:
+        client = asked(it.curl("http://hello/", "-I"))
+        there = await it.service.request()
+        assert there[b":method"] == b"HEAD"
+        there.respond(200, [(b"content-length", b"7")], end=True)
+        code, told = await client
+        assert (code, "content-length: 7" in told.lower()) == (0, True)
+
+
+async def test_an_answer_shorter_than_it_said_is_no_whole_one() -> None:
+    async with world() as it:
+        client = asked(it.curl("http://hello/"))
+        there = await it.service.request()
+        there.respond(200, [(b"content-length", b"7")])
+        await there.send(b"half")
+        there.end()
+        assert (await client)[0] in (18, 56)
+
+
+async def test_a_client_that_does_not_read_stops_the_service() -> None:
+    async with world() as it, TcpPeer.connected(it.port) as client:
+        client.pause()
+        await client.send(b"GET http://hello/ HTTP/1.1\r\nhost: hello\r\n\r\n")
+        there = await it.service.request()
+        there.respond(200)
+        assert 0 < await there.fill() < 64 << 20
+
+
+async def test_connections_without_a_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.services.http1_client.IDLE_S", 0.05)
+    async with world() as it, TcpPeer.connected(it.port) as client:
+        await client.send(b"GET http")
+        assert await client.rest() == b""
+
+
 async def test_http2_and_grpc() -> None:
     async with world() as it, Http2Peer.connected(it.port) as client:
         fields = [(b"te", b"trailers"), (b"content-type", b"application/grpc")]
@@ -273,3 +338,50 @@ async def test_a_metadata_server_that_is_not_there_is_asked_again() -> None:
             await place.host(ServiceName("hello", "us-east1"))
     with pytest.raises(NoRouteError):
         await OwnPlace("", "123").host(ServiceName("a" * 62, "us-east1"))
+
+
+# With a real krun, before the stand-in for Cloud Run.
+
+
+async def test_an_app_of_krun_s_reaches_a_service(tmp_path: Path) -> None:
+    url = "https://hello-1.us-central1.run.app"
+    try:
+        with network(tmp_path) as there:
+            there.hosts.write_text("127.0.0.1 localhost\n127.0.0.9 hello-1.us-central1.run.app\n")
+            async with (
+                Service.listening() as container,
+                started(
+                    *(
+                        "hbone",
+                        "cloudrun",
+                        "--audience",
+                        url,
+                        "--listen",
+                        "127.0.0.9:443",
+                        "--dir",
+                        str(tmp_path),
+                    ),
+                    *("--metadata", "127.0.0.9:80", "--container", f"127.0.0.1:{container.port}"),
+                ) as cloudrun,
+            ):
+                while not (await cloudrun.stdout.readline()).startswith(b"GCE_METADATA_HOST"):
+                    pass
+                environ = {
+                    "HBONE_SERVICES": "127.0.0.1:15005",
+                    "GCE_METADATA_HOST": "127.0.0.9:80",
+                    "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
+                    "HBONE_STARTUP_PROBE": "-",
+                }
+                command = ("curl", "-sS", "http://hello.us-central1/there", "http://elsewhere.example/")
+                async with started("agent", *command, environ=environ) as krun:
+                    asked_for = await container.request()
+                    assert asked_for[b":path"] == b"/there"
+                    asked_for.respond(200, [(b"content-length", b"3")])
+                    await asked_for.send(b"hi\n")
+                    asked_for.end()
+                    code, told, log = await krun.ended()
+    except NoNetworkError as error:
+        pytest.skip(str(error))
+    assert (code, told.splitlines()[0]) == (0, "hi")
+    assert told.splitlines()[1].startswith("krun: elsewhere.example is no SERVICE or SERVICE.REGION")
+    assert "services of the project on http://127.0.0.1:15005" in log
