@@ -15,7 +15,7 @@ from agent.config.variables import loopback
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
 from shared.config.kinds import NONE, Choice, List, OrNone, Parsed
-from shared.credentials.token_sources.token_settings import TokenSettings
+from shared.credentials.token_sources.token_settings import DEFAULT_METADATA_HOST, TokenSettings
 from shared.errors import UsageError
 
 CaptureMode = Literal["auto", "iptables", "proxy", "none"]
@@ -110,7 +110,7 @@ class CaptureSettings:
     project_number: str = ""
     """PROJECT_NUMBER, for the URLs of services; empty: the metadata server tells it."""
 
-    metadata_host: str = ""
+    metadata_host: str = DEFAULT_METADATA_HOST
     """GCE_METADATA_HOST."""
 
 

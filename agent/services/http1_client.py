@@ -6,7 +6,9 @@ h11 reads and writes it: its framing, what closes a connection, what is malforme
 2. A client that has ended its side still gets its answer.
 3. An answer that is cut off ends the connection with RST, so that it does not look whole. So does one whose
    length is not what it said.
-4. A connection without a request is closed after `IDLE_S`, and one that has not said its first in whole.
+4. CONNECT for what is a service is answered at once: what follows is as on a new connection. So gRPC's C core
+   asks a proxy, and goes on in HTTP/2.
+5. A connection without a request is closed after `IDLE_S`, and one that has not said its first in whole.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from shared.http2.events import Headers
 from shared.http2.frames import CANCEL
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.tcp import TcpLeg
+from shared.net.legs.tcp_end import FIN_ON_CLOSE, set_end
 
 MAX_HEAD_BYTES = 64 << 10
 
@@ -37,14 +40,23 @@ _MALFORMED = b"krun, the proxy to services: the request is malformed\n"
 
 class Http1Client:
     """A connection, as the `RelayEnd` of its leg. `request(it)` is called for each request, `gone(self)` once
-    at the end."""
+    at the end. `is_service(authority)` says whether a CONNECT leads anywhere; `renewed(transport, early)`
+    takes the connection over then, with the first bytes that have come on it."""
 
     def __init__(
-        self, leg: TcpLeg, *, request: Callable[[Downstream], None], gone: Callable[[Http1Client], None]
+        self,
+        leg: TcpLeg,
+        *,
+        request: Callable[[Downstream], None],
+        gone: Callable[[Http1Client], None],
+        is_service: Callable[[bytes], bool],
+        renewed: Callable[[asyncio.Transport, bytes], None],
     ) -> None:
         self.leg = leg
         self.http = self._fresh()
         self._request = request
+        self._is_service = is_service
+        self._renewed = renewed
         self._gone: Callable[[Http1Client], None] | None = gone
         self._current: _Request | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -132,6 +144,9 @@ class Http1Client:
             return False
         if isinstance(event, h11.Request):
             self._stop_timer()
+            if event.method == b"CONNECT" and self._is_service(event.target):
+                self._connect()
+                return False
             self._current = _Request(self, event)
             self._request(self._current)
         elif self._current is not None:
@@ -140,6 +155,15 @@ class Http1Client:
             elif isinstance(event, h11.EndOfMessage):
                 self._current.request_ended(list(event.headers))
         return True
+
+    def _connect(self) -> None:
+        self.http.next_event()  # the end of its request
+        self.leg.write(self.http.send(h11.Response(status_code=200, headers=[])) or b"")
+        early = self.http.trailing_data[0]
+        transport = self.leg.release()
+        set_end(transport, FIN_ON_CLOSE)
+        self._over()
+        self._renewed(transport, early)
 
     def answered(self) -> None:
         """The answer to the current request is whole."""

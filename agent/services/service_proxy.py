@@ -14,7 +14,7 @@ from typing import cast
 from agent.config.settings import Settings
 from agent.services.http1_client import Http1Client
 from agent.services.service_names import ServiceName, project_number_of, region_of
-from agent.services.service_requests import ServiceRequests
+from agent.services.service_requests import ServiceRequests, is_service
 from shared.address import Address
 from shared.errors import LimitError, UnavailableError
 from shared.listen import bound_address, listen
@@ -102,13 +102,32 @@ class ServiceProxy:
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if isinstance(protocol, TcpLeg):
-            client = Http1Client(protocol, request=self.requests.serve, gone=self._connections.discard)
+            client = Http1Client(
+                protocol,
+                request=self.requests.serve,
+                gone=self._connections.discard,
+                is_service=is_service,
+                renewed=self._renewed,
+            )
             self._connections.add(client)
-        while early and not transport.is_closing():
-            buffer = protocol.get_buffer(-1)
-            part, early = early[: len(buffer)], early[len(buffer) :]
-            buffer[: len(part)] = part
-            protocol.buffer_updated(len(part))
+        _feed(protocol, transport, early)
+
+    def _renewed(self, transport: asyncio.Transport, early: bytes) -> None:
+        """A connection begins anew, after a CONNECT."""
+        arriving = _Arriving(self)
+        self._connections.add(arriving)
+        transport.set_protocol(arriving)
+        arriving.connection_made(transport)
+        _feed(arriving, transport, early)
+
+
+def _feed(protocol: Connection | TcpLeg | _Arriving, transport: asyncio.Transport, data: bytes) -> None:
+    """Gives a protocol what was read before it was there."""
+    while data and not transport.is_closing():
+        buffer = protocol.get_buffer(-1)
+        part, data = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(part)] = part
+        protocol.buffer_updated(len(part))
 
 
 class _Arriving(asyncio.BufferedProtocol):

@@ -206,6 +206,15 @@ class AskedService:
         return request_headers(self.head)
 
 
+def is_service(authority: bytes) -> bool:
+    """Whether HOST or HOST:80 names a service."""
+    try:
+        parse(authority.decode("latin-1"))
+    except NoRouteError:
+        return False
+    return True
+
+
 def request_to_service(headers: Headers) -> AskedService:
     """What a request asks of whom: `:path` has a URL, as a proxy is asked, or a path beside a `host` or
     `:authority`. Raises NoRouteError if that is no service, RefusedError if it is no request for a proxy."""
@@ -221,7 +230,7 @@ def request_to_service(headers: Headers) -> AskedService:
             fields.append((name, value))
     method, target = told.get(b":method", b""), told.get(b":path", b"")
     if method == b"CONNECT":
-        raise RefusedError("CONNECT: services are reached by http://SERVICE here, https needs no help")
+        raise RefusedError("CONNECT leads to SERVICE:80 only: what is in NO_PROXY is reached directly")
     authority = told.get(b":authority") or told.get(b"host", b"")
     if target[: len(SCHEME)].lower() == SCHEME:
         authority, slash, rest = target[len(SCHEME) :].partition(b"/")

@@ -37,6 +37,7 @@ def declared(mesh: Workloads) -> Iterator[None]:
     mesh.plane.processes.ready(plain, lambda: answers(f"http://{PLACES[BRIDGE]}:18090/"), PATIENCE_S)
     yield
     plain.end()
+    mesh.plane.objects.delete(manifest("outbound"))
     mesh.plane.objects.apply(manifest("hello"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -11,7 +13,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from agent.config.probe import Probe
 from agent.config.settings import Settings
+from agent.launch.startup import ready
 from agent.services.service_names import ServiceName
 from agent.services.service_proxy import OwnPlace, ServiceProxy
 from agent.services.service_requests import ServiceRequests
@@ -25,7 +29,7 @@ from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
 from tests.support.network_namespace import NoNetworkError, network
 from tests.support.process import run, started
-from tests.support.tcp_peer import TcpPeer
+from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 
 T = TypeVar("T")
 
@@ -300,6 +304,35 @@ async def test_http2_and_grpc() -> None:
         assert stream.trailers == [(b"grpc-status", b"0")]
         other = client.request(b"GET", b"/", end=True, authority=b"example.com")
         assert await other.status() == 502
+
+
+async def test_grpc_s_own_client_by_way_of_http_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks the proxy for a tunnel, whatever the server."""
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.mesh.grpc_app"), env={**os.environ, "PORT": str(port := closed_port())}
+    )
+    try:
+        assert await ready(Probe(Address("127.0.0.1", port)), PATIENCE_S, asyncio.Future())
+        async with world(port=port) as it:
+            client = [sys.executable, "-c", GRPC_CLIENT]
+            environ = {"http_proxy": f"http://127.0.0.1:{it.port}", "no_proxy": "", "no_grpc_proxy": ""}
+            for name, value in environ.items():
+                monkeypatch.setenv(name, value)
+            code, told, complaint = await run(*client)
+        assert (code, told) == (0, b"b'HELLO' [3, 100000]\n"), complaint
+        assert it.minter.audiences == ["https://hello-123.us-east1.run.app"]
+    finally:
+        server.kill()
+        await server.wait()
+
+
+GRPC_CLIENT = """
+import grpc
+with grpc.insecure_channel("hello:80") as channel:
+    one = channel.unary_unary("/hbone.Echo/Unary")(b"hello", timeout=20, wait_for_ready=True)
+    many = channel.stream_stream("/hbone.Echo/Stream")(iter([b"one", bytes(100_000)]), timeout=20)
+    print(one, [len(message) for message in many])
+"""
 
 
 async def test_bounds() -> None:
