@@ -163,6 +163,7 @@ class Agent:
 
         self._capture = Capture(self._settings.capture, self._environ.get("PATH"))
         await self._capture.start(inbound, pilot_agent)
+        self._ops.outbound = self._capture.mode
         return self._capture.mode != "none"
 
     async def _start_app(self) -> bool:

@@ -44,6 +44,8 @@ RESOLV_CONF = Path("/etc/resolv.conf")
 MAX_FILE_BYTES = 64 << 10
 
 INTERFACES = Path("/proc/net/if_inet6")
+GLOBAL = "00"
+"""The scope of addresses there, in the fourth column (net/ipv6/addrconf.c); 20 is the link's, 10 loopback."""
 
 CAP_NET_ADMIN = 12
 """Its bit in /proc/PID/status (linux/capability.h)."""
@@ -271,9 +273,10 @@ def _name_servers() -> list[str]:
 
 
 def _has_ipv6() -> bool:
-    """Whether this machine has an address of IPv6: a container without one may lack its tables, too."""
+    """Whether this machine has an address of IPv6 that leads further than the next wire: a container without
+    one may lack its tables, too."""
     try:
-        return any(line.split()[-1] != "lo" for line in INTERFACES.read_text().splitlines())
+        return any(line.split()[3] == GLOBAL for line in INTERFACES.read_text().splitlines())
     except OSError:
         return False
 

@@ -47,6 +47,8 @@ class Ops:
         self.metrics.mtls_end = mtls_end
         self.connections: Collection[Connection] = ()
         """The open ones."""
+        self.outbound = "none"
+        """How the app's connections get into the mesh: a value of HBONE_CAPTURE, but not `auto`."""
         self._draining = False
         self._ports: OpsPorts | None = None
         self._merged: MergedMetrics | None = None
@@ -155,6 +157,7 @@ class Ops:
             "draining": self._draining,
             "started_s": {name: round(seconds, 3) for name, seconds in self.metrics.start_s.items()},
             "mtls_end": {"kind": self._mtls_end.kind, "address": str(self._mtls_end.address)},
+            "outbound": self.outbound,
         }
 
 

@@ -3,6 +3,7 @@ here, and Envoy's ports the test's; with the real ones: tests/mesh."""
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -12,9 +13,11 @@ import pytest
 
 from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from shared.net.http1 import get
 from tests.support.captured_network import CapturedNetwork, captured_network
 from tests.support.other_user import root_only, shared_folder
 from tests.support.process import Process, run, started
+from tests.support.tcp_peer import PATIENCE_S
 
 pytestmark = root_only
 
@@ -41,6 +44,7 @@ def environ() -> Iterator[dict[str, str]]:
             "HBONE_ROOTS": str(roots),
             "HBONE_STARTUP_PROBE": "-",
             "HBONE_LOG_FORMAT": "json",
+            "HBONE_ADMIN": "127.0.0.1:15019",
         }
 
 
@@ -62,6 +66,9 @@ async def test_from_before_the_app_s_start_to_krun_s_end(
         await process.said(r"^outbound traffic: iptables \(10.0.0.0/8, by krun\)$")
         assert await asked(process) == "captured 10.1.2.3:80"
         await process.said("^tunnels on")
+        url = "http://127.0.0.1:15019/status"
+        status = await get(url, headers={}, timeout_s=PATIENCE_S, max_bytes=10_000)
+        assert json.loads(status.body)["outbound"] == "iptables"
         process.send(signal.SIGTERM)
         code, _, _ = await process.ended()
     assert code == 128 + signal.SIGTERM

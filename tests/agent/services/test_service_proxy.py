@@ -22,6 +22,7 @@ from agent.services.service_requests import ServiceRequests
 from shared.address import Address
 from shared.credentials.tokens.minting import Minted
 from shared.errors import NoRouteError, TokenError, UnavailableError
+from shared.http2.frames import REFUSED_STREAM
 from shared.net.dial import Origin
 from shared.tasks import spawn
 from tests.support.gke_server import Machine
@@ -221,6 +222,18 @@ async def test_what_is_malformed() -> None:
     async with world() as it, TcpPeer.connected(it.port) as client:
         await client.send(b"GET http://hello/ HTTP/1.1\r\nno colon\r\n\r\n")
         assert (await client.read_until(b"malformed\n")).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_what_a_service_has_refused_is_sent_once_more() -> None:
+    async with world() as it:
+        client = asked(it.curl("http://hello/", "-d", "body"))
+        there = await it.service.request()
+        assert await there.rest() == b"body"
+        there.reset(REFUSED_STREAM)
+        again = await it.service.request()
+        assert (await again.rest(), again[b"authorization"]) == (b"body", b"Bearer token-1")
+        again.respond(200, end=True)
+        assert await client == (0, "")
 
 
 async def test_two_requests_at_once_are_answered_in_turn() -> None:
