@@ -14,6 +14,9 @@ OUTBOUND = ZTUNNEL_OUTBOUND
 INBOUND_MTLS = 15003
 """Envoy or the built-in end in the container: the mesh's mTLS, carried by the tunnel."""
 
+SERVICES = 15005
+"""krun, if it is told to: a proxy to the project's Cloud Run services, on the container's loopback."""
+
 ZTUNNEL_INBOUND = 15006
 """ztunnel accepts inbound plain text here; no tunnel of the HBONE port leads there."""
 

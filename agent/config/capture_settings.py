@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.variables import loopback
+from shared import ports
 from shared.address import Address
 from shared.config.fields import Environment, Setting, setting, table_of
 from shared.config.kinds import NONE, Choice, List, OrNone, Parsed
@@ -98,7 +99,7 @@ class CaptureSettings:
     services: Address | None = setting(
         OrNone(Parsed(loopback("it adds the service's token to requests"), "loopback HOST:PORT")),
         None,
-        "loopback address of a proxy to Cloud Run services, for example 127.0.0.1:15005",
+        f"loopback address of a proxy to Cloud Run services, for example 127.0.0.1:{ports.SERVICES}",
         "The app reaches a service of its project as http://SERVICE or http://SERVICE.REGION, with an ID "
         "token that krun adds. HTTP_PROXY of the app leads there.",
         unset=NONE,

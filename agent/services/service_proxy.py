@@ -17,6 +17,8 @@ from agent.services.service_names import ServiceName, project_number_of, region_
 from agent.services.service_requests import ServiceRequests, is_service
 from shared.address import Address
 from shared.errors import LimitError, UnavailableError
+from shared.http2.flood_guard import FloodLimits
+from shared.http2.session import SessionLimits
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.legs.read_buffer import READ_BUFFER
@@ -25,6 +27,9 @@ from shared.ops.repeated_log import RepeatedLog
 from shared.tasks import spawn
 
 log = logging.getLogger("hbone.services")
+
+LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
+"""An app may carry all that it does on one connection, and give up many requests of it."""
 
 PREFACE_WORD = b"PRI"
 
@@ -92,6 +97,7 @@ class ServiceProxy:
         if early.startswith(PREFACE_WORD):
             protocol = Connection(
                 client=False,
+                limits=LIMITS,
                 on_request=self.requests.serve,
                 on_lost=self._connections.discard,
                 idle_timeout_s=self._idle_timeout_s,

@@ -71,7 +71,7 @@ def environments() -> list[str]:
 
 @pytest.fixture(scope="module")
 def capturing(mesh: Workloads) -> Iterator[Process]:
-    krun = mesh.krun("pilot-agent", {"HBONE_CAPTURE": "iptables"})
+    krun = mesh.krun("pilot-agent", {"HBONE_CAPTURE": "iptables", "ISTIO_META_DNS_CAPTURE": "true"})
     try:
         mesh.krun_ready(krun)
         yield krun
@@ -85,6 +85,13 @@ def test_connections_are_captured_by_pilot_agent_s_rules(capturing: Process) -> 
     told = until(lambda: asked("http://10.99.1.1:8090/there") or None, PATIENCE_S, "an answer")
     assert told["path"] == "/there"
     assert "x-request-id" in told["headers"], "Envoy's"
+
+
+def test_names_that_only_the_mesh_knows(capturing: Process) -> None:
+    """Asked of a name server that is not there, answered by pilot-agent."""
+    url = "http://plain.demo.svc.cluster.local:8090/by-name"
+    told = until(lambda: asked(url) or None, PATIENCE_S, "an answer")
+    assert told["path"] == "/by-name"
 
 
 def test_a_service_of_the_mesh_gets_our_certificate(capturing: Process, mesh: Workloads) -> None:
