@@ -39,6 +39,7 @@ WAIT_S = 5
 """For the lock."""
 
 MAX_OUTPUT_BYTES = 4 << 20
+"""Of a program: tens of thousands of rules."""
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 MAX_FILE_BYTES = 64 << 10
@@ -210,7 +211,9 @@ class Iptables:
             os.close(told_it)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                output, complaint = await process.communicate()
+                assert process.stdout is not None and process.stderr is not None
+                output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                await process.wait()
         except TimeoutError as error:
             raise UnavailableError(f"{name} has not ended within {TIMEOUT_S:g} s") from error
         finally:
@@ -218,8 +221,7 @@ class Iptables:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        told = output[:MAX_OUTPUT_BYTES].decode("utf-8", "replace")
-        return process.returncode or 0, told, _last_line(complaint.decode("utf-8", "replace"))
+        return process.returncode or 0, output, _last_line(complaint)
 
 
 _NO_CAUSES = ("Warning:", "#", "Try `", "Error occurred at line")
@@ -253,6 +255,14 @@ def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(_NO_CAUSES) and "memlimit" not in line]
     return told[-1].rpartition("\t")[2][:200] if told else ""
+
+
+async def _read(stream: asyncio.StreamReader) -> str:
+    """What a program says, up to the bound; one that says more is left waiting."""
+    output = bytearray()
+    while len(output) < MAX_OUTPUT_BYTES and (part := await stream.read(MAX_OUTPUT_BYTES - len(output))):
+        output += part
+    return output.decode("utf-8", "replace")
 
 
 def _file_of(text: str) -> int:

@@ -53,7 +53,7 @@ class Http1Client:
         renewed: Callable[[asyncio.Transport, bytes], None],
     ) -> None:
         self.leg = leg
-        self.http = self._fresh()
+        self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._request = request
         self._is_service = is_service
         self._renewed = renewed
@@ -61,19 +61,8 @@ class Http1Client:
         self._current: _Request | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._advancing = False
-        self._draining = False
         self._wait_for_request()
         leg.join(self)
-
-    @staticmethod
-    def _fresh() -> h11.Connection:
-        return h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-
-    def drain(self) -> None:
-        """Ends it with the request that is under way, or now."""
-        self._draining = True
-        if self._current is None:
-            self.close()
 
     def close(self) -> None:
         """Ends it in order."""
@@ -147,8 +136,11 @@ class Http1Client:
             if event.method == b"CONNECT" and self._is_service(event.target):
                 self._connect()
                 return False
-            self._current = _Request(self, event)
-            self._request(self._current)
+            current = self._current = _Request(self, event)
+            if current.bodiless:
+                self.http.next_event()  # its end, which is known: it may be answered at once
+                current.request_ended([])
+            self._request(current)
         elif self._current is not None:
             if isinstance(event, h11.Data):
                 self._current.came(event.data)
@@ -168,7 +160,7 @@ class Http1Client:
     def answered(self) -> None:
         """The answer to the current request is whole."""
         self._current = None
-        if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE and not self._draining:
+        if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE:
             self.http.start_next_cycle()
             self._wait_for_request()
             self.leg.resume_reading()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.proxy.exchange import Downstream, Exchange, Waiting
@@ -193,10 +193,10 @@ class AskedService:
 
     name: ServiceName
     head: RequestHead
-    is_authorized: bool = False
+    is_authorized: bool
     """It has an authorization of its own."""
 
-    fields: list[Field] = field(default_factory=list)
+    fields: list[Field]
 
     def headers(self, host: str, token: str | None) -> Headers:
         """The header list for its service."""

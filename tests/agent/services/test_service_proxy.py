@@ -142,6 +142,13 @@ async def test_strangers_are_refused_and_get_no_token() -> None:
         assert (it.minter.audiences, it.service.asked) == ([], False)
 
 
+async def test_a_refusal_leaves_the_connection_to_further_requests() -> None:
+    async with world() as it, TcpPeer.connected(it.port) as client:
+        for _ in range(2):
+            await client.send(b"GET http://example.com/ HTTP/1.1\r\nhost: example.com\r\n\r\n")
+            assert (await client.read_until(b"directly\n")).startswith(b"HTTP/1.1 502 ")
+
+
 async def test_a_tunnel_is_refused() -> None:
     async with world() as it:
         code, told = await it.curl("https://hello/")
