@@ -37,8 +37,8 @@ until it listens on that port, then accepts tunnels. Without COMMAND it serves a
 begins with - needs -- in front of it. Flags take precedence over environment variables.
 
 `krun explain` starts nothing, and prints each setting with its value and where that comes from.
-`krun capture print|apply|remove` does so with the rules that capture outbound traffic, by itself. An app of
-such a name needs -- in front of it, too.""",
+`krun capture print|apply|remove` prints, applies or removes the rules that capture outbound traffic. An app
+of such a name needs -- in front of it, too.""",
     )
     own.add_log_flags()
     own.add_argument(

@@ -286,3 +286,17 @@ def test_what_is_chosen_and_why(net: CapturedNetwork, caplog: pytest.LogCaptureF
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 65532)
         assert chosen(capture()) == "outbound traffic: proxy (krun is not root)"
+
+
+def test_where_krun_would_capture_itself_nothing_is_captured(
+    net: CapturedNetwork, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without SETGID."""
+    caplog.set_level("INFO", "hbone.capture")
+    monkeypatch.setattr("agent.capture.capture._set_group", lambda group: False)
+    it = capture()
+    run(it.start("pilot-agent", FAILING))
+    assert (it.mode, net.rules()) == ("proxy", [])
+    assert "krun may not change its group (SETGID)" in caplog.messages[-1]
+    with pytest.raises(UnavailableError, match=r"HBONE_CAPTURE=iptables: krun may not change its group"):
+        run(capture(HBONE_CAPTURE="iptables").start("pilot-agent", FAILING))
