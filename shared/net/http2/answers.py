@@ -7,12 +7,24 @@ in the log, never in the tunnel.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import HboneError, StatusError
 from shared.http2.events import Headers
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.stream import Stream, header_value
+
+if TYPE_CHECKING:  # making it would cost each start
+
+    class Answered(Protocol):
+        """What is answered: a server's stream, or whatever does as it does."""
+
+        headers: Headers
+
+        def respond(self, headers: Headers) -> None: ...
+        def write(self, data: Buffer) -> None: ...
+        def close(self) -> None: ...
+
 
 REASON_BYTES = 512
 """How much of a refusal's body is read: the first line is what counts."""
@@ -71,16 +83,6 @@ class AskedOf:
         if not self.in_mesh:
             return _SERVICE_HINTS[status]
         return _TOKEN_REFUSED if wants_token else f"{_NOT_ALLOWED}, or {_TOKEN_REFUSED}"
-
-
-class Answered(Protocol):
-    """What is answered: a server's stream, or whatever does as it does."""
-
-    headers: Headers
-
-    def respond(self, headers: Headers) -> None: ...
-    def write(self, data: Buffer) -> None: ...
-    def close(self) -> None: ...
 
 
 def answer(stream: Answered, status: int, text: str, extra: Headers = ()) -> None:
