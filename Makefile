@@ -18,8 +18,12 @@ demo: needs-demo $(VENV)/.installed
 # the test: its replacement could wait for ever.
 WORKERS ?= $(shell expr 2 '*' $$(nproc))
 PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart 0
+# AGAIN=1, which CI says: tests that have failed beside others run once more by themselves, and count then. Both runs
+# are printed.
+ALONE := $(BIN)/pytest --last-failed --last-failed-no-failures none
+ALL_TESTS := $(BIN)/pytest $(PARALLEL) $(if $(AGAIN),|| { test $$? = 1 && $(ALONE); })
 test: needs-test $(VENV)/.installed-dev
-	$(BIN)/pytest $(PARALLEL)
+	$(ALL_TESTS)
 
 # The same tests on compiled modules (setup.py): in a copy, so that no compiled module hides a source that is changed.
 .PHONY: test-compiled
@@ -31,7 +35,7 @@ test-compiled: needs-test-compiled
 	$(MAKE) -C $(COPY) $(VENV)/.installed-dev
 	cd $(COPY) && pwd >$$(echo .venv/lib/python3*/site-packages)/copy.pth
 	cd $(COPY) && HBONE_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace --parallel $$(nproc)
-	cd $(COPY) && $(BIN)/pytest $(PARALLEL)
+	cd $(COPY) && { $(ALL_TESTS); }
 
 # Branches too, and those of the processes that tests start. One that a test kills is not counted.
 .PHONY: coverage

@@ -1,10 +1,11 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
-Start: the workload's certificates and tokens, if krun gets them; the rules that capture outbound traffic, if
-there are to be any; the mTLS end on 15003; the app, until it listens on its port, or answers another probe,
-whoever starts it; then the tunnel port 15009, because the app could not serve an earlier request. End:
-SIGTERM goes to the app at once. New streams are refused, and open ones may finish, until the app has ended or
-the drain timeout is over. The app's exit code is krun's.
+Start: what kubelet would mount, if krun is asked for it; the workload's certificates and tokens, if krun gets
+them; the rules that capture outbound traffic, if there are to be any; the mTLS end on 15003; a file for the
+app's gRPC, if it is asked for; the app, until it listens on its port, or answers another probe, whoever
+starts it; then the tunnel port 15009, because the app could not serve an earlier request. End: SIGTERM goes
+to the app at once. New streams are refused, and open ones may finish, until the app has ended or the drain
+timeout is over. The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agent.config.layers import Layers
 from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
-from agent.ops.ops import Ops
+from agent.ops.ops import GRPC, Ops
 from shared import open_files, ports
 from shared.address import Address
 from shared.errors import (
@@ -39,11 +40,15 @@ if TYPE_CHECKING:
     from agent.capture.capture import Capture
     from agent.launch.launcher import App
     from agent.memory import Memory
-    from agent.mtls.envoy_records import Record
+    from agent.mounts.mounts import Mounts
+    from agent.proxy.downstream import Caller, Downstream
+    from agent.proxy.request_record import Record
+    from agent.proxyless.bootstrap_file import BootstrapFile
     from agent.services.service_proxy import ServiceProxy
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
+    from shared.credentials.kubernetes.kubernetes_access import Access
     from shared.net.http2.connection import Connection
 
 log = logging.getLogger("hbone.agent")
@@ -68,9 +73,11 @@ class Agent:
         environ: Mapping[str, str],
         access_log: AccessLog,
         layers: Layers | None = None,
+        access: Access | None = None,
     ) -> None:
         """`command` is the app's, empty for a sidecar; `environ` is krun's, of which the app gets a part.
-        `layers` are what `settings` were read from; None: `environ` alone."""
+        `layers` are what `settings` were read from; None: `environ` alone. `access` leads to the cluster that
+        MESH names; None: it names none."""
         self._settings = settings
         self._command = command
         self._environ = environ
@@ -78,13 +85,21 @@ class Agent:
         self._connections: set[Connection] = set()
         self._port: TunnelPort | None = None
         self._reverse: ReverseTunnels | None = None
-        self._identity = WorkloadIdentity(settings)
+        self._cluster_access = access
+        self._mounts: Mounts | None = None
+        self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
         self._capture: Capture | None = None
         self._mtls_end = MtlsEnd(
-            settings, environ.get("PATH"), self._over, self._refusal, self._captures_outbound
+            settings,
+            environ.get("PATH"),
+            self._over,
+            self._refusal,
+            self._serve_request,
+            self._captures_outbound,
         )
         self._services: ServiceProxy | None = None
+        self._grpc: BootstrapFile | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
         self._stopping_app = False  # by us, and not for a signal
@@ -103,7 +118,7 @@ class Agent:
 
         Raises:
             UnavailableError: a port, a program or a file cannot be had; the exit code is the error's.
-            HboneError: what `WorkloadIdentity.start` and `MtlsEnd.start` raise.
+            HboneError: what `Mounts.start`, `WorkloadIdentity.start` and `MtlsEnd.start` raise.
         """
         from agent.launch.launcher import ignored_signals
 
@@ -113,8 +128,14 @@ class Agent:
         for number in START_EXITS.keys() - self._ignored_signals:  # until there is an app to get them, too
             loop.add_signal_handler(number, self._signalled, number)
         try:
+            steps = [("identity", self._identity.start), ("mTLS end", self._mtls_end.start)]
+            if self._settings.grpc is not None:
+                steps.append((GRPC, self._make_bootstrap_file))
+            if (mounts := self._make_mounts()) is not None:
+                steps.insert(0, (self._ops.first("mounts"), mounts.start))
+                self._ops.metrics.add(mounts.families)
             await self._ops.start()
-            for name, start in (("identity", self._identity.start), ("mTLS end", self._mtls_end.start)):
+            for name, start in steps:
                 await self._unless_stopped(start(), name)
                 self._ops.started(name)
                 if self._stop_signal is not None:
@@ -166,9 +187,31 @@ class Agent:
         self._ops.outbound = self._capture.mode
         return self._capture.mode != "none"
 
+    def _make_mounts(self) -> Mounts | None:
+        """None: nothing is to be mounted, and no variable of the app's is a reference."""
+        settings = self._settings.mounts
+        if not settings.asks_cluster and not (self._command and settings.has_references(self._environ)):
+            return None
+        from agent.mounts.mounts import Mounts
+
+        environ = self._app_environment() if self._command else None
+        self._mounts = Mounts(settings, environ, self._cluster_access)
+        return self._mounts
+
+    def _app_environment(self) -> dict[str, str]:
+        from agent.launch.app_environment import app_environment
+
+        return app_environment(self._environ, self._settings)
+
+    async def _make_bootstrap_file(self) -> None:
+        from agent.proxyless.bootstrap_file import BootstrapFile
+
+        assert self._settings.grpc is not None
+        self._grpc = BootstrapFile(self._settings, self._settings.grpc)
+        await self._grpc.start()
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
-        from agent.launch.app_environment import app_environment
         from agent.launch.launcher import App
         from agent.launch.startup import accepts, ready
 
@@ -179,9 +222,18 @@ class Agent:
                 "app: end it, or set HBONE_APP to another port",
                 settings.app,
             )
+        environ = self._app_environment() if self._mounts is None else self._mounts.environment()
+        if self._grpc is not None:
+            from agent.launch.app_environment import with_grpc
+
+            environ = with_grpc(environ, self._grpc.path)
+        if (proxy := self._proxy()) is not None:
+            from agent.launch.app_environment import with_proxy
+
+            environ = with_proxy(environ, proxy)
         self._app = await App.start(
             self._command,
-            app_environment(self._environ, settings, self._proxy()),
+            environ,
             settings.app.port,
             ignored=self._ignored_signals,
         )
@@ -275,6 +327,15 @@ class Agent:
     def _refusal(self) -> LimitError | None:
         """Why new tunnels are refused now; None if they are not."""
         return None if self._memory is None else self._memory.refusal()
+
+    def _serve_request(self, request: Downstream, caller: Caller) -> None:
+        """Answers a request of the built-in mTLS end's."""
+        if self._requests is not None:
+            self._requests.app.serve(request, caller)
+        else:
+            from agent.mtls.inbound import no_app
+
+            no_app(request, caller)
 
     def _turned_away(self, peer: str, error: LimitError) -> None:
         record = TunnelRecord(peer=peer)
@@ -391,8 +452,12 @@ class Agent:
             await self._services.close()
         if self._capture is not None:
             await self._capture.close()
+        if self._grpc is not None:
+            self._grpc.close()
         await self._mtls_end.close()
         await self._identity.close()
+        if self._mounts is not None:
+            self._mounts.close()
         await self._ops.close()
         self._access_log.close()
 

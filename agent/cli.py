@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent.config.layers import Layers
     from agent.config.mesh_name import MeshName
     from agent.config.settings import Settings
+    from agent.mesh.finding import Found
     from shared.command_line import Parser
 
 EXPLAIN = "explain"
@@ -52,8 +53,8 @@ of such a name needs -- in front of it, too.""",
             "0": "without COMMAND: stopped by a signal, after the drain",
             "64": "a flag or an environment variable is wrong",
             "69": "a port is in use, or a program or a file cannot be had",
-            "77": "there is no token or no certificate",
-            "78": "a file has a mistake",
+            "77": "there is no token, no certificate or no permission",
+            "78": "a file has a mistake, or what a variable refers to",
             "130, 143": "SIGINT or SIGTERM before COMMAND was started",
         },
     )
@@ -90,10 +91,13 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     _set_up_log(layers)
 
     async def serve() -> int:
-        settings, found = (own, layers) if own is not None else await _found(layers, mesh)
+        if own is not None:
+            settings, known, access = own, layers, None
+        else:
+            settings, (known, access) = await _found(layers, mesh)
         # Standard output is the app's.
         access_log = AccessLog(sys.stderr, settings.log_format, "krun")
-        return await Agent(settings, command, environ, access_log, found).run()
+        return await Agent(settings, command, environ, access_log, known, access).run()
 
     return loop.run(serve())
 
@@ -127,7 +131,8 @@ def _settings(layers: Layers) -> tuple[Settings, Layers]:
     from shared import loop
 
     _set_up_log(layers)
-    return loop.run(_found(layers, mesh))
+    settings, (found, _) = loop.run(_found(layers, mesh))
+    return settings, found
 
 
 def _mesh(layers: Layers) -> MeshName:
@@ -143,17 +148,17 @@ def _mesh(layers: Layers) -> MeshName:
     return parse(text)
 
 
-async def _found(layers: Layers, mesh: MeshName) -> tuple[Settings, Layers]:
-    """The settings with those of the mesh, and the layers that they are from."""
+async def _found(layers: Layers, mesh: MeshName) -> tuple[Settings, Found]:
+    """The settings with those of the mesh, and what they are from."""
     from agent.config.settings import from_env
     from agent.mesh.finding import find
     from agent.mesh.mesh_env import blamed
 
     found = await find(layers, mesh)
     try:
-        return from_env(found.merged()), found
+        return from_env(found.layers.merged()), found
     except UsageError as error:
-        raise blamed(error, found) from error
+        raise blamed(error, found.layers) from error
 
 
 def _set_up_log(layers: Layers) -> None:

@@ -62,6 +62,7 @@ def test_krun_imports_what_a_tunnel_needs() -> None:
     names = imported("agent", "true", environ=told)
 
     assert "agent.launch.launcher" in names
+    assert not [name for name in names if name.startswith(("agent.mounts", "agent.config.references"))]
     assert not names & (
         NO_TUNNELS_NEED
         | {"agent.mtls.envoy", "agent.mtls.inbound", "agent.tunnels.reverse", "tempfile", "argparse"}

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from agent.config.layers import Layers
+from agent.config.layers import PROCESS, Layers
+from agent.config.mount_settings import MountSettings, is_reference
 from agent.config.settings import PORT_PREFIX, groups
-from shared.config.fields import Setting
+from shared.config.fields import Environment, Setting, table_of
 
 SHOWN_CHARS = 100
 """Of a value; roots in PEM are longer."""
@@ -32,14 +33,15 @@ class Explained:
 
 
 def explained(layers: Layers) -> list[Explained]:
-    """All settings, as `layers` have them."""
+    """All settings, as `layers` have them, then the app's variables that are references."""
     told = layers.merged()
-    return [
+    rows = [
         Explained(group, name, _shown(one, value), layers.origin(name))
         for group, settings in groups().items()
         for one in settings
         for name, value in _variables(one, told)
     ]
+    return rows + _references(layers)
 
 
 def table(rows: list[Explained]) -> str:
@@ -51,6 +53,23 @@ def table(rows: list[Explained]) -> str:
             lines += [*([""] if lines else []), row.group]
         lines.append(f"  {row.variable:<{widths[0]}}  {row.origin:<{widths[1]}}  {row.value}".rstrip())
     return "\n".join(lines)
+
+
+def _references(layers: Layers) -> list[Explained]:
+    """What each is that krun would resolve, without its text, which is a value of the app's."""
+    own = next((layer.values for layer in layers.layers if layer.name == PROCESS), {})
+    found = {name: value for name, value in sorted(own.items()) if is_reference(value)}
+    if not found or not Environment(layers.merged())(table_of(MountSettings)["references"]):
+        return []
+    from agent.config import references
+
+    def shown(value: str) -> str:
+        try:
+            return str(references.parse(value))
+        except ValueError as error:
+            return f"malformed reference: {error}"
+
+    return [Explained("The app's variables", name, shown(value), PROCESS) for name, value in found.items()]
 
 
 def _variables(setting: Setting[Any], told: Mapping[str, str]) -> Iterator[tuple[str, str]]:

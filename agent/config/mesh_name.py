@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMS = (
-    "kubernetes, gke://[PROJECT[/LOCATION[/CLUSTER]]], file:///PATH, a GKE cluster's selfLink, td:NAME or -"
+    "kubernetes, gke://[PROJECT[/LOCATION[/CLUSTER]]], file:///PATH, a GKE cluster's selfLink, td:[MESH] or -"
 )
 
 KUBERNETES = "kubernetes"
 """The cluster that KUBECONFIG, or the pod's own access, leads to."""
 
 TRAFFIC_DIRECTOR = "td:"
+
+TRAFFIC_DIRECTOR_FORMS = "td:, td:MESH, or td: with projects=, meshes=, networks= or scopes=, & between them"
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9:._-]{0,99}"
 _WHOLE_NAME = re.compile(_NAME)
@@ -22,6 +24,15 @@ _RESOURCE = re.compile(
     rf"(?:https:)?//container\.googleapis\.com/(?:v1(?:beta1)?/)?"
     rf"projects/({_NAME})/(?:locations|zones)/({_NAME})/clusters/({_NAME})"
 )
+
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")  # as its own generator of such files checks a mesh's name
+_TRAFFIC_DIRECTOR = {
+    "projects": ("project_number", re.compile(r"[0-9]{1,20}"), ""),
+    "networks": ("network", _LABEL, ""),
+    "meshes": ("network", _LABEL, "mesh:"),
+    "scopes": ("network", _LABEL, "scope:"),
+}
+"""Keys behind td: with the field, what a value may be, and what stands before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +45,47 @@ class GkeName:
     cluster: str = ""
 
 
-MeshName = GkeName | Path | str
-"""A cluster, a file, KUBERNETES, `td:...`; empty for none."""
+@dataclass(frozen=True, slots=True)
+class TrafficDirector:
+    """A mesh of Google's Traffic Director."""
+
+    project_number: str = ""
+    """Empty: to be found out."""
+
+    network: str = "default"
+    """What its node names have as network: a VPC network, `mesh:NAME` or `scope:NAME`."""
+
+
+MeshName = GkeName | TrafficDirector | Path | str
+"""A cluster, Traffic Director, a file, KUBERNETES; empty for none."""
 
 
 def parse(text: str) -> MeshName:
     """Raises ValueError if it has none of the forms."""
     if text in ("", "-"):
         return ""
-    if text == KUBERNETES or (text.startswith(TRAFFIC_DIRECTOR) and text.isprintable()):
+    if text == KUBERNETES:
         return text
+    if text.startswith(TRAFFIC_DIRECTOR):
+        return _traffic_director(text.removeprefix(TRAFFIC_DIRECTOR))
     if text.startswith("file:///"):
         return Path(text.removeprefix("file://"))
     found = _GKE.fullmatch(text) or _RESOURCE.fullmatch(text)
     if found is None:
         raise ValueError(f"must be {FORMS}")
     return GkeName(*(part or "" for part in found.groups()))
+
+
+def _traffic_director(text: str) -> TrafficDirector:
+    """`text` is MESH, or KEY=VALUE with & between them; the original has projects and scopes."""
+    found: dict[str, str] = {}
+    for part in filter(None, text.split("&")):
+        key, equals, value = part.rpartition("=")
+        known = _TRAFFIC_DIRECTOR.get(key if equals else "meshes")
+        if known is None or known[0] in found or not known[1].fullmatch(value):
+            raise ValueError(f"must be {TRAFFIC_DIRECTOR_FORMS}")
+        found[known[0]] = known[2] + value
+    return TrafficDirector(**found)
 
 
 def name(text: str) -> str:

@@ -24,8 +24,9 @@ MESH: Setting[str] = Setting(
     Parsed(_mesh, mesh_name.FORMS),
     "",
     "where the mesh's settings are: a cluster with a ConfigMap mesh-env, or a file",
-    "krun reads mesh-env in the workload's namespace, then in istio-system, before all else. td: and - are "
-    "only noted. Without MESH nothing is looked for.",
+    "krun reads mesh-env in the workload's namespace, then in istio-system, before all else. With td: it "
+    "reads none, and the app's gRPC gets a file that leads to Traffic Director. Without MESH nothing is "
+    "looked for.",
     unset="nowhere",
     variable="MESH",
 )
@@ -44,9 +45,24 @@ GKE_URL: Setting[str] = Setting(
     variable="HBONE_GKE_URL",
 )
 
+RUN_URL: Setting[str] = Setting(
+    Parsed(_https, "https://HOST"),
+    "https://run.googleapis.com",
+    "address of the Cloud Run API, which tells the service's label mesh-namespace",
+    variable="HBONE_RUN_URL",
+)
+PROJECTS_URL: Setting[str] = Setting(
+    Parsed(_https, "https://HOST"),
+    "https://cloudresourcemanager.googleapis.com",
+    "address of the Resource Manager API, which tells the project's label mesh-namespace",
+    variable="HBONE_PROJECTS_URL",
+)
+
 SETTINGS: tuple[Setting[Any], ...] = (
     MESH,
     QUOTA_PROJECT,
     GKE_URL,
+    RUN_URL,
+    PROJECTS_URL,
 )
 """PROJECT_ID, CLUSTER_LOCATION and CLUSTER_NAME, of which the token exchange is told, count for MESH, too."""

@@ -7,6 +7,7 @@ WORKLOAD_NAME and K_SERVICE for who we are.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,13 @@ def _proxy_config(text: str) -> Mapping[str, Any]:
     return found
 
 
+def _label(text: str) -> str:
+    """Kubernetes' rule for labels' values."""
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", text):
+        raise ValueError("at most 63 letters, digits, -, . and _, with a letter or digit at both ends")
+    return text
+
+
 def _level(text: str) -> str:
     # Several: upstream:debug,connection:trace
     for word in text.split(","):
@@ -71,6 +79,14 @@ class PilotSettings:
         "Its label app, which a Sidecar and policies select it by.",
         unset="K_SERVICE, which Cloud Run sets, else the service account",
         variable="WORKLOAD_NAME",
+    )
+    revision: str = setting(
+        Parsed(_label, "value of a label"),
+        "",
+        "the workload's revision, which Cloud Run sets",
+        "Its label service.istio.io/canonical-revision, by which telemetry tells revisions apart.",
+        unset="none",
+        variable="K_REVISION",
     )
     proxy_config: Mapping[str, Any] | None = setting(
         Parsed(_proxy_config, "YAML or JSON"),
@@ -114,6 +130,20 @@ class PilotSettings:
 
     passed: Mapping[str, str] = field(default_factory=dict)
     """Variables for pilot-agent itself, as they are set: their names begin as in PASSED."""
+
+    instance: str = field(default_factory=lambda: os.urandom(4).hex(), compare=False)
+    """Of all that run this revision, this one; by chance."""
+
+    @property
+    def pod(self) -> str:
+        """The name of this instance in the mesh."""
+        return f"{self.revision}-{self.instance}" if self.revision else self.workload
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that a pod of the workload would have."""
+        labels = {"app": self.workload, "service.istio.io/canonical-name": self.workload}
+        return {**labels, "service.istio.io/canonical-revision": self.revision} if self.revision else labels
 
 
 K_SERVICE = "K_SERVICE"

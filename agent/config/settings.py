@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args
 from agent.config import (
     capture_settings,
     certificate_settings,
+    grpc_settings,
     kubernetes_settings,
     mesh_settings,
+    mount_settings,
     pilot_settings,
     probe,
     reverse_settings,
@@ -22,7 +24,9 @@ from agent.config import (
 )
 from agent.config.capture_settings import CaptureSettings
 from agent.config.certificate_settings import CertificateSettings
+from agent.config.grpc_settings import GrpcSettings
 from agent.config.kubernetes_settings import KubernetesSettings
+from agent.config.mount_settings import MountSettings
 from agent.config.pilot_settings import PilotSettings
 from agent.config.probe import Probe
 from agent.config.reverse_settings import ReverseSettings
@@ -375,7 +379,7 @@ class Settings:
     request_log: RequestLog = setting(
         Choice(REQUEST_LOGS),
         "failed",
-        "requests at Envoy's mTLS end that the access log tells: all, failed or none",
+        "requests at the mTLS end that the access log tells: all, failed or none",
         "Failed are those that were refused, broke, or got a 5xx. A line costs krun some 10 µs of CPU time.",
         variable="HBONE_REQUEST_LOG",
     )
@@ -405,11 +409,17 @@ class Settings:
     kubernetes: KubernetesSettings | None = None
     """The Kubernetes tokens that krun keeps in files; None: none, and no API server is asked."""
 
+    mounts: MountSettings = field(default_factory=MountSettings)
+    """What kubelet would mount."""
+
     pilot: PilotSettings = field(default_factory=PilotSettings)
     """For pilot-agent, where it is the mTLS end."""
 
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     """How the app's outbound traffic gets into the mesh."""
+
+    grpc: GrpcSettings | None = None
+    """The bootstrap file for the app's gRPC; None: krun makes none."""
 
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
@@ -478,6 +488,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
 
     Raises UsageError for the first value that is wrong: `invalid NAME=VALUE (reason)`.
     """
+    _refuse_references(environ)
     read = Environment(environ)
     given = read.given(Settings)
     trust_domain = given.get("trust_domain", "")
@@ -509,12 +520,23 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
+        mounts=mount_settings.read(read),
+        grpc=grpc_settings.read(read, given.get("mesh", ""), given.get("xds")),
         sts=sts_settings.read(read),
         **given,
     )
     if settings.listen is None and settings.reverse is None:
         raise UsageError(f"invalid HBONE_LISTEN={NONE} (without HBONE_REVERSE nobody could reach krun)")
     return settings
+
+
+def _refuse_references(environ: Mapping[str, str]) -> None:
+    """krun is set up before anything can be asked, so its own variables cannot stand for others."""
+    for variable, value in environ.items():
+        if mount_settings.is_reference(value) and variable in ENVIRONMENT:
+            raise UsageError(
+                f"invalid {variable} (only the app's variables may be references, not krun's own)"
+            )
 
 
 def _read_startup(read: Environment, given: dict[str, Any]) -> None:
@@ -554,8 +576,10 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
+        "What kubelet would mount": list(table_of(MountSettings).values()),
         "pilot-agent": list(pilot_settings.SETTINGS),
         "Outbound traffic": list(capture_settings.SETTINGS),
+        "gRPC without a proxy": list(grpc_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }
 

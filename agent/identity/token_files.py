@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.config.kubernetes_settings import KubernetesSettings, TokenFile
 from shared import regular_files
@@ -27,6 +28,9 @@ from shared.credentials.kubernetes.kubernetes_names import AUTHORITY_FILE, NAMES
 from shared.credentials.tokens.minting import Minted, Minter
 from shared.errors import HboneError, TokenDeniedError, TokenError, UnavailableError
 from shared.tasks import spawn
+
+if TYPE_CHECKING:
+    from shared.credentials.kubernetes.kubernetes_access import Access
 
 log = logging.getLogger("hbone.tokens")
 
@@ -212,8 +216,8 @@ class TokenFiles:
         write_atomically(path, content, mode, self._owner)
 
 
-def make_token_files(settings: KubernetesSettings) -> TokenFiles:
-    """Token files by what krun is told.
+def make_token_files(settings: KubernetesSettings, access: Access | None = None) -> TokenFiles:
+    """Token files by what krun is told; `access` None: by the kubeconfig, or as a pod.
 
     Raises:
         UnavailableError: there is no API server that we have access to.
@@ -223,7 +227,7 @@ def make_token_files(settings: KubernetesSettings) -> TokenFiles:
     from shared.credentials.kubernetes.kubernetes_discovery import find_access
     from shared.credentials.kubernetes.kubernetes_tokens import KubernetesTokens
 
-    access = find_access(settings.access)
+    access = access or find_access(settings.access)
     namespace = settings.namespace or access.namespace
     try:
         minter = KubernetesTokens(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent.identity.sts_server import StsServer
     from agent.identity.token_files import TokenFiles
     from shared.credentials.certificates.certificate_keeper import CertificateKeeper
+    from shared.credentials.kubernetes.kubernetes_access import Access
 
 log = logging.getLogger("hbone.agent")
 
@@ -30,8 +31,10 @@ STS_STOP_S = 0.5
 class WorkloadIdentity:
     """What `settings` ask for, which by default is nothing."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, access: Access | None = None) -> None:
+        """`access` leads to the cluster that MESH names; None: it names none."""
         self._settings = settings
+        self._access = access
         self._token_files: TokenFiles | None = None
         self._sts: StsServer | None = None
         self._keeper: CertificateKeeper | None = None
@@ -63,7 +66,7 @@ class WorkloadIdentity:
             return
         from agent.identity.token_files import make_token_files
 
-        self._token_files = make_token_files(settings)
+        self._token_files = make_token_files(settings, self._access)
         await self._token_files.start(settings.start_timeout_s)
 
     async def _start_exchange(self) -> None:

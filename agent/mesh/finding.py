@@ -5,36 +5,35 @@ Everything is plain REST. Without MESH nothing is asked, and nothing of this is 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.config import mesh_name, mesh_settings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.layers import Layer, Layers
-from agent.config.mesh_name import KUBERNETES, GkeName, MeshName, of_context
+from agent.config.mesh_name import GkeName, MeshName, TrafficDirector, of_context
+from agent.config.pilot_settings import K_SERVICE
 from agent.mesh import mesh_env
 from agent.mesh.gke_clusters import GkeClusters, reachable, region_of
+from agent.mesh.google_api import GoogleApi
+from agent.mesh.namespace_label import PROJECTS, RUN, labelled_namespace
+from agent.mesh.patience import patiently
 from agent.mesh.platform import Platform
-from shared.backoff import doubled_s
 from shared.config.fields import Environment, table_of
 from shared.config.kinds import Parsed
 from shared.credentials.kubernetes.kubernetes_access import Access
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_discovery import find_access
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
-from shared.errors import StatusError, UpstreamError
 
 log = logging.getLogger("hbone.mesh")
 
 TIMEOUT_S = 30.0
 """For all of it: Cloud Run gives a container four minutes, and the app may need most of them."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-"""Between attempts while a server is away."""
 
 NAME = Parsed(mesh_name.name, "name")
 
@@ -42,7 +41,15 @@ KUBECONFIG, CLUSTER = "kubeconfig", "GKE"
 """Names of layers."""
 
 
-async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) -> Layers:
+class Found(NamedTuple):
+    """What there is to know about the mesh."""
+
+    layers: Layers
+    access: Access | None = None
+    """To the cluster that MESH names; None: it names none."""
+
+
+async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) -> Found:
     """`layers` with what the mesh `name` and the platform say below them.
 
     Raises UsageError for a value that is wrong; UnavailableError, ConfigError, StatusError, DialError,
@@ -50,30 +57,15 @@ async def find(layers: Layers, name: MeshName, *, timeout_s: float = TIMEOUT_S) 
     `timeout_s` seconds if that may pass.
     """
     if isinstance(name, Path):
-        return layers.over(mesh_env.read_file(name))
-    if isinstance(name, str) and name != KUBERNETES:
-        return layers
+        return Found(layers.over(mesh_env.read_file(name)))
+    if isinstance(name, TrafficDirector) or name == "":
+        return Found(layers)
     told = layers.merged()
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    attempt = 0
-    while True:
-        try:
-            return layers.over(*await _found(told, name))
-        except UpstreamError as error:
-            pause_s = doubled_s(FIRST_PAUSE_S, LONGEST_PAUSE_S, attempt)
-            if not _may_pass(error) or loop.time() + pause_s >= deadline:
-                raise
-            log.warning("MESH: %s; again in %g s", error, pause_s)
-            await asyncio.sleep(pause_s)
-            attempt += 1
+    found, access = await patiently(lambda: _found(told, name), "MESH", log, timeout_s)
+    return Found(layers.over(*found), access)
 
 
-def _may_pass(error: UpstreamError) -> bool:
-    return not isinstance(error, StatusError) or error.status >= 500 or error.status == 429
-
-
-async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
+async def _found(told: Mapping[str, str], name: GkeName | str) -> tuple[list[Layer], Access]:
     read = Environment(told)
     platform = Platform(read(table_of(CertificateSettings)["metadata_host"]))
     if isinstance(name, GkeName):
@@ -87,7 +79,7 @@ async def _found(told: Mapping[str, str], name: MeshName) -> list[Layer]:
         values["WORKLOAD_NAMESPACE"] = namespace
     log.info("MESH: %s of %s for namespace %s", mesh_env.NAME, access.server, namespace)
     found = await mesh_env.read(KubernetesApi(access), namespace)
-    return [*found, dataclasses.replace(cluster, values=values)]
+    return [*found, dataclasses.replace(cluster, values=values)], access
 
 
 async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Access, Layer]:
@@ -95,17 +87,26 @@ async def _gke(read: Environment, name: GkeName, platform: Platform) -> tuple[Ac
     location = name.location or _name(read, "CLUSTER_LOCATION")
     asked = GkeName(project, location, name.cluster or _name(read, "CLUSTER_NAME"))
     region = region_of(location) or await platform.region()
+    api = GoogleApi(platform.bearer, read(mesh_settings.QUOTA_PROJECT))
     namespace = _namespace(read) or await platform.namespace()
-    clusters = GkeClusters(
-        platform.bearer,
-        url=read(mesh_settings.GKE_URL),
-        quota_project=read(mesh_settings.QUOTA_PROJECT),
-    )
+    if not namespace:
+        namespace = await labelled_namespace(api, _labelled(read, project, region))
+    clusters = GkeClusters(platform.bearer, url=read(mesh_settings.GKE_URL), quota_project=api.quota_project)
     cluster = await clusters.find(asked, region)
     access = clusters.access(cluster, namespace or DEFAULT_NAMESPACE)
     access = await reachable(access, clusters.by_connect_gateway(cluster, access.namespace))
     known = GkeName(project, str(cluster.get("location", "")), str(cluster.get("name", "")))
     return access, _layer(CLUSTER, known)
+
+
+def _labelled(read: Environment, project: str, region: str) -> dict[str, str]:
+    """What may have a label with the namespace, for `labelled_namespace`."""
+    places = {PROJECTS: f"{read(mesh_settings.PROJECTS_URL)}/v3/projects/{project}"}
+    service = _name(read, K_SERVICE)
+    if not service:
+        return places
+    url = f"{read(mesh_settings.RUN_URL)}/v2/projects/{project}/locations/{region}/services/{service}"
+    return {RUN: url, **places}
 
 
 def _namespace(read: Environment) -> str:

@@ -15,22 +15,14 @@ from typing import Any
 
 from agent.config.mesh_name import GkeName
 from agent.config.mesh_settings import GKE_URL
+from agent.mesh.google_api import MAX_BYTES, TIMEOUT_S, GoogleApi
 from shared.credentials.kubernetes.kubernetes_access import Access, Bearer, Pem
-from shared.errors import DialError, StatusError, UnavailableError, UpstreamError
+from shared.errors import DialError, UnavailableError, UpstreamError
 from shared.net.http1 import get
-from shared.ops.log import one_line, redact
 
 log = logging.getLogger("hbone.mesh")
 
 CONNECT_GATEWAY_URL = "https://connectgateway.googleapis.com"
-
-TIMEOUT_S = 10.0
-"""For one answer."""
-
-MAX_BYTES = 16 << 20
-"""Of a list: a cluster has some 20 KiB."""
-
-MAX_MESSAGE_CHARS = 300
 
 FAVOURED = "istio"
 MESH_LABEL = "mesh_id"
@@ -49,12 +41,9 @@ class GkeClusters:
         quota_project: str = "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`bearer` has access tokens of Google's. `quota_project` is charged for the requests, empty: the
-        cluster's. `tls` None means the system's trust."""
-        self._bearer = bearer
+        """`url` is the GKE API's; the others are as `GoogleApi` has them."""
+        self._api = GoogleApi(bearer, quota_project, tls)
         self._url = url
-        self._quota_project = quota_project
-        self._tls = tls
 
     async def find(self, name: GkeName, region: str = "") -> Cluster:
         """The cluster of that name, which has a project; else the first by the order above. `region` is the
@@ -90,7 +79,7 @@ class GkeClusters:
                 f"cluster {cluster.get('name')}: the GKE API tells no endpoint, or no authority"
             )
         place = f"the GKE API's authority of {cluster.get('name')}"
-        return Access(f"https://{endpoint}", self._bearer, namespace, Pem(place, given=pem))
+        return Access(f"https://{endpoint}", self._api.bearer, namespace, Pem(place, given=pem))
 
     def by_connect_gateway(self, cluster: Cluster, namespace: str) -> Access | None:
         """Its API server through its fleet's Connect gateway; None if it is in no fleet."""
@@ -99,24 +88,10 @@ class GkeClusters:
         if not found:
             return None
         path = resource.replace("/memberships/", "/gkeMemberships/")
-        return Access(f"{CONNECT_GATEWAY_URL}/v1/{path}", self._bearer, namespace)
+        return Access(f"{CONNECT_GATEWAY_URL}/v1/{path}", self._api.bearer, namespace)
 
     async def _ask(self, path: str) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {await self._bearer.token()}", "accept": "application/json"}
-        if self._quota_project:
-            headers["x-goog-user-project"] = self._quota_project
-        url = f"{self._url}{path}"
-        response = await get(url, headers=headers, timeout_s=TIMEOUT_S, max_bytes=MAX_BYTES, tls=self._tls)
-        answer = response.json_object()
-        if response.status != 200:
-            message = _text(_mapping((answer or {}).get("error")).get("message"))
-            told = f": {one_line(redact(message[:MAX_MESSAGE_CHARS]))}" if message else ""
-            raise StatusError(
-                response.status, f"{url} answered {response.status}{told}{_hint(response.status)}"
-            )
-        if answer is None:
-            raise UpstreamError(f"broken answer from {url}: no JSON object")
-        return answer
+        return await self._api.ask(f"{self._url}{path}", _hint)
 
 
 async def reachable(access: Access, other: Access | None) -> Access:

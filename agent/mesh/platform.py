@@ -31,12 +31,16 @@ class Platform:
         """The project's number. Raises UnavailableError."""
         return await self._ask("project/numeric-project-id", "PROJECT_NUMBER")
 
+    async def zone(self) -> str:
+        """The zone; on Cloud Run it stands for the region. Raises UnavailableError."""
+        return (await self._ask("instance/zone", "CLUSTER_LOCATION")).rpartition("/")[2]
+
     async def region(self) -> str:
         """The region (Cloud Run), or that of the zone (elsewhere)."""
         try:
             return (await self._ask("instance/region", "CLUSTER_LOCATION")).rpartition("/")[2]
         except UnavailableError:
-            return region_of((await self._ask("instance/zone", "CLUSTER_LOCATION")).rpartition("/")[2])
+            return region_of(await self.zone())
 
     async def namespace(self) -> str:
         """The namespace that the account is made for; empty if its name tells none."""

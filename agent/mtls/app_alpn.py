@@ -2,8 +2,7 @@
 
 Each list is in the order in which a client's names are looked for.
 
-Where the bytes are passed on as they are (`alpn_offer`: the built-in end, and Envoy for an app that is not
-known to speak HTTP), whatever a client has agreed to is what the app gets:
+Where bytes are passed on as they are (`alpn_offer`), whatever a client has agreed to is what the app gets:
 
 - `istio` comes first: it promises nothing but bytes, and Istio's clients offer it beside each of their other
   names.
@@ -15,7 +14,7 @@ known to speak HTTP), whatever a client has agreed to is what the app gets:
 - Never `istio-peer-exchange`: whoever agrees to it is sent a binary header before the data (Istio's
   metadata_exchange filter).
 
-Where Envoy serves HTTP (`http_offer`), it offers both versions, the app's first: it translates. Istio's
+Where HTTP is served (`http_offer`), both versions are offered, the app's first: they are translated. Istio's
 clients offer the plain names, too.
 
 A client with no name in common gets no ALPN, and may go on: what it speaks may be neither.
@@ -48,3 +47,11 @@ def alpn_offer(protocol: AppProtocol) -> tuple[str, ...]:
 def http_offer(protocol: AppProtocol) -> tuple[str, ...]:
     """Likewise, where HTTP is served."""
     return ("h2", "http/1.1") if protocol == "h2c" else ("http/1.1", "h2")
+
+
+def builtin_offer(protocol: AppProtocol) -> tuple[str, ...]:
+    """Likewise, by the built-in end. With `auto` it serves HTTP to clients that offer it, and passes on the
+    bytes of others."""
+    if protocol == "tcp":
+        return alpn_offer(protocol)
+    return http_offer(protocol) + (_BYTES if protocol == "auto" else ())

@@ -24,7 +24,8 @@ from agent.launch.launcher import Child
 from agent.launch.startup import POLL_S
 from agent.mtls.envoy_bootstrap import ADMIN_SOCKET
 from agent.mtls.envoy_json import Json
-from agent.mtls.envoy_records import RECORD_BEGINNING, Record, read_record
+from agent.mtls.envoy_records import RECORD_BEGINNING, read_record
+from agent.proxy.request_record import Record
 from shared.address import Address
 from shared.errors import HboneError, UnavailableError
 from shared.net.http1 import Response, get, request

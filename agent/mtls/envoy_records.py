@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from agent.config.settings import RequestLog
 from agent.mtls.envoy_json import TYPES, Json
+from agent.proxy.request_record import FAILED_STATUS, Record, RequestRecord, outcome
 from shared.errors import (
     DeniedError,
     Flag,
@@ -24,7 +24,6 @@ from shared.errors import (
     TlsFailureError,
 )
 from shared.http2.frames import CANCEL
-from shared.ops.access_log import AccessLog
 from shared.tunnel.tunnel_record import TunnelRecord
 
 CONNECTION_KEY = "krun_connection"
@@ -42,9 +41,6 @@ HTTP_CHAIN = "http"
 TCP_CHAIN = "tcp"
 """Of the one whose connections it passes on unread."""
 
-FAILED_STATUS = 500
-"""Of requests whose records are wanted only if they failed: this status or a higher one."""
-
 _NAME_DENIED = re.compile(
     r"TLS_error:\|\d+:SSL_routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED:verify_cert_failed:_SAN_matcher\b"
 )
@@ -59,52 +55,6 @@ _BROKEN_BY_CLIENT = frozenset({"DC", "DPE", "DR"})
 
 _NO_CONNECTION = frozenset({"UF", "UH", "UO"})
 """The app could not be connected."""
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """A request that came through the mTLS end, and its line in the access log."""
-
-    peer: str
-    """The client's end of the connection, HOST:PORT."""
-    identity: str
-    """Its SPIFFE name."""
-    app: str | None
-    """Where the request went; None: nowhere."""
-    method: str
-    authority: str
-    path: str
-    """Without the query, which may have secrets."""
-    status: int
-    request_id: str | None
-    sent_bytes: int
-    """Of the request's body."""
-    received_bytes: int
-    """Of the answer's."""
-    duration_s: float
-    flag: Flag
-    error: str | None
-
-    def write(self, access_log: AccessLog) -> None:
-        """Writes its line."""
-        access_log.request(
-            src_addr=self.peer,
-            dst_addr=self.app,
-            identity=self.identity,
-            method=self.method,
-            authority=self.authority,
-            path=self.path,
-            status=self.status,
-            request_id=self.request_id,
-            bytes_sent=self.sent_bytes,
-            bytes_recv=self.received_bytes,
-            duration_s=self.duration_s,
-            flags=self.flag,
-            error=self.error,
-        )
-
-
-Record = TunnelRecord | RequestRecord
 
 
 # What Envoy is told.
@@ -264,6 +214,4 @@ def _outcome(flags: str, details: str, fields: Json) -> tuple[Flag, str | None]:
         return Flag.CONNECT, f"the app cannot be connected: {fields['why'] or details}"
     if flags != "-":
         return Flag.UPSTREAM_RESET, f"envoy's response flags {flags}: {details}"
-    if int(fields["status"] or 0) >= FAILED_STATUS:
-        return Flag.STATUS, f"the app answered {fields['status']}"
-    return Flag.NONE, None
+    return outcome(int(fields["status"] or 0))

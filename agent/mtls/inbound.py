@@ -3,11 +3,15 @@
 The rules:
 
 1. The app is dialled only for a peer that has proved an allowed SPIFFE identity. The TLS handshake of any
-   other peer fails, and a peer whose app cannot be reached is reset, before a byte of its data was read.
-2. Each connection is reported once: when it ended, or when it was refused.
-3. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
+   other peer fails. Where bytes are passed on, a peer whose app cannot be reached is reset, before a byte of
+   its data was read.
+2. HTTP is served where the app is known to speak it, and where nobody has said what it speaks to clients that
+   offer HTTP by ALPN, as Envoy does in the same place. So the app is told who calls.
+3. A connection whose bytes are passed on is reported once: when it ended, or when it was refused. So is one
+   that had HTTP in it, if it was refused, or ended by us for a fault; its requests have reports of their own.
+4. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
    be used change nothing: the certificate in use stays, and the log says so once.
-4. A peer whose certificate is revoked is refused, and reset if it has come already.
+5. A peer whose certificate is revoked is refused, and reset if it has come already.
 """
 
 from __future__ import annotations
@@ -16,16 +20,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
+from agent.config.settings import AppProtocol
+from agent.mtls.app_alpn import builtin_offer
+from agent.mtls.client_certificate import forwarded
+from agent.mtls.http_connection import HTTP1, HTTP2, HttpConnection
+from agent.proxy.downstream import Caller, Downstream
 from shared.address import Address
 from shared.errors import DeniedError, DialError, Flag, HboneError, LimitError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.listen import bound_address, listen
 from shared.net.dial import dial
+from shared.net.http2.answers import answer
 from shared.net.legs.tcp import Surplus
 from shared.net.legs.tls import HANDSHAKE_TIMEOUT_S, TlsServerLeg
 from shared.net.legs.tls_handshake import server_context
+from shared.net.relay.memory_budget import Holder
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles
 from shared.net.tls.revocation_watch import LOOK_EVERY_S as LISTS_EVERY_S
@@ -51,6 +63,9 @@ class InboundSettings:
     app: Address
     """The app, plain TCP."""
 
+    protocol: AppProtocol
+    """What it speaks."""
+
     certificates: Path
     """PEM file: the workload's certificate, then the rest of its chain."""
 
@@ -62,9 +77,6 @@ class InboundSettings:
 
     bundles: Path | None = None
     """JSON file: which of them are whose, if it is there."""
-
-    alpn: tuple[str, ...] = ()
-    """What a client may be told it speaks to the app, the preferred name first."""
 
     max_connections: int = 1000
     """Connections at once, Cloud Run's largest concurrency per instance; further ones are reset."""
@@ -88,6 +100,11 @@ class InboundSettings:
     """How often that file is looked at."""
 
 
+def no_app(request: Downstream, caller: Caller) -> None:
+    """Answers a request while no app is there."""
+    answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "krun is starting")
+
+
 class Inbound:
     """The mTLS listener and its connections. `finished` gets each connection's record once."""
 
@@ -97,9 +114,12 @@ class Inbound:
         policy: PeerPolicy,
         finished: Callable[[TunnelRecord], None],
         refusal: Callable[[], LimitError | None] = lambda: None,
+        serve: Callable[[Downstream, Caller], None] = no_app,
     ) -> None:
-        """`refusal()` says why no connection is accepted now, if so."""
+        """`refusal()` says why no connection is accepted now, if so. `serve(request, caller)` answers a
+        request."""
         self._settings = settings
+        self._serve_request = serve
         self._refusal = refusal
         self.most_connections = settings.max_connections
         """At once; may be changed at any time."""
@@ -112,7 +132,7 @@ class Inbound:
         bundles = () if settings.bundles is None else (settings.bundles,)
         self._files = CertificateFiles(
             (*names[:2], *bundles, settings.roots),
-            lambda: server_context(*names, self._checks(settings.bundles), settings.alpn),
+            lambda: server_context(*names, self._checks(settings.bundles), builtin_offer(settings.protocol)),
             log=log,
             purpose="inbound",
             look_every_s=settings.look_every_s,
@@ -136,13 +156,13 @@ class Inbound:
         """TCP connections that are open now, refused ones that have yet to close included."""
         return len(self._connections)
 
-    def holders(self) -> Iterator[Relay]:
-        """All that holds bytes for its peers."""
-        return (
-            connection.relay
-            for connection in self._connections.values()
-            if connection.relay and not connection.relay.over
-        )
+    def holders(self) -> Iterator[Holder]:
+        """All that holds bytes for its peers, but for requests."""
+        for connection in self._connections.values():
+            if connection.relay is not None and not connection.relay.over:
+                yield connection.relay
+            elif connection.http is not None:
+                yield connection.http
 
     async def start(self) -> None:
         """Reads the files and listens.
@@ -156,6 +176,12 @@ class Inbound:
             self._revocations.read()
             self._revocations.start()
         self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
+
+    def drain(self) -> None:
+        """Tells clients that speak HTTP to open nothing new here."""
+        for connection in list(self._connections.values()):
+            if connection.http is not None:
+                connection.http.drain()
 
     async def emptied(self) -> None:
         """Returns when no connection is open."""
@@ -188,8 +214,19 @@ class Inbound:
                 self._cut(connection, error)
                 return
         connection.identity = str(peer_id(leg.certificate))
+        if self._is_http(leg.alpn):
+            told = forwarded(leg.certificate, leg.own_certificate())
+            caller = Caller(leg.peer_name, connection.identity, told)
+            connection.http = HttpConnection(leg, lambda request: self._serve_request(request, caller))
         leg.certificate = b""  # for as long as the connection lives the name will do
-        connection.serving = spawn(self._serve(connection), name=f"inbound {leg.peer_name}")
+        if connection.http is not None:
+            connection.http.start()
+        else:
+            connection.serving = spawn(self._serve(connection), name=f"inbound {leg.peer_name}")
+
+    def _is_http(self, alpn: str) -> bool:
+        protocol = self._settings.protocol
+        return protocol in ("http1", "h2c") or (protocol == "auto" and alpn in (HTTP1, HTTP2))
 
     def refused(self, leg: TlsServerLeg, error: HboneError) -> None:
         self._report(self._connections[leg], error)
@@ -197,7 +234,10 @@ class Inbound:
     def closed(self, leg: TlsServerLeg) -> None:
         connection = self._connections[leg]
         connection.closed = True
-        if connection.serving is None:  # else whoever serves it finds out and says so
+        if connection.http is not None:
+            connection.http.lost()
+            connection.reported = True
+        elif connection.serving is None:  # else whoever serves it finds out and says so
             self._report(connection, StreamResetError("connection lost", CANCEL))
         self._settle(connection)
 
@@ -293,6 +333,7 @@ class Inbound:
         """Forgets a connection that is both closed and reported; either may come first."""
         if connection.closed and connection.reported:
             connection.relay = None  # ends the cycle through its callback
+            connection.http = None
             self._connections.pop(connection.leg, None)
             if not self._connections:
                 self._empty.set()
@@ -301,7 +342,17 @@ class Inbound:
 class _Connection:
     """What is known of an open connection."""
 
-    __slots__ = ("accepted_s", "closed", "identity", "leg", "proof", "relay", "reported", "serving")
+    __slots__ = (
+        "accepted_s",
+        "closed",
+        "http",
+        "identity",
+        "leg",
+        "proof",
+        "relay",
+        "reported",
+        "serving",
+    )
 
     def __init__(self, leg: TlsServerLeg, accepted_s: float) -> None:
         self.leg = leg
@@ -310,5 +361,6 @@ class _Connection:
         self.proof: Proof = ()
         self.serving: asyncio.Task[None] | None = None
         self.relay: Relay | None = None
+        self.http: HttpConnection | None = None
         self.closed = False
         self.reported = False

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.config.settings import Settings
-from agent.mtls.app_alpn import alpn_offer
 from shared.address import Address
 from shared.errors import UnavailableError
 from shared.tasks import spawn
@@ -20,9 +19,10 @@ from shared.trust.spiffe import SCHEME
 if TYPE_CHECKING:
     from agent.mtls.envoy import EnvoyProcess
     from agent.mtls.envoy_admin import EnvoyAdmin
-    from agent.mtls.envoy_records import Record
     from agent.mtls.inbound import Inbound
     from agent.mtls.pilot_agent import PilotAgent
+    from agent.proxy.downstream import Caller, Downstream
+    from agent.proxy.request_record import Record
     from shared.errors import LimitError
     from shared.net.relay.memory_budget import Holder
     from shared.trust.peer_policy import PeerPolicy
@@ -47,14 +47,15 @@ class MtlsEnd:
         settings: Settings,
         search_path: str | None,
         finished: Callable[[Record], None],
-        refusal: Callable[[], LimitError | None] = lambda: None,
+        refusal: Callable[[], LimitError | None],
+        serve: Callable[[Downstream, Caller], None],
         captures: Callable[[str, Path | None], Awaitable[bool]] | None = None,
     ) -> None:
         """`search_path` is where Envoy is looked for, as PATH. `finished` gets the record of each
         connection whose bytes are passed on, and of Envoy's requests those that the settings want.
-        `refusal()` says why the built-in end accepts no connection now, if so. `captures(kind, pilot_agent)`
-        is called before the end is started: whether its Envoy gets what the app connects to. None: it does
-        not."""
+        `refusal()` says why the built-in end accepts no connection now, if so; `serve(request, caller)`
+        answers its requests. `captures(kind, pilot_agent)` is called before the end is started: whether its
+        Envoy gets what the app connects to. None: it does not."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
         self._settings = settings
@@ -62,6 +63,7 @@ class MtlsEnd:
         self._finished = finished
         self._refusal = refusal
         self._captures = captures
+        self._serve = serve
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._pilot_agent: PilotAgent | None = None
@@ -158,9 +160,11 @@ class MtlsEnd:
             await self._inbound.emptied()
 
     async def drain(self) -> None:
-        """Has Envoy tell its clients to open nothing new."""
+        """Tells clients that speak HTTP to open nothing new."""
         if self._proxy is not None:
             await self._proxy.drain()
+        if self._inbound is not None:
+            self._inbound.drain()
 
     async def close(self) -> None:
         """Ends it with all connections."""
@@ -300,14 +304,20 @@ class MtlsEnd:
             private_key=files.private_key,
             roots=files.roots,
             bundles=files.bundles,
-            alpn=alpn_offer(settings.app_protocol),
+            protocol=settings.app_protocol,
             dial_timeout_s=settings.dial_timeout_s,
             handshake_timeout_s=settings.handshake_timeout_s,
             max_connections=settings.max_tunnels,
             half_closed_timeout_s=settings.half_closed_timeout_s,
             crl=settings.crl,
         )
-        self._inbound = Inbound(inbound_settings, self._peer_policy(), self._finished, self._refusal)
+        self._inbound = Inbound(
+            inbound_settings,
+            self._peer_policy(),
+            self._finished,
+            self._refusal,
+            self._serve,
+        )
         await self._inbound.start()
         self.address = self._inbound.address
 

@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,9 +27,9 @@ from pathlib import Path
 from agent.config.pilot_settings import UID, PilotSettings, user
 from agent.launch.launcher import Child
 from agent.mtls.envoy import WORKERS, drain_listeners
+from agent.mtls.own_address import own_address
 from agent.mtls.restarts import keep_running
 from shared import ports
-from shared.address import Address
 from shared.atomic_files import PRIVATE_MODE, PUBLIC_MODE, write_atomically
 from shared.errors import HboneError, UnavailableError
 from shared.net.http1 import Response, get
@@ -58,9 +57,6 @@ ANSWER_BYTES = 64 << 20
 
 LAST_WORDS_S = 1.0
 """How long what it wrote before its end may take to arrive."""
-
-ANYWHERE = ("192.0.2.1", 9)
-"""Nobody's address (RFC 5737), for the default route."""
 
 DUMP_FILE = "config_dump.json"
 
@@ -100,7 +96,7 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
     if envoy is not None:
         proxy.setdefault("binaryPath", str(envoy))
     return {
-        "POD_NAME": settings.workload,
+        "POD_NAME": settings.pod,
         "POD_NAMESPACE": settings.namespace,
         "INSTANCE_IP": address,
         "SERVICE_ACCOUNT": settings.account,
@@ -154,7 +150,7 @@ class PilotAgent:
         folder = Path(tempfile.mkdtemp(prefix="krun-pilot-"))
         try:
             _lay_out(folder, settings)
-            told = environment(settings, folder, envoy, _own_address(settings.istiod))
+            told = environment(settings, folder, envoy, own_address(settings.istiod))
             environ = {"PATH": search_path or os.defpath, "HOME": str(folder), **told}
             agent = cls(program, settings, environ, folder)
             await agent._start()
@@ -331,8 +327,7 @@ def _lay_out(folder: Path, settings: PilotSettings) -> None:
         for part in ("etc/istio/proxy", "etc/istio/pod", "var/run/secrets/istio", "var/run/secrets/tokens"):
             (folder / part).mkdir(parents=True)
         write_atomically(folder / "var/run/secrets/istio/root-cert.pem", roots, PUBLIC_MODE)
-        labels = {"app": settings.workload, "service.istio.io/canonical-name": settings.workload}
-        told = "".join(f"{name}={json.dumps(value)}\n" for name, value in labels.items())
+        told = "".join(f"{name}={json.dumps(value)}\n" for name, value in settings.labels.items())
         write_atomically(folder / "etc/istio/pod/labels", told.encode(), PUBLIC_MODE)
         (folder / "var/run/secrets/tokens/istio-token").symlink_to(settings.token_file)
         if (owner := user()) is not None:
@@ -340,14 +335,3 @@ def _lay_out(folder: Path, settings: PilotSettings) -> None:
                 os.chown(path, *owner, follow_symlinks=False)
     except OSError as error:
         raise UnavailableError(f"pilot-agent's folder {folder} cannot be made: {error.strerror}") from error
-
-
-def _own_address(istiod: Address | None) -> str:
-    """This machine's address on its way to istiod, by the kernel's routes: nothing is sent."""
-    target = (istiod.host, istiod.port) if istiod is not None and istiod.is_ip else ANYWHERE
-    with socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(target)
-            return str(sock.getsockname()[0])
-        except OSError:  # no route
-            return "127.0.0.1"

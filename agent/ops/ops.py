@@ -16,15 +16,15 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from agent.mtls.envoy_records import Record
     from agent.ops.merged_metrics import MergedMetrics
     from agent.ops.ops_ports import OpsPorts
+    from agent.proxy.request_record import Record
     from shared.net.http2.connection import Connection
     from shared.ops.http_server import Request, Response
 
 log = logging.getLogger("hbone.agent")
 
-MTLS_END = "mTLS end"
+MTLS_END, GRPC = "mTLS end", "gRPC"
 TUNNELS = "tunnels"
 """The last step: afterwards tunnels are served."""
 
@@ -40,7 +40,7 @@ class Ops:
     ) -> None:
         """`layers` are what `settings` were read from."""
         self._settings = settings
-        self._steps = ["identity", MTLS_END, "app", TUNNELS]
+        self._steps = ["identity", MTLS_END, *([] if settings.grpc is None else [GRPC]), "app", TUNNELS]
         self._layers = layers
         self._mtls_end = mtls_end
         self.metrics = KrunMetrics()
@@ -74,6 +74,11 @@ class Ops:
         self.metrics.add(self._ports.families)
         self.metrics.add(_certificates)
         await self._ports.start(settings)
+
+    def first(self, step: str) -> str:
+        """Puts a step, which few starts have, before all others; returns it."""
+        self._steps.insert(0, step)
+        return step
 
     def started(self, step: str) -> None:
         """A step of the start is done. The last one writes a line for the log."""

@@ -14,11 +14,13 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from agent.proxy.app_protocol import AppProtocol, Spoken
+from agent.proxy.downstream import Caller, Downstream
 from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.fields import request_head
 from agent.proxy.http1_connection import is_upgradable
 from agent.proxy.http1_pool import Http1Pool
 from agent.proxy.http2_pool import Http2Pool
+from agent.proxy.request_record import RequestRecord, record_of
 from shared.address import Address
 from shared.errors import DialError, HboneError
 from shared.net.legs.contract import Leg
@@ -41,7 +43,9 @@ class AppRequests:
         clock: TunnelClock | None = None,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
         failed: Callable[[int, str], None] = lambda status, text: None,
+        finished: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
+        """`finished` gets the records of callers' requests."""
         self._app = app
         self._told = told
         self._clock = clock
@@ -49,6 +53,7 @@ class AppRequests:
         self._open: dict[Exchange, None] = {}
         self._unread: dict[Exchange, None] = {}  # finished, but for what the client has yet to read
         self._failed = failed
+        self._finished = finished
         self._protocol = AppProtocol(app, told, dial_timeout_s)
         self._http1 = Http1Pool(
             app, dial_timeout_s, upgraded=self._upgraded_connection, http2=self._protocol.forget
@@ -67,10 +72,12 @@ class AppRequests:
         """What waits on connections to an HTTP/2 app, for none of them in particular."""
         return self._http2.buffered_bytes
 
-    def take(self, stream: Stream) -> None:
-        """Answers a stream with the app's answer, or with why there is none."""
-        head = request_head(stream.headers, bodiless=stream.bodiless)
-        exchange = Exchange(stream, head, self._over, self._carry_again, self._failed)
+    def take(self, stream: Downstream, caller: Caller | None = None) -> None:
+        """Answers a request with the app's answer, or with why there is none. `caller` has sent it through an
+        mTLS end; None: it came through Cloud Run's front end."""
+        certificate = None if caller is None else caller.certificate
+        head = request_head(stream.headers, bodiless=stream.bodiless, client_certificate=certificate)
+        exchange = Exchange(stream, head, self._over, self._carry_again, self._failed, caller)
         self._open[exchange] = None
         self._carry(exchange)
 
@@ -142,8 +149,10 @@ class AppRequests:
 
     def _over(self, exchange: Exchange) -> None:
         self._open.pop(exchange, None)
-        if exchange.stream.waiting:
+        if exchange.stream.unsent_bytes:
             self._unread[exchange] = None
+        if exchange.caller is not None:
+            self._finished(record_of(exchange, exchange.caller, self._app))
 
     def holders(self) -> list[Holder]:
         """Whatever holds bytes for a request, what the client of a finished answer has yet to read
@@ -151,7 +160,7 @@ class AppRequests:
         self._unread = {
             exchange: None
             for exchange in self._unread
-            if exchange.stream.waiting and not exchange.stream.over
+            if exchange.stream.unsent_bytes and not exchange.stream.over
         }
         return [*self._open, *self._unread, *self._http1.leaving]
 
@@ -184,4 +193,4 @@ class _Tunnel:
 
     def _finished(self, relay: Relay) -> None:
         self._over(relay)
-        self._exchange.end()
+        self._exchange.tunnel_over(relay.sent_bytes, relay.received_bytes, relay.error)

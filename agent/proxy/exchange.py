@@ -11,17 +11,18 @@ The rules:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from agent.proxy.downstream import Caller, Downstream
 from agent.proxy.fields import Field, RequestHead
 from shared.address import Address
-from shared.errors import HboneError, StreamResetError
+from shared.errors import Flag, HboneError
 from shared.http2 import frames
-from shared.http2.events import Headers
 from shared.net.http2.answers import answer
-from shared.net.legs.contract import Buffer, Leg
+from shared.net.legs.contract import Buffer
 from shared.tasks import spawn
 
 REPEATED_BYTES = 64 << 10
@@ -29,27 +30,6 @@ REPEATED_BYTES = 64 << 10
 
 MAX_INTERIM = 32
 """Interim answers to one request: a 100, and some 103; they pass windows by, and an app may be broken."""
-
-
-class Downstream(Leg, Protocol):
-    """A client's request: its stream of HTTP/2 (`Stream`), or whatever does as such a stream does."""
-
-    headers: Headers
-    trailers: Headers | None
-    bodiless: bool
-    on_gone: Callable[[StreamResetError], None] | None
-
-    @property
-    def over(self) -> bool: ...
-    @property
-    def waiting(self) -> bytes | bytearray: ...
-    @property
-    def held_bytes(self) -> int: ...
-    def respond(self, headers: Headers, *, end_stream: bool = False) -> None: ...
-    def inform(self, headers: Headers) -> None: ...
-    def end_with_trailers(self, trailers: Headers) -> None: ...
-    def leave(self) -> None: ...
-    def reset(self, code: int) -> None: ...
 
 
 class Carrier(Protocol):
@@ -64,8 +44,9 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """A request; `over(self)` is called at its end, `repeat(self)` where it is to be sent once more, and
-    `failed(status, text)` where the client is told these in place of the app's answer, or of its rest."""
+    """A request of `caller`, if an mTLS end has let it in. `over(self)` is called at its end, `repeat(self)`
+    where it is to be sent once more, and `failed(status, text)` where the client is told these in place of
+    the app's answer, or of its rest."""
 
     __slots__ = (
         "_body",
@@ -74,9 +55,15 @@ class Exchange:
         "_over",
         "_repeat",
         "answered",
+        "caller",
         "carrier",
+        "failure",
         "head",
         "is_over",
+        "received_bytes",
+        "sent_bytes",
+        "started_s",
+        "status",
         "stream",
     )
 
@@ -87,9 +74,20 @@ class Exchange:
         over: Callable[[Exchange], None],
         repeat: Callable[[Exchange], None],
         failed: Callable[[int, str], None] = lambda status, text: None,
+        caller: Caller | None = None,
     ) -> None:
         self.stream = stream
         self.head = head
+        self.caller = caller
+        self.started_s = time.monotonic()
+        self.sent_bytes = 0
+        """Of the request's body, passed on to the app; of a tunnel, once it is over."""
+        self.received_bytes = 0
+        """Of the answer's."""
+        self.status = 0
+        """Of the answer; 0: there was none."""
+        self.failure: tuple[Flag, str] | None = None
+        """How and why it failed, if not by an answer of the app's."""
         self.answered = False
         """The final answer has begun."""
         self.is_over = False
@@ -107,11 +105,12 @@ class Exchange:
     def wait(self) -> None:
         """From now on what the client sends is kept by its stream, until a carrier joins it."""
         self.carrier = None
-        self.stream.on_gone = lambda error: self.end()
+        self.stream.on_gone = lambda error: self.end(error)
 
-    def sent(self, data: Buffer) -> None:
-        """`data` of the body is passed on to the app."""
-        if self._body is not None:
+    def sent(self, data: Buffer, *, keep: bool) -> None:
+        """`data` of the body is passed on to the app; `keep`: it may have to be sent again."""
+        self.sent_bytes += len(data)
+        if keep and self._body is not None:
             if len(self._body) + len(data) <= REPEATED_BYTES:
                 self._body += data
             else:
@@ -146,8 +145,14 @@ class Exchange:
     def respond(self, status: int, fields: list[Field], *, end: bool = False) -> None:
         """Passes on the head of the final answer; `end`: there is no more of it."""
         self.answered = True
+        self.status = status
         self._repeat = self._body = None
         self.stream.respond([(b":status", b"%d" % status), *fields], end_stream=end)
+
+    def write(self, data: Buffer) -> None:
+        """Passes on some of its body."""
+        self.received_bytes += len(data)
+        self.stream.write(data)
 
     def finish(self) -> None:
         """The answer is whole; the carrier has let go."""
@@ -156,17 +161,21 @@ class Exchange:
             self.stream.close()
             self._end()
 
-    def fail(self, status: int, text: str, code: int = frames.INTERNAL_ERROR) -> None:
+    def fail(
+        self, status: int, text: str, code: int = frames.INTERNAL_ERROR, flag: Flag = Flag.UPSTREAM_RESET
+    ) -> None:
         """There is no answer, or no more of it: the client is told `status` and `text`, or RST_STREAM with
-        `code` if the answer has begun."""
+        `code` if the answer has begun. `flag` is for the record."""
         if not self.is_over:
             self._failed(status, f"the answer was cut off: {text}" if self.answered else text)
-            self._fail(status, text, code)
+            self._fail(status, text, code, flag)
 
-    def _fail(self, status: int, text: str, code: int) -> None:
+    def _fail(self, status: int, text: str, code: int, flag: Flag) -> None:
+        self.failure = (flag, text)
         if self.answered:
             self.stream.reset(code)
         else:
+            self.status = status
             answer(self.stream, status, text)
         self._end()
 
@@ -174,11 +183,20 @@ class Exchange:
         """There is no way to the app; `error` names it as `origin`, the client is told it as `app`."""
         self.carrier = None
         text = str(error).replace(f"connect to {origin}", f"app at {app}", 1)
-        self.fail(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        self.fail(HTTPStatus.SERVICE_UNAVAILABLE, text, flag=error.flag)
 
-    def end(self) -> None:
-        """There is nobody to tell: the client has left, or a tunnel has ended."""
+    def end(self, error: HboneError) -> None:
+        """The client has left."""
         if not self.is_over:
+            self.failure = (Flag.DOWNSTREAM_RESET, f"the client broke off: {error}")
+            self._end()
+
+    def tunnel_over(self, sent_bytes: int, received_bytes: int, error: HboneError | None) -> None:
+        """The tunnel that it has become is over."""
+        if not self.is_over:
+            self.sent_bytes, self.received_bytes = sent_bytes, received_bytes
+            if error is not None:
+                self.failure = (error.flag, str(error))
             self._end()
 
     # A holder of `shared.net.relay.memory_budget`.
@@ -196,7 +214,7 @@ class Exchange:
         if self.is_over:
             self.stream.reset(frames.ENHANCE_YOUR_CALM)
         else:
-            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM)
+            self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error), frames.ENHANCE_YOUR_CALM, error.flag)
 
     def _end(self) -> None:
         self.is_over = True

@@ -3,10 +3,11 @@
 Removed from a request:
 
 - what has no meaning beyond one hop (RFC 9110 section 7.6.1, RFC 9113 section 8.2.2);
-- `x-forwarded-client-cert`, which only an mTLS end may set;
+- `x-forwarded-client-cert`, which only an mTLS end may set, and does;
 - the authorization that Cloud Run has checked: `x-serverless-authorization`, or else an `authorization` with
   a token for Cloud Run. An `authorization` beside `x-serverless-authorization`, or with anything else in it,
-  is the app's own and stays (Cloud Run, "Authenticating service-to-service");
+  is the app's own and stays (Cloud Run, "Authenticating service-to-service"). Behind an mTLS end nobody has
+  checked any, and both stay;
 - twins of these names and of those that we set: CGI, WSGI, Rack and PHP turn "-" into "_", some servers every
   character that is no letter or digit, so that for an app `x_forwarded_client_cert` is the real name.
 
@@ -113,10 +114,13 @@ class RequestHead:
         return self.method in (b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE")
 
 
-def request_head(headers: Headers, *, bodiless: bool) -> RequestHead:
-    """What the app is to see of a request's header list; `bodiless` says that no body follows."""
+def request_head(headers: Headers, *, bodiless: bool, client_certificate: bytes | None = None) -> RequestHead:
+    """What the app is to see of a request's header list. `bodiless` says that no body follows;
+    `client_certificate` is what an mTLS end tells of the client's, None: there was none."""
     head = RequestHead()
     fields = head.fields
+    if client_certificate is not None:
+        fields.append((b"x-forwarded-client-cert", client_certificate))
     # Both headers: Cloud Run looks at x-serverless-authorization only and leaves the other to the app.
     app_authorization = any(name == b"x-serverless-authorization" for name, _ in headers)
     cookies: list[bytes] = []
@@ -142,7 +146,7 @@ def request_head(headers: Headers, *, bodiless: bool) -> RequestHead:
             elif name == b"cookie":
                 cookies.append(value)  # HTTP/2 may split it (RFC 9113 section 8.2.3)
             elif name == b"authorization":
-                if app_authorization or not checked_by_cloud_run(value):
+                if app_authorization or client_certificate is not None or not checked_by_cloud_run(value):
                     fields.append(item)
             elif name == b"content-length":
                 head.has_length = True
@@ -157,6 +161,8 @@ def request_head(headers: Headers, *, bodiless: bool) -> RequestHead:
                 fields.append(item)
         elif name == b"te":  # the session accepts no other value than trailers
             head.takes_trailers = True
+        elif name == b"x-serverless-authorization" and client_certificate is not None:
+            fields.append(item)
     if cookies:
         fields.append((b"cookie", b"; ".join(cookies)))
     if not head.authority:

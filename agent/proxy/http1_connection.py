@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import os
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
 
-from agent.proxy.exchange import Downstream, Exchange
+from agent.proxy import websocket
+from agent.proxy.downstream import Downstream
+from agent.proxy.exchange import Exchange
 from agent.proxy.fields import Field, request_trailers, response_fields, response_trailers
 from agent.proxy.http1_messages import (
     LENGTH_CHUNKED,
@@ -41,13 +42,7 @@ from shared.errors import HboneError
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.tcp import TcpLeg
 
-WEBSOCKET = b"websocket"
-"""The one protocol that is upgraded to: others (h2c) would let a client past what we take out of requests."""
-
 _WEBSOCKET_VERSION = (b"sec-websocket-version", b"13")
-_WEBSOCKET_SALT = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455 section 1.3."""
-
 _HTTP2_BEGINS = b"\x00\x00"
 """The length of a server's first SETTINGS, its first two bytes: no text has them."""
 
@@ -207,8 +202,7 @@ class Http1Connection:
         if leg is self._leg:
             self._take(data)
         elif self._exchange is not None and not self._exchange.head.protocol:
-            if self._used:
-                self._exchange.sent(data)
+            self._exchange.sent(data, keep=self._used)
             if self._app_full or self._unsent:
                 self._unsent += data
             else:
@@ -227,7 +221,7 @@ class Http1Connection:
             exchange = self._exchange
             self._reset()
             if exchange is not None:
-                exchange.end()
+                exchange.end(error)
             return
         if self._state in (_State.HEAD, _State.LENGTH, _State.CHUNKED):
             # It may have answered in full, and closed without having read the request to its end.
@@ -277,9 +271,9 @@ class Http1Connection:
     def _take(self, data: Buffer) -> None:
         state = self._state
         if state is _State.LENGTH and len(data) <= self._left:  # most reads of large bodies
-            assert self._stream is not None
+            assert self._exchange is not None
             self._left -= len(data)
-            self._stream.write(data)
+            self._exchange.write(data)
             if not self._left:
                 self._finish()
             return
@@ -343,15 +337,15 @@ class Http1Connection:
         self._take_body(rest)
 
     def _take_body(self, data: memoryview) -> None:
-        stream = self._stream
-        if stream is None or not data:
+        exchange = self._exchange
+        if exchange is None or not data:
             return
         if self._state is _State.UNTIL_END:
-            stream.write(data)
+            exchange.write(data)
         elif self._state is _State.LENGTH:
             body, rest = data[: self._left], data[self._left :]
             self._left -= len(body)
-            stream.write(body)
+            exchange.write(body)
             if not self._left:
                 self._finish(rest=bool(rest))
         elif self._state is _State.CHUNKED:
@@ -362,13 +356,13 @@ class Http1Connection:
                 self._lost(f"the app does not speak HTTP/1.1: {error}")
                 return
             if len(pieces) == 1:
-                stream.write(pieces[0])
+                exchange.write(pieces[0])
             elif pieces:
-                stream.write(b"".join(pieces))
+                exchange.write(b"".join(pieces))
             if self._chunks.ended:
                 trailers = response_trailers(self._chunks.trailers)
                 if trailers:
-                    stream.end_with_trailers(trailers)
+                    exchange.stream.end_with_trailers(trailers)
                 self._finish(rest=bool(rest))
 
     def _switched(self, response: ResponseHead, early: bytes) -> None:
@@ -377,9 +371,9 @@ class Http1Connection:
         fields = dict(response.fields)
         if not exchange.head.protocol:
             self._lost("the app switched to another protocol, which nobody has asked for")
-        elif fields.get(b"upgrade", b"").lower() != WEBSOCKET or fields.get(
+        elif fields.get(b"upgrade", b"").lower() != websocket.NAME or fields.get(
             b"sec-websocket-accept"
-        ) != _accept_of(self._key):
+        ) != websocket.accept(self._key):
             self._lost("the app switched to something else than the WebSocket that it was asked for")
         else:
             self._state = _State.OVER
@@ -464,15 +458,12 @@ class Http1Connection:
 
 def is_upgradable(protocol: bytes) -> bool:
     """Whether an HTTP/1.1 app can be asked for `protocol` of an extended CONNECT."""
-    return protocol.lower() == WEBSOCKET
+    # Others, such as h2c, would let a client past what we take out of requests.
+    return protocol.lower() == websocket.NAME
 
 
 def _upgrade_fields(fields: list[Field], key: bytes) -> list[Field]:
-    upgrade = [(b"connection", b"Upgrade"), (b"upgrade", WEBSOCKET), (b"sec-websocket-key", key)]
+    upgrade = [(b"connection", b"Upgrade"), (b"upgrade", websocket.NAME), (b"sec-websocket-key", key)]
     if not any(name == _WEBSOCKET_VERSION[0] for name, _ in fields):
         upgrade.append(_WEBSOCKET_VERSION)
     return upgrade
-
-
-def _accept_of(key: bytes) -> bytes:
-    return base64.b64encode(hashlib.sha1(key + _WEBSOCKET_SALT, usedforsecurity=False).digest())

@@ -116,10 +116,9 @@ class Http2Exchange:
         if self._is_over:
             return
         if leg is self._upstream:
-            self._exchange.stream.write(data)
+            self._exchange.write(data)
         elif not self._exchange.head.protocol:
-            if not self._exchange.answered:
-                self._exchange.sent(data)
+            self._exchange.sent(data, keep=not self._exchange.answered)
             self._upstream.write(data)
 
     def ended(self, leg: Leg) -> None:
@@ -152,7 +151,7 @@ class Http2Exchange:
         if leg is not self._upstream:
             self._upstream.abort()
             exchange.carrier = None
-            exchange.end()
+            exchange.end(error)
             return
         code = error.code if isinstance(error, StreamResetError) else frames.INTERNAL_ERROR
         connection = self._upstream.connection

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import h11
 
-from agent.proxy.exchange import Downstream
+from agent.proxy.downstream import Downstream
 from agent.proxy.fields import HOP_BY_HOP
 from shared.errors import HboneError, StreamResetError
 from shared.http2.events import Headers
@@ -262,8 +262,8 @@ class _Request:
     # Downstream.
 
     @property
-    def waiting(self) -> bytes | bytearray:
-        return b""
+    def unsent_bytes(self) -> int:
+        return self._client.leg.buffered_bytes
 
     @property
     def held_bytes(self) -> int:

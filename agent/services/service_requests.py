@@ -15,14 +15,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from agent.proxy.exchange import Downstream, Exchange, Waiting
+from agent.proxy.downstream import Downstream
+from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.fields import GRPC, HOP_BY_HOP, Field, RequestHead
 from agent.proxy.http2_exchange import Http2Exchange, request_headers
 from agent.services.service_names import ServiceName, parse
 from shared.address import Address
 from shared.credentials.tokens.minting import Minter
 from shared.credentials.tokens.token_cache import CachedToken, TokenCache
-from shared.errors import HboneError, LimitError, NoRouteError, RefusedError
+from shared.errors import Flag, HboneError, LimitError, NoRouteError, RefusedError
 from shared.http2 import frames
 from shared.http2.events import Headers
 from shared.net.dial import Origin
@@ -180,11 +181,13 @@ class _ServiceExchange(Exchange):
                 self.source.accepted()
         super().respond(status, fields, end=end)
 
-    def fail(self, status: int, text: str, code: int = frames.INTERNAL_ERROR) -> None:
-        super().fail(status, text.replace("the app broke off", f"{self.host} broke off", 1), code)
+    def fail(
+        self, status: int, text: str, code: int = frames.INTERNAL_ERROR, flag: Flag = Flag.UPSTREAM_RESET
+    ) -> None:
+        super().fail(status, text.replace("the app broke off", f"{self.host} broke off", 1), code, flag)
 
-    def _fail(self, status: int, text: str, code: int) -> None:
-        super()._fail(status, f"krun: {text}", code)
+    def _fail(self, status: int, text: str, code: int, flag: Flag) -> None:
+        super()._fail(status, f"krun: {text}", code, flag)
 
 
 @dataclass(slots=True)

@@ -1,9 +1,12 @@
-"""Ordinary requests to the service, passed on to the app in HTTP/1.1 or HTTP/2.
+"""Requests to the app, passed on in HTTP/1.1 or HTTP/2.
 
-Cloud Run sends everything to the one port of the container, so what is no tunnel is the app's.
+Cloud Run sends everything to the one port of the container, so what is no tunnel is the app's. The built-in
+mTLS end hands over what the mesh's clients ask for.
 
     app_proxy               what the rest of krun sees of it
     proxy/app_requests      the requests that are under way, and which protocol carries each
+    proxy/downstream        the client's side of a request: a stream of HTTP/2, or
+    proxy/http1_server      a connection that speaks HTTP/1.1
     proxy/fields            what passes of headers and trailers
     proxy/exchange          a request and its answer, seen from the client
     proxy/app_protocol      what the app speaks
@@ -17,13 +20,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from shared.address import Address
-from shared.net.legs.stream import Stream
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.relay.tunnel_clock import TunnelClock
 
 if TYPE_CHECKING:
     from agent.proxy.app_requests import AppRequests
+    from agent.proxy.downstream import Caller, Downstream
+    from agent.proxy.request_record import RequestRecord
 
 
 class AppProxy:
@@ -38,16 +42,18 @@ class AppProxy:
         clock: TunnelClock | None = None,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
         failed: Callable[[int, str], None] = lambda status, text: None,
+        finished: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """`clock` watches WebSockets, which are tunnels once they stand; so does `half_closed_timeout_s`.
         `failed(status, text)` is called for each request that is answered with `status` and `text` in place
-        of the app, or whose answer is cut off."""
+        of the app, or whose answer is cut off. `finished` gets the records of callers' requests."""
         self._app = app
         self._dial_timeout_s = dial_timeout_s
         self._protocol = protocol
         self._clock = clock
         self._half_closed_timeout_s = half_closed_timeout_s
         self._failed = failed
+        self._finished = finished
         self._requests: AppRequests | None = None
 
     @property
@@ -69,9 +75,10 @@ class AppProxy:
         """Whatever holds bytes for a request, open or not."""
         return () if self._requests is None else self._requests.holders()
 
-    def take(self, stream: Stream) -> None:
-        """Answers a stream with the app's answer, or with a status that says why there is none."""
-        (self._requests or self._begin()).take(stream)
+    def take(self, stream: Downstream, caller: Caller | None = None) -> None:
+        """Answers a request with the app's answer, or with a status that says why there is none. `caller` has
+        sent it through an mTLS end; None: it came through Cloud Run's front end."""
+        (self._requests or self._begin()).take(stream, caller)
 
     def close(self) -> None:
         """Ends what is left, and lets go of the connections to the app."""
@@ -88,5 +95,6 @@ class AppProxy:
             clock=self._clock,
             half_closed_timeout_s=self._half_closed_timeout_s,
             failed=self._failed,
+            finished=self._finished,
         )
         return self._requests

@@ -134,11 +134,7 @@ class FirstBytes(asyncio.BufferedProtocol):
         connection = self._connection()
         transport.set_protocol(connection)
         connection.connection_made(transport)
-        while early and not transport.is_closing():
-            buffer = connection.get_buffer(-1)
-            part, early = early[: len(buffer)], early[len(buffer) :]
-            buffer[: len(part)] = part
-            connection.buffer_updated(len(part))
+        connection.feed(early)
 
     def _answer(self, transport: asyncio.Transport, early: bytes) -> None:
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
 from agent.config.settings import Settings
+from agent.proxy.downstream import Caller, Downstream
+from agent.proxy.request_record import RequestRecord, refused_record
 from agent.tunnels.app_proxy import AppProxy
 from shared.errors import HboneError, LimitError
 from shared.net.http2.answers import answer
-from shared.net.legs.stream import Stream
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.repeated_log import RepeatedLog
@@ -43,14 +44,18 @@ class BoundedRequests:
         refusal: Callable[[], LimitError | None] = lambda: None,
         *,
         clock: TunnelClock | None = None,
+        finished: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """`most` requests may be open at once; `refusal()` says why none is accepted now, if so. `clock`
-        watches those that have become tunnels."""
+        watches those that have become tunnels. `finished` gets the records of requests through the mTLS end,
+        as far as HBONE_REQUEST_LOG wants them."""
         self.most_requests = most
         self.failures: Counter[int] = Counter()
         """Requests answered in the app's place, or cut off, by status."""
         self._speaks_http = settings.app_protocol != "tcp"
         self._refusal = refusal
+        self._wanted = settings.request_log
+        self._finished = finished
         self._proxy = AppProxy(
             settings.app,
             settings.dial_timeout_s,
@@ -58,6 +63,7 @@ class BoundedRequests:
             clock=clock,
             half_closed_timeout_s=settings.half_closed_timeout_s,
             failed=self._failed,
+            finished=self._record,
         )
         self._warnings = RepeatedLog(log)
         self._closing = False
@@ -77,8 +83,9 @@ class BoundedRequests:
         """Of that, what is held for none of them in particular."""
         return self._proxy.shared_bytes
 
-    def serve(self, stream: Stream) -> None:
-        """Passes a request on, and the answer back."""
+    def serve(self, stream: Downstream, caller: Caller | None = None) -> None:
+        """Passes a request on, and the answer back. `caller` has sent it through the mTLS end; None: it came
+        through Cloud Run's front end."""
         if not self._speaks_http:
             text = "no tunnel, and the app speaks no HTTP (HBONE_APP_PROTOCOL=tcp)"
             answer(stream, HTTPStatus.NOT_FOUND, text)
@@ -93,8 +100,10 @@ class BoundedRequests:
             self._warnings.warning(
                 refusal.limit, f"{HTTPStatus.SERVICE_UNAVAILABLE} to a request to the app: {refusal}"
             )
+            if caller is not None:
+                self._record(refused_record(stream, caller, HTTPStatus.SERVICE_UNAVAILABLE, refusal))
             return
-        self._proxy.take(stream)
+        self._proxy.take(stream, caller)
 
     def holders(self) -> Iterator[HeldRequest]:
         """Whatever holds bytes for a request, for the budget."""
@@ -105,6 +114,10 @@ class BoundedRequests:
         self._closing = True
         self._proxy.close()
         self._warnings.close()
+
+    def _record(self, record: RequestRecord) -> None:
+        if self._wanted == "all" or (self._wanted == "failed" and record.error is not None):
+            self._finished(record)
 
     def _failed(self, status: int, text: str) -> None:
         """A request was answered with `status` in place of the app, or cut off, and why."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from agent.config.settings import INBOUND_TARGET, SSHD_TARGET, Settings
+from agent.proxy.request_record import Record
 from agent.tunnels.descriptors import Shares
 from agent.tunnels.request_bounds import BoundedRequests
 from shared.errors import LimitError, NoRouteError, RefusedError
@@ -22,12 +23,13 @@ from shared.tunnel.tunnel_server import ServedTunnel
 
 
 class Requests:
-    """The streams of all connections. `finished` gets the record of every tunnel request, refused or not."""
+    """The streams of all connections. `finished` gets the record of every tunnel request, refused or not, and
+    of requests to the app through the mTLS end."""
 
     def __init__(
         self,
         settings: Settings,
-        finished: Callable[[TunnelRecord], None],
+        finished: Callable[[Record], None],
         *,
         shares: Shares | None = None,
         refusal: Callable[[], LimitError | None] = lambda: None,
@@ -44,7 +46,7 @@ class Requests:
         self.tunnels: set[ServedTunnel] = set()
         """Those that are being connected, and those that are being refused, included."""
         most_requests = settings.max_requests if shares is None else shares.requests
-        self.app = BoundedRequests(settings, most_requests, app_refusal, clock=self._clock)
+        self.app = BoundedRequests(settings, most_requests, app_refusal, clock=self._clock, finished=finished)
         """For what is no tunnel."""
 
     @property

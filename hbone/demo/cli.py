@@ -18,8 +18,9 @@ from pathlib import Path
 from hbone.demo import mesh as demo_mesh
 from hbone.demo.client import Answer, random_body, request
 from hbone.demo.mesh import CLIENT_FILES, SNI, Mesh
+from hbone.demo.printing import show, verdict
 from hbone.demo.processes import Record
-from shared.errors import EXIT_INTERNAL, EXIT_OK, UnavailableError, UpstreamError
+from shared.errors import UnavailableError, UpstreamError, UsageError
 
 BODY_BYTES = 1 << 20
 """The POST's body: enough for several flow-control windows' worth of frames."""
@@ -29,7 +30,14 @@ LOG_TIMEOUT_S = 10.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the demo; returns the exit code, 0 if every request did what it should."""
+    """Runs the demo; returns the exit code, 0 if every request did what it should. Raises
+    UnavailableError, and UsageError for flags that do not go together."""
+    if options.mesh:
+        from hbone.demo import real_mesh
+
+        return real_mesh.run(options)
+    if options.inbound == "pilot-agent":
+        raise UsageError("demo: --inbound pilot-agent takes --mesh: there is no istiod in this one")
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIG_IGN stays
             signal.signal(number, _stop)  # the processes have sessions of their own, so only we end them
@@ -46,8 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 _keep(mesh)
         finally:
             mesh.stop()
-    print("demo: everything arrived as it should" if good else "demo: FAILED, see above")
-    return EXIT_OK if good else EXIT_INTERNAL
+    return verdict(good)
 
 
 def _answer(mesh: Mesh, method: str, path: str, body: bytes = b"") -> Answer:
@@ -85,23 +92,23 @@ def _show(mesh: Mesh, answer: Answer) -> bool:
     gate, front, tunnel, ends = _hops(mesh, answer)
     expires_in = front["token_expires"] - time.time()
     print(f"\n{answer.method} {answer.path}")
-    _line("client", f"TLS to {mesh.gateway}, SNI {SNI}", answer.connect_s + answer.handshake_s)
-    _line("hgate", f"SNI seen {gate['sni']}")
-    _line("", f"route {gate['route']} → {gate['origin']}")
-    _line("", f"stream {gate['stream']}, status {gate['status']}, open after {gate['setup'] * 1000:.0f} ms")
-    _line(
+    show("client", f"TLS to {mesh.gateway}, SNI {SNI}", answer.connect_s + answer.handshake_s)
+    show("hgate", f"SNI seen {gate['sni']}")
+    show("", f"route {gate['route']} → {gate['origin']}")
+    show("", f"stream {gate['stream']}, status {gate['status']}, open after {gate['setup'] * 1000:.0f} ms")
+    show(
         "Cloud Run",
         f"token for {front['token_audience']}, valid {expires_in / 60:.0f} min, {front['caller']}",
     )
-    _line("", f"{front['path']} on stream {front['stream']} → container, status {front['status']}")
+    show("", f"{front['path']} on stream {front['stream']} → container, status {front['status']}")
     open_ms = tunnel["duration"] * 1000
-    _line("krun", f"target {tunnel['tunnel.target']} → {tunnel['dst.addr']}, open for {open_ms:.0f} ms")
-    _line(mesh.inbound, f"mTLS peer {ends['identity']} → app {ends.get('dst.addr', 'none')}")
-    _line("client", f"{answer.tls}, server {answer.peer}")
+    show("krun", f"target {tunnel['tunnel.target']} → {tunnel['dst.addr']}, open for {open_ms:.0f} ms")
+    show(mesh.inbound, f"mTLS peer {ends['identity']} → app {ends.get('dst.addr', 'none')}")
+    show("client", f"{answer.tls}, server {answer.peer}")
     sent, received = gate["bytes_sent"], gate["bytes_recv"]
-    _line("", f"status {answer.status}, tunnel bytes {sent} sent, {received} received", answer.answer_s)
+    show("", f"status {answer.status}, tunnel bytes {sent} sent, {received} received", answer.answer_s)
     right = answer.status == 200 and answer.intact and answer.peer == "spiffe://demo.local/ns/demo/sa/hello"
-    _line("", "body intact (SHA-256)" if answer.intact else "body DAMAGED")
+    show("", "body intact (SHA-256)" if answer.intact else "body DAMAGED")
     return right
 
 
@@ -112,10 +119,10 @@ def _show_refusal(mesh: Mesh) -> bool:
         request(mesh, UNKNOWN_SNI, "GET", "/")
     except UpstreamError as error:
         record = mesh.hgate.wait_for(lambda record: record.get("sni") == UNKNOWN_SNI, LOG_TIMEOUT_S)
-        _line("hgate", f"{record['flags']}: {record['error']}")
-        _line("client", f"got {error}")
+        show("hgate", f"{record['flags']}: {record['error']}")
+        show("client", f"got {error}")
         return record["flags"] == "NO_ROUTE" and "UNRECOGNIZED_NAME" in str(error)
-    _line("client", "got an answer instead of a refusal")
+    show("client", "got an answer instead of a refusal")
     return False
 
 
@@ -137,8 +144,3 @@ def _keep(mesh: Mesh) -> None:
 
 def _stop(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _line(who: str, what: str, seconds: float | None = None) -> None:
-    took = "" if seconds is None else f"  [{seconds * 1000:.1f} ms]"
-    print(f"  {who:10}{what}{took}")

@@ -374,10 +374,16 @@ MTLS_END_RESTARTS = _counter(
 START_SECONDS = _gauge(
     "hbone_start_seconds",
     "krun: what each step of the start took, in seconds.",
-    step=("identity", "mTLS end", "app"),
+    step=("mounts", "identity", "mTLS end", "app"),
 )
 SCRAPE_FAILURES = _counter(
     "hbone_scrape_failures", "krun: scrapes that lack the metrics of somebody else.", of=("envoy", "app")
+)
+MOUNT_REFRESHES = _counter(
+    "hbone_mount_refreshes",
+    "krun: times that the files of a Secret or ConfigMap have been compared with it.",
+    mount="secret/NAME or configmap/NAME",
+    result=_RESULT,
 )
 # Istio's names, so that its dashboards work.
 

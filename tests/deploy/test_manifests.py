@@ -22,6 +22,7 @@ from gateway.config.limit_settings import Limits
 from gateway.drain import NOTICE_S
 from gateway.rules.routes import RouteTable
 from shared import ports
+from shared.credentials.kubernetes.kubernetes_api import rbac_rule
 from shared.net.names.resolv_conf import search_list
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tls import istio_sni
@@ -126,6 +127,29 @@ def test_versions_in_the_texts_are_the_project_s() -> None:
     ]
     assert named
     assert {version for _, version in named} == {PROJECT["version"]}, named
+
+
+# The workload's Role.
+
+
+def test_the_role_allows_what_krun_asks_for_and_nothing_else() -> None:
+    namespace = "/api/v1/namespaces/demo"
+    asked = {
+        rbac_rule("GET", f"{namespace}/configmaps/app-config"),
+        rbac_rule("GET", f"{namespace}/secrets/db-credentials"),
+        rbac_rule("POST", f"{namespace}/serviceaccounts/hello/token"),
+    }
+    role = yaml.safe_load((DEPLOY / "workload" / "role.yaml").read_text())
+    allowed = {
+        f"verb {verb} on {resource} in namespace {role['metadata']['namespace']}"
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+    assert allowed == asked
+    assert all(rule["resourceNames"] for rule in role["rules"]), "one by one"
+    binding = yaml.safe_load((DEPLOY / "workload" / "rolebinding.yaml").read_text())
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
 # The gateway on Kubernetes.

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tests.support.api_server import (
     API_AUDIENCE,
     MESH_ENV,
     NAMESPACE,
+    OBJECTS,
     POD,
     REAL,
     SERVICE_ACCOUNT,
@@ -44,6 +45,8 @@ TESTS = (
     "tests/agent/identity/test_token_files.py::test_what_settings_come_to",
     "tests/agent/test_app.py::test_kubernetes_tokens_are_there_before_the_app",
     "tests/agent/mesh/test_mesh_env.py",
+    "tests/agent/mounts/test_cluster_objects.py",
+    "tests/agent/mounts/test_mounts.py",
 )
 """Those that take `api_server`."""
 
@@ -167,6 +170,7 @@ async def furnished(server: RealApiServer) -> str:
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tokens"}
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "krun"}
     await api.ask("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [user]})
+    await _allow(api, NAMESPACE, "mounts", {"resources": ["secrets", "configmaps"], "resourceNames": OBJECTS})
     for namespace, data in MESH_ENV.items():
         await _mesh_env(api, namespace, data)
     container = {"name": "app", "image": "example/app"}
@@ -177,14 +181,20 @@ async def furnished(server: RealApiServer) -> str:
 
 async def _mesh_env(api: KubernetesApi, namespace: str, data: dict[str, str]) -> None:
     """Makes a mesh-env that the user krun may read."""
-    core, rbac = "/api/v1/namespaces", f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
-    named = {"metadata": {"name": "mesh-env"}}
+    core = "/api/v1/namespaces"
     if namespace != NAMESPACE:
         await api.ask("POST", core, {"metadata": {"name": namespace}})
-    await api.ask("POST", f"{core}/{namespace}/configmaps", {**named, "data": data})
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["mesh-env"], "verbs": ["get"]}
+    await api.ask("POST", f"{core}/{namespace}/configmaps", {"metadata": {"name": "mesh-env"}, "data": data})
+    what = {"resources": ["configmaps"], "resourceNames": ["mesh-env"]}
+    await _allow(api, namespace, "mesh-env", what)
+
+
+async def _allow(api: KubernetesApi, namespace: str, name: str, what: Mapping[str, Sequence[str]]) -> None:
+    """Lets the user krun `get` something."""
+    rbac, named = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}", {"metadata": {"name": name}}
+    rule = {"apiGroups": [""], "verbs": ["get"], **what}
     await api.ask("POST", f"{rbac}/roles", {**named, "rules": [rule]})
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "mesh-env"}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "krun"}
     await api.ask("POST", f"{rbac}/rolebindings", {**named, "roleRef": role, "subjects": [user]})
 

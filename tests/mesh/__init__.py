@@ -8,6 +8,7 @@ etcd, kube-apiserver and istiod as the control plane, pilot-agents with Envoy as
     web         10.77.0.2  a client with its sidecar, account clients/web
     app         10.77.0.3  the container on Cloud Run: krun, its mTLS end, the app
     guest       10.77.0.4  another client, account clients/guest
+    echo        10.77.0.6  a gRPC server without a sidecar, account demo/echo
 
 `run` makes the namespaces and starts pytest in the first; `build` gets the programs; `control_plane`, `path`
 and `programs` start what runs there; the tests ask from the clients.

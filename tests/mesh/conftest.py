@@ -45,7 +45,7 @@ def mesh(plane: ControlPlane) -> Workloads:
 @pytest.fixture(scope="module", params=["pilot-agent", "builtin", "envoy"])
 def end(mesh: Workloads, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each kind of mTLS end before the app, by its name. A module's `APP` names another app, for which its
-    `PROTOCOL` is what Envoy under pilot-agent is told that it speaks."""
+    `PROTOCOL` is what Envoy under pilot-agent is told that it speaks; its `ENVIRON` is for krun."""
     kind: str = request.param
     app = getattr(request.module, "APP", "tests.mesh.app")
     objects = manifest("hello")
@@ -55,7 +55,7 @@ def end(mesh: Workloads, request: pytest.FixtureRequest) -> Iterator[str]:
     mesh.plane.objects.apply(objects)
     started: list[Process] = []
     try:
-        krun = mesh.krun(kind, app=app)
+        krun = mesh.krun(kind, getattr(request.module, "ENVIRON", None), app)
         started.append(krun)
         mesh.krun_ready(krun)
         yield kind

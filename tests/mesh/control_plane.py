@@ -64,6 +64,11 @@ class ControlPlane:
         return f"{ADDRESS}:15012"
 
     @property
+    def plaintext_xds(self) -> str:
+        """Its port without TLS."""
+        return f"{ADDRESS}:15010"
+
+    @property
     def root(self) -> str:
         """What istiod has published to the workloads' namespaces."""
 
@@ -114,7 +119,12 @@ def _istiod(programs: Programs, folder: Path, processes: Processes) -> Process:
     own.mkdir(exist_ok=True)
     command = [
         *(programs.istiod, "discovery", f"--kubeconfig={folder / 'admin.kubeconfig'}"),
-        *("--domain=cluster.local", "--httpAddr=127.0.0.1:8080", "--httpsAddr=", "--grpcAddr="),
+        *(
+            "--domain=cluster.local",
+            "--httpAddr=127.0.0.1:8080",
+            "--httpsAddr=",
+            f"--grpcAddr={ADDRESS}:15010",
+        ),
         *(f"--secureGRPCAddr={ADDRESS}:15012", "--monitoringAddr=127.0.0.1:15014"),
     ]
     istiod = processes.start("istiod", BRIDGE, command, ISTIOD, cwd=own)

@@ -24,15 +24,26 @@ def refused(_message: bytes, context: grpc.ServicerContext) -> bytes:
     raise AssertionError
 
 
-def main() -> None:
-    """Serves until it is ended."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    methods = {
+def caller(_message: bytes, context: grpc.ServicerContext) -> bytes:
+    """The SPIFFE ID in the certificate that the server itself has seen."""
+    return b",".join(context.auth_context().get("peer_spiffe_id", [b"nobody"]))
+
+
+HANDLERS = grpc.method_handlers_generic_handler(
+    SERVICE,
+    {
         "Unary": grpc.unary_unary_rpc_method_handler(unary),
         "Stream": grpc.stream_stream_rpc_method_handler(stream),
         "Refused": grpc.unary_unary_rpc_method_handler(refused),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        "Caller": grpc.unary_unary_rpc_method_handler(caller),
+    },
+)
+
+
+def main() -> None:
+    """Serves until it is ended."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((HANDLERS,))
     server.add_insecure_port(f"127.0.0.1:{os.environ['PORT']}")
     server.start()
     server.wait_for_termination()

@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-PLACES = {"cp": "10.77.0.1", "web": "10.77.0.2", "app": "10.77.0.3", "guest": "10.77.0.4"}
+PLACES = {
+    "cp": "10.77.0.1",
+    "web": "10.77.0.2",
+    "app": "10.77.0.3",
+    "guest": "10.77.0.4",
+    "echo": "10.77.0.6",
+}
 """Names and addresses; the first has the bridge."""
 
 BRIDGE = "cp"

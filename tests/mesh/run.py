@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.kube.build import unavailable
@@ -32,6 +34,12 @@ def main() -> int:
         unavailable("make mesh makes network namespaces, which takes root")
     if shutil.which("etcd") is None:
         unavailable("no etcd on PATH (Debian: etcd-server)")
+    return in_the_mesh("pytest", *(sys.argv[1:] or ["tests/mesh"]))
+
+
+def in_the_mesh(module: str, *arguments: str) -> int:
+    """Runs a module in the control plane's namespace, with a folder for the mesh's files; returns its exit
+    code. Signals are the module's to follow. Ends the process where there can be no namespaces."""
     build.built()
     with tempfile.TemporaryDirectory(prefix="mesh-") as name:
         folder = Path(name)
@@ -42,13 +50,21 @@ def main() -> int:
             with places.laid_out():
                 # Over the machine's, in the mount namespace of pytest, which all that it starts inherits.
                 bound = 'mount --bind "$0" /etc/hosts && exec "$@"'
-                tests = [sys.executable, "-m", "pytest", *(sys.argv[1:] or ["tests/mesh"])]
+                tests = [sys.executable, "-m", module, *arguments]
                 # Tests have a home of their own.
                 environ = {**os.environ, RUNNING: name, "HBONE_TEST_CACHE": str(cache())}
                 within = ["ip", "netns", "exec", namespace(BRIDGE), "bash", "-c", bound, str(hosts), *tests]
-                return subprocess.run(within, cwd=ROOT, env=environ).returncode
+                return _run(within, environ)
         except subprocess.CalledProcessError as error:
             unavailable(f"no network namespaces here: {' '.join(error.cmd)}: {error.stderr.strip()}")
+
+
+def _run(command: list[str], environ: Mapping[str, str]) -> int:
+    with subprocess.Popen(command, cwd=ROOT, env=environ) as running:
+        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal's is for both
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: running.send_signal(number))
+        return running.wait()
 
 
 if __name__ == "__main__":

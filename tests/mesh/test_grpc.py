@@ -8,7 +8,8 @@ APP, PROTOCOL = "tests.mesh.grpc_app", "GRPC"
 
 
 def test_calls(end: str) -> None:
-    answered, echoed, refused = run_client("web", "tests.mesh.grpc_client").splitlines()
-    assert answered == "b'HELLO'"
+    methods = ("Unary", "Stream", "Refused")
+    answered, echoed, refused = run_client("web", "tests.mesh.grpc_client", *methods).splitlines()
+    assert answered == "HELLO"
     assert echoed == "[3, 3, 100000]"
     assert refused == "FAILED_PRECONDITION not today"

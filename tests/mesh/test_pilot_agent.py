@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -69,6 +71,20 @@ def test_all_end_with_krun(krun: Process) -> None:
     os.kill(krun.started.pid, signal.SIGTERM)
     assert krun.started.wait(ENDS_S) == 128 + signal.SIGTERM or krun.started.returncode == 0
     assert (processes("pilot-agent"), processes("envoy")) == ([], [])
+
+
+def test_a_revision_of_cloud_run_s_is_known_to_the_mesh(mesh: Workloads) -> None:
+    mesh.plane.objects.apply(manifest("hello"))
+    krun = mesh.krun("pilot-agent", {"K_SERVICE": "hello", "K_REVISION": "hello-00007-abc"})
+    try:
+        mesh.krun_ready(krun)
+        node = json.loads(run_in("app", "curl", "-sS", "http://127.0.0.1:15000/server_info").stdout)["node"]
+        labels = {"app": "hello", "service.istio.io/canonical-revision": "hello-00007-abc"}
+        assert labels.items() <= node["metadata"]["LABELS"].items()
+        assert re.fullmatch(r"sidecar~10\.77\.0\.3~hello-00007-abc-[0-9a-f]{8}\.demo~.*", node["id"])
+        assert ask("web").status == 200
+    finally:
+        krun.end()
 
 
 def test_an_istiod_that_is_not_there(mesh: Workloads) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hbone.cloudrun.metadata import KEYS_PATH
 from tests.kube import run as kube
 from tests.mesh.control_plane import ControlPlane, answers
 from tests.mesh.places import BRIDGE, PLACES, Process, run_in
@@ -18,6 +19,9 @@ from tests.mesh.places import BRIDGE, PLACES, Process, run_in
 SCRIPTS = Path(sys.executable).parent
 
 SERVICE = "hello.demo.svc.cluster.local"
+
+NAMED_BY_URL = "https://fortio-cr-icq63pqnqq-uc.a.run.app"
+"""Of a service whose Kubernetes Service has the name in its URL, as the original has it."""
 
 START_S = 30.0
 """For any of them; Envoy takes two seconds on an idle machine, and istiod's answer."""
@@ -28,6 +32,10 @@ admin: "127.0.0.1:15000"
 metrics: "127.0.0.1:15020"
 health: "127.0.0.1:15021"
 routes:
+  - host: "*-uc.demo.svc.cluster.local"
+    tunnel: "https://{{service}}.a.run.app/_hbone/15003"
+    connect: "127.0.0.1:8445"
+    ca: "{named_by_url}"
   - host: "*.demo.svc.cluster.local"
     tunnel: "https://hello.a.run.app/_hbone/15003"
     connect: "127.0.0.1:8443"
@@ -76,18 +84,21 @@ class Workloads:
             copy.chmod(0o755)
         return copy
 
-    def cloudrun(self) -> Process:
-        """The front end and the metadata server, before krun's port."""
-        own = self.folder / "cloudrun"
+    def cloudrun(self) -> None:
+        """The front end and the metadata server, before krun's port; and one more front end, of the service
+        that the original's template has, which takes the same tokens."""
+        self._front_end("cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444")
+        keys = f"http://127.0.0.1:8444{KEYS_PATH}"
+        ports = ("--listen", "127.0.0.1:8445", "--metadata", "127.0.0.1:8446")
+        self._front_end("named-by-url", *ports, "--audience", NAMED_BY_URL, "--keys", keys)
+
+    def _front_end(self, name: str, *arguments: str) -> None:
+        own = self.folder / name
         own.mkdir()
         container = f"{PLACES['app']}:15009"
-        command = [
-            *(SCRIPTS / "hbone", "cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444"),
-            *("--container", container, "--dir", own, "--log-format", "text"),
-        ]
-        process = self.plane.processes.start("cloudrun", BRIDGE, command)
+        command = [SCRIPTS / "hbone", "cloudrun", *arguments, "--container", container, "--dir", own]
+        process = self.plane.processes.start(name, BRIDGE, [*command, "--log-format", "text"])
         self.plane.processes.ready(process, lambda: "GCE_METADATA_HOST" in process.said, START_S)
-        return process
 
     def gateway(self) -> Process:
         """hgate; after `cloudrun`, whose certificate it trusts."""
@@ -96,6 +107,7 @@ class Workloads:
         self.plane.certify("demo", "hello", certificates)
         told: dict[str, object] = {
             "ca": self.folder / "cloudrun" / "ca.pem",
+            "named_by_url": self.folder / "named-by-url" / "ca.pem",
             "istiod": self.plane.xds,
             "certificates": certificates,
             "ambient": AMBIENT,
@@ -120,11 +132,17 @@ class Workloads:
         return process
 
     def krun(
-        self, inbound: str, environ: Mapping[str, object] | None = None, app: str = "tests.mesh.app"
+        self,
+        inbound: str,
+        environ: Mapping[str, object] | None = None,
+        app: str = "tests.mesh.app",
+        *,
+        name: str = "krun",
+        place: str = "app",
     ) -> Process:
         """krun with an app, a module; `inbound` is what ends the mesh's mTLS: `builtin`, `envoy` or
-        `pilot-agent`, each with a certificate of istiod's."""
-        own = self.folder / "krun"
+        `pilot-agent`, each with a certificate of istiod's; or `none`, with one for the app."""
+        own = self.folder / name
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
         (self.folder / "root.pem").write_text(self.plane.root)
@@ -150,12 +168,12 @@ class Workloads:
             given |= {"HBONE_CA": "istio", "CA_ADDR": self.plane.xds, "HBONE_CERTS": own / "certs"}
         given |= {"PYTHONPATH": os.getcwd(), **(environ or {})}
         command = [SCRIPTS / "krun", sys.executable, "-m", app]
-        return self.plane.processes.start("krun", "app", command, given, cwd=own)
+        return self.plane.processes.start(name, place, command, given, cwd=own)
 
-    def krun_ready(self, krun: Process) -> float:
+    def krun_ready(self, krun: Process, place: str = "app") -> float:
         """Waits until krun takes tunnels; the seconds since."""
         listens = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/15009"]
-        return self.plane.processes.ready(krun, lambda: run_in("app", *listens).returncode == 0, START_S)
+        return self.plane.processes.ready(krun, lambda: run_in(place, *listens).returncode == 0, START_S)
 
     def sidecar(
         self,
@@ -225,6 +243,7 @@ class Answer:
 
     status: int
     body: str
+    seconds: float
 
     @property
     def headers(self) -> dict[str, str]:
@@ -235,11 +254,12 @@ class Answer:
 
 def ask(place: str, path: str = "/", *options: str, port: int = 8080, service: str = SERVICE) -> Answer:
     """A request of a client to a port of a service, through its sidecar; status 0: there was no answer."""
-    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code}", *options]
+    told = ["curl", "-sS", "-m", "20", "-w", "\n%{http_code} %{time_total}", *options]
     host = f"Host: {service}:{port}"
     ran = run_in(place, *told, "-H", host, f"http://127.0.0.1:{port}{path}")
-    body, _, status = ran.stdout.rpartition("\n")
-    return Answer(int(status or 0), body or ran.stderr)
+    body, _, figures = ran.stdout.rpartition("\n")
+    status, seconds = figures.split() or ("0", "0")
+    return Answer(int(status), body or ran.stderr, float(seconds))
 
 
 def run_client(place: str, module: str, *arguments: object) -> str:

@@ -155,12 +155,11 @@ def test_curl_speaks_what_the_app_speaks(end: End) -> None:
 
 
 def test_openssl_agrees_to_what_the_app_speaks(end: End) -> None:
-    """To Envoy also to what it does not speak: Envoy translates."""
+    """Or, if it has to, to what the app does not speak: that is translated."""
     both = {"h2c": "h2"}.get(end.protocol, "http/1.1")
     assert agreed_with_openssl(end, "h2,http/1.1") == both
-    assert agreed_with_openssl(end, "istio,h2,http/1.1") == ("istio" if end.inbound == "builtin" else both)
-    no_http1 = end.protocol == "h2c" and end.inbound == "builtin"
-    assert agreed_with_openssl(end, "http/1.1") == ("" if no_http1 else "http/1.1")
+    assert agreed_with_openssl(end, "istio,h2,http/1.1") == both
+    assert agreed_with_openssl(end, "http/1.1") == "http/1.1"
 
 
 def test_envoy_that_chooses_by_alpn(end: End, tmp_path: Path) -> None:
@@ -175,8 +174,9 @@ def test_an_http2_client_is_served_though_nobody_has_said_what_the_app_speaks(un
     assert agreed_with_openssl(untold, "h2,http/1.1") == "http/1.1"
 
 
-def test_an_http2_client_gets_on_with_an_http1_app_if_envoy_knows_that_it_is_one(end: End) -> None:
-    translates = end.inbound == "envoy" and end.protocol == "http1"
+def test_an_http2_client_gets_on_with_an_http1_app(end: End) -> None:
+    """Envoy has to be told that it is one; the built-in end asks the app."""
+    translates = end.inbound == "builtin" or end.protocol == "http1"
     assert (nghttp(end) == CONTENT) is (end.app == "h2c" or translates)
 
 

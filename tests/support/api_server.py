@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import re
@@ -29,7 +30,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.credentials.certificates.authority import Authority
 from shared.credentials.kubernetes.kubernetes_access import Access, Pem
+from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.credentials.kubernetes.kubernetes_config import GivenToken
+from shared.errors import StatusError
 from shared.net.http1 import get
 from shared.trust.spiffe import SpiffeId
 from tests.support.http1_server import PATIENCE_S, NotingServer, received, server_tls
@@ -52,6 +55,10 @@ API_AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 MIN_SECONDS = 600
 MAX_SECONDS = 2**32
 
+OBJECTS = ("db-credentials", "app-config", "absent")
+"""Names of the Secrets and ConfigMaps of NAMESPACE that the user krun may read."""
+
+_OBJECT_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/(secrets|configmaps)/([^/]+)")
 _MESH_ENV_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/configmaps/mesh-env")
 _PATH = re.compile(r"/api/v1/namespaces/([^/]+)/serviceaccounts/([^/]+)/token")
 
@@ -70,6 +77,14 @@ class ApiServer(Protocol):
 
     @property
     def ca_pem(self) -> bytes: ...
+
+    async def put(self, resource: str, name: str, **content: Any) -> None:
+        """Makes or replaces a Secret or ConfigMap of NAMESPACE."""
+        ...
+
+    async def delete(self, resource: str, name: str) -> None:
+        """Removes it."""
+        ...
 
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         """The claims of a token that the server's own keys have signed. Raises jwt.PyJWTError."""
@@ -145,6 +160,21 @@ class RealApiServer:
         self.url, self.ca_pem, self.pod_uid = url, ca.encode(), pod_uid
         self.allowed, self.forbidden, self._admin = allowed, forbidden, admin
 
+    async def put(self, resource: str, name: str, **content: Any) -> None:
+        path, body = f"/api/v1/namespaces/{NAMESPACE}/{resource}", {"metadata": {"name": name}, **content}
+        api = KubernetesApi(access(self, self._admin), max_bytes=8 << 20)
+        try:
+            await api.ask("PUT", f"{path}/{name}", body)
+        except StatusError as error:
+            if error.status != 404:
+                raise
+            await api.ask("POST", path, body)
+
+    async def delete(self, resource: str, name: str) -> None:
+        path = f"/api/v1/namespaces/{NAMESPACE}/{resource}/{name}"
+        with contextlib.suppress(StatusError):
+            await KubernetesApi(access(self, self._admin)).ask("DELETE", path)
+
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         response = await get(
             f"{self.url}/openid/v1/jwks",
@@ -204,6 +234,9 @@ class LocalApiServer(NotingServer[Asked]):
 
     may_read: set[str] = field(default_factory=lambda: {NAMESPACE, "istio-system"})
 
+    objects: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    """Secrets and ConfigMaps by namespace, resource and name."""
+
     service_accounts: set[tuple[str, str]] = field(default_factory=lambda: {(NAMESPACE, SERVICE_ACCOUNT)})
     authority: Authority = field(default_factory=lambda: Authority.create("cluster.local"))
     key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
@@ -226,6 +259,12 @@ class LocalApiServer(NotingServer[Asked]):
     @property
     def ca_pem(self) -> bytes:
         return self.authority.root_pem
+
+    async def put(self, resource: str, name: str, **content: Any) -> None:
+        self.objects[NAMESPACE, resource, name] = {"metadata": {"name": name}, **content}
+
+    async def delete(self, resource: str, name: str) -> None:
+        self.objects.pop((NAMESPACE, resource, name), None)
 
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         return _decoded(token, self.key.public_key(), audience)
@@ -261,6 +300,8 @@ class LocalApiServer(NotingServer[Asked]):
             return status(401, "Unauthorized", "Unauthorized")
         if (found := _MESH_ENV_PATH.fullmatch(asked.path)) and asked.method == "GET":
             return self._mesh_env(user, found[1])
+        if (found := _OBJECT_PATH.fullmatch(asked.path)) and asked.method == "GET":
+            return self._object(user, found[1], found[2], found[3])
         match = _PATH.fullmatch(asked.path)
         if match is None or asked.method != "POST":
             return status(404, "NotFound", "the server could not find the requested resource")
@@ -286,6 +327,18 @@ class LocalApiServer(NotingServer[Asked]):
             return status(404, "NotFound", 'configmaps "mesh-env" not found')
         content = {"kind": "ConfigMap", "metadata": {"name": "mesh-env"}, "data": self.mesh_env[namespace]}
         return 200, json.dumps(content).encode()
+
+    def _object(self, user: str, namespace: str, resource: str, name: str) -> Answer:
+        if user != "krun" or namespace != NAMESPACE or name not in OBJECTS:
+            text = (
+                f'{resource} "{name}" is forbidden: User "{user}" cannot get resource "{resource}" in API '
+                f'group "" in the namespace "{namespace}"'
+            )
+            return status(403, "Forbidden", text)
+        found = self.objects.get((namespace, resource, name))
+        if found is None:
+            return status(404, "NotFound", f'{resource} "{name}" not found')
+        return 200, json.dumps(found).encode()
 
     def _token(self, spec: dict[str, Any], namespace: str, account: str) -> Answer:
         seconds = spec.get("expirationSeconds", 3600)

@@ -1,4 +1,5 @@
-"""Google's GKE API and metadata server on loopback, as far as krun asks them for its cluster."""
+"""Google's APIs of GKE, Cloud Run and projects, and the metadata server, on loopback, as far as krun asks
+them for its cluster and its namespace."""
 
 from __future__ import annotations
 
@@ -46,6 +47,8 @@ class GkeServer(NotingServer[str]):
     authority: Authority
     clusters: list[dict[str, Any]] = field(default_factory=list)
     """Those of PROJECT."""
+    labels: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of projects and Cloud Run services, by the path that they are asked for at; others may not be read."""
     refusal: tuple[int, str] | None = None
     """Status and message of each answer instead."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -76,6 +79,10 @@ class GkeServer(NotingServer[str]):
             return _error(401, "Request had invalid authentication credentials.")
         if self.refusal is not None:
             return _error(*self.refusal)
+        if path in self.labels:
+            return 200, {"name": path, "labels": self.labels[path]}
+        if _CLUSTERS.fullmatch(path) is None and path.startswith(("/v2/", "/v3/")):
+            return _error(403, "The caller does not have permission")
         found = _CLUSTERS.fullmatch(path)
         if found is None or found[1] != PROJECT:
             return _error(404, "Requested entity was not found.")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agent.config.settings import Settings
+from agent.proxy.request_record import Record
 from agent.tunnels.requests import Requests
 from agent.tunnels.tunnel_port import LIMITS
 from shared.address import Address
@@ -23,7 +24,7 @@ class KrunPort:
     """Made by `serving`."""
 
     def __init__(self, settings: Settings, refusal: Callable[[], LimitError | None] = lambda: None) -> None:
-        self.records: asyncio.Queue[TunnelRecord] = asyncio.Queue()
+        self.records: asyncio.Queue[Record] = asyncio.Queue()
         self.requests = Requests(settings, self.records.put_nowait, refusal=refusal, app_refusal=refusal)
         self.port = 0
         self._connections: set[Connection] = set()
@@ -36,7 +37,9 @@ class KrunPort:
     async def record(self) -> TunnelRecord:
         """What is told of the next tunnel that is over."""
         async with asyncio.timeout(PATIENCE_S):
-            return await self.records.get()
+            record = await self.records.get()
+        assert isinstance(record, TunnelRecord), record
+        return record
 
     def _accept(self) -> Connection:
         connection = Connection(

@@ -16,7 +16,7 @@ TIMEOUT_S = 10.0
 """For one request, name lookup and TLS included: an API server takes milliseconds, a busy one seconds."""
 
 MAX_ANSWER_BYTES = 1024 * 1024
-"""As much as a Secret or ConfigMap can hold; a token is 1 KiB."""
+"""A token is 1 KiB, mesh-env some more."""
 
 MAX_MESSAGE_CHARS = 300
 """How much of a `Status` message is repeated: admission webhooks can write a page."""
@@ -28,10 +28,13 @@ _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DE
 class KubernetesApi:
     """One API server."""
 
-    def __init__(self, access: Access, *, timeout_s: float = TIMEOUT_S) -> None:
-        """`timeout_s` bounds each request, in seconds."""
+    def __init__(
+        self, access: Access, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_ANSWER_BYTES
+    ) -> None:
+        """`timeout_s` bounds each request, in seconds, and `max_bytes` each answer."""
         self.access = access
         self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
 
     @property
     def server(self) -> str:
@@ -79,7 +82,7 @@ class KubernetesApi:
                 headers=headers,
                 body=b"" if body is None else json.dumps(body).encode(),
                 timeout_s=self._timeout_s,
-                max_bytes=MAX_ANSWER_BYTES,
+                max_bytes=self._max_bytes,
                 tls=self.access.tls(),
             )
         except ValueError as error:

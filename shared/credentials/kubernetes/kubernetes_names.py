@@ -33,7 +33,8 @@ MAX_NAME_CHARS = 253
 # RFC 1123, as the API server checks names: a label for a namespace, labels joined by dots for an account.
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
-_SERVICE_ACCOUNT = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def check_namespace(name: str) -> str:
@@ -45,6 +46,21 @@ def check_namespace(name: str) -> str:
 
 def check_service_account(name: str) -> str:
     """The name of a service account. Raises ValueError if it can be none."""
-    if not _SERVICE_ACCOUNT.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+    if not _SUBDOMAIN.fullmatch(name) or len(name) > MAX_NAME_CHARS:
         raise ValueError("no name of a service account: lower-case letters, digits, inner hyphens and dots")
     return name
+
+
+def check_object_name(name: str) -> str:
+    """The name of a Secret or a ConfigMap. Raises ValueError if it can be none."""
+    if not _SUBDOMAIN.fullmatch(name) or len(name) > MAX_NAME_CHARS:
+        raise ValueError("a Secret's or ConfigMap's name has lower-case letters, digits, inner - and dots")
+    return name
+
+
+def check_key(key: str) -> str:
+    """A key in a Secret or a ConfigMap, which is a file's name where one is mounted (Kubernetes,
+    IsConfigMapKey). Raises ValueError if it can be none."""
+    if not _KEY.fullmatch(key) or len(key) > MAX_NAME_CHARS or key == "." or key.startswith(".."):
+        raise ValueError("a key has letters, digits, -, _ and dots, and no two dots at its start")
+    return key

@@ -7,24 +7,12 @@ in the log, never in the tunnel.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from shared.errors import HboneError, StatusError
 from shared.http2.events import Headers
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.stream import Stream, header_value
-
-if TYPE_CHECKING:  # making it would cost each start
-
-    class Answered(Protocol):
-        """What is answered: a server's stream, or whatever does as it does."""
-
-        headers: Headers
-
-        def respond(self, headers: Headers) -> None: ...
-        def write(self, data: Buffer) -> None: ...
-        def close(self) -> None: ...
-
 
 REASON_BYTES = 512
 """How much of a refusal's body is read: the first line is what counts."""
@@ -85,7 +73,17 @@ class AskedOf:
         return _TOKEN_REFUSED if wants_token else f"{_NOT_ALLOWED}, or {_TOKEN_REFUSED}"
 
 
-def answer(stream: Answered, status: int, text: str, extra: Headers = ()) -> None:
+class Answerable(Protocol):
+    """A request that can be answered: a stream, or what stands for one."""
+
+    @property
+    def headers(self) -> Headers: ...
+    def respond(self, headers: Headers) -> None: ...
+    def write(self, data: Buffer) -> None: ...
+    def close(self) -> None: ...
+
+
+def answer(stream: Answerable, status: int, text: str, extra: Headers = ()) -> None:
     """Answers with a status, one line of text, and the headers `extra`."""
     body = text.encode() + b"\n"
     stream.respond(

@@ -358,6 +358,16 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
 
+    def feed(self, data: Buffer) -> None:
+        """Receives `data`, which somebody else has read."""
+        view = memoryview(data)
+        while view and not self.lost:
+            buffer = self.get_buffer(-1)
+            size = min(len(view), len(buffer))
+            buffer[:size] = view[:size]
+            view = view[size:]
+            self.buffer_updated(size)
+
     def buffer_updated(self, nbytes: int) -> None:
         if self.lost:
             return  # ended by us; the peer may not have seen it yet

@@ -7,7 +7,7 @@ window of 1 MiB in pieces of 100 bytes, and reads none of them, would cost 8 MiB
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.tcp_end import LastBytes
@@ -66,6 +66,14 @@ class TransportLeg(asyncio.BufferedProtocol):
         self._full = False
         self._closing: LastBytes | None = None
         self._small: SmallWrites | None = None  # what waits behind the transport's unsent bytes
+
+    def set_write_buffer_limits(self, high: int | None) -> None:
+        """Of how many unsent bytes on the leg is full; None: the event loop's own mark."""
+        self._transport.set_write_buffer_limits(high)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """As the transport says it."""
+        return self._transport.get_extra_info(name, default)
 
     @property
     def _unsent_bytes(self) -> int:

@@ -156,6 +156,11 @@ class Stream:
         return self._state.held + len(self.waiting)
 
     @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent, because there was no room."""
+        return len(self.waiting)
+
+    @property
     def connection(self) -> Carrier:
         """The connection that carries it."""
         return self._connection

@@ -23,6 +23,7 @@ import asyncio
 import enum
 from typing import Protocol, cast
 
+from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL
 
 from shared.errors import HboneError, StreamResetError, TlsFailureError
@@ -153,6 +154,10 @@ class TlsServerLeg(TransportLeg):
         self._transport.write(outgoing(self._tls))
         self.resume_reading()
 
+    def pass_to(self, relay: RelayEnd) -> None:
+        """From now on pushes to `relay`, instead of the one that it was joined to."""
+        self._relay = relay
+
     def write(self, data: Buffer) -> None:
         size = len(data)
         if self._state is not _State.JOINED or self._eof_sent or not size:
@@ -207,6 +212,12 @@ class TlsServerLeg(TransportLeg):
         self._small = None
         if state not in (_State.ACCEPTED, _State.GONE):
             reset(self._transport)
+
+    def own_certificate(self) -> bytes:
+        """The certificate that the client was shown, in DER."""
+        own = self._tls.get_certificate(as_cryptography=True)
+        assert own is not None, "a server has one"
+        return own.public_bytes(Encoding.DER)
 
     def proved_chain(self) -> list[bytes]:
         """The chain that the client was verified by, in DER, the leaf first and its root last."""
@@ -319,12 +330,14 @@ class TlsServerLeg(TransportLeg):
 
     def _push(self) -> None:
         """Hands plaintext to the relay until there is none or the relay wants none."""
-        relay = self._relay
-        if self._pushing or relay is None:
+        if self._pushing:
             return
         self._pushing = True
         ended = self._ended
         while not self._paused and not self._ended and self._state is _State.JOINED:
+            relay = self._relay
+            if relay is None:
+                break
             try:
                 data = self._tls.recv(RECORD_BYTES)
             except SSL.WantReadError:
@@ -340,8 +353,8 @@ class TlsServerLeg(TransportLeg):
             self._answer()
         if self._state is not _State.JOINED:
             return
-        if self._ended and not ended:
-            relay.ended(self)
+        if self._ended and not ended and self._relay is not None:
+            self._relay.ended(self)
         elif self._fin and not self._ended and not self._paused:
             self._fail(StreamResetError("connection truncated: FIN without close_notify", CANCEL))
 

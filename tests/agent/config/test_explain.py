@@ -39,3 +39,14 @@ def test_the_table_is_by_group() -> None:
     assert text.splitlines()[0] == "krun"
     assert "\n\nReverse connections\n" in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_references_are_named_without_their_text() -> None:
+    rows = told(
+        {"DB": "sm://proj/hunter2", "KEY": "berglas://bucket/k?destination=tempfile", "BAD": "sm://p"}
+    )
+    assert (rows["DB"].group, rows["DB"].value) == ("The app's variables", "reference to Secret Manager")
+    assert rows["KEY"].value == "reference to Cloud Storage, into a file"
+    assert rows["BAD"].value.startswith("malformed reference: it has to be sm://PROJECT/NAME")
+    assert "hunter2" not in table(list(rows.values()))
+    assert "DB" not in told({"DB": "sm://proj/hunter2", "HBONE_REFERENCES": "0"}), "left to the app"

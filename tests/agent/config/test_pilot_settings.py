@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def read(**environ: str) -> PilotSettings:
 )
 def test_the_workload_s_name(environ: dict[str, str], name: str) -> None:
     assert read(**environ).workload == name
+
+
+def test_a_revision_is_a_label_and_part_of_each_instance_s_name() -> None:
+    first, second = read(K_SERVICE="shop", K_REVISION="shop-7"), read(K_SERVICE="shop", K_REVISION="shop-7")
+    assert first.labels["service.istio.io/canonical-revision"] == "shop-7"
+    assert re.fullmatch("shop-7-[0-9a-f]{8}", first.pod)
+    assert first == second and first.pod != second.pod
+    without = read(K_SERVICE="shop")
+    assert (without.pod, "service.istio.io/canonical-revision" in without.labels) == ("shop", False)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +78,7 @@ def test_proxy_config(text: str, told: dict[str, object]) -> None:
         ("PROXY_CONFIG", "a: [", "no YAML in line 1"),
         ("PROXY_CONFIG", "just words", "no mapping of names to values"),
         ("PROXY_CONFIG", "1: 2", "no mapping of names to values"),
+        ("K_REVISION", "a~b", "at most 63 letters"),
         ("ENVOY_LOG_LEVEL", "loud", "'loud' is no level of Envoy's"),
         ("ENVOY_LOG_LEVEL", "info,upstream:all", "'upstream:all' is no level of Envoy's"),
     ],

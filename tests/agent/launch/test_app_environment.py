@@ -7,7 +7,7 @@ import re
 import pytest
 
 from agent.config.settings import ENVIRONMENT, from_env
-from agent.launch.app_environment import app_environment
+from agent.launch.app_environment import app_environment, with_proxy
 from shared.address import Address
 from tests.agent.test_app import krun
 
@@ -82,7 +82,7 @@ PROXY = Address("127.0.0.1", 15007)
 
 
 def by_proxy(**variables: str) -> dict[str, str]:
-    return app_environment(variables, from_env(variables), PROXY)
+    return with_proxy(app_environment(variables, from_env(variables)), PROXY)
 
 
 def test_a_proxy_into_the_mesh() -> None:
@@ -105,3 +105,8 @@ def test_what_the_app_keeps_from_proxies_is_kept_from_this_one() -> None:
     got = by_proxy(no_proxy="db, cache", GCE_METADATA_HOST="10.0.0.9:8080")
     assert got["NO_PROXY"].startswith("db,cache,localhost,")
     assert got["no_proxy"].endswith(",10.0.0.9")
+
+
+def test_grpc_without_a_proxy_is_left_without_one() -> None:
+    got = by_proxy(GRPC_XDS_BOOTSTRAP="/etc/grpc.json")
+    assert ("HTTP_PROXY" in got, "http_proxy" in got) == (True, False)

@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from shared.credentials.certificates.authority import Authority
-from tests.support.api_server import LocalApiServer, kubeconfig
+from tests.support.api_server import SERVICE_ACCOUNT, LocalApiServer, kubeconfig
 from tests.support.gke_server import PROJECT, TOKEN, GkeServer, Machine, cluster
 from tests.support.metadata_server import closed_port
 from tests.support.process import started
@@ -52,6 +54,8 @@ async def google(tmp_path: Path) -> AsyncIterator[tuple[GkeServer, Machine, Loca
             "SSL_CERT_FILE": str(tmp_path / "trusted.pem"),
             "GCE_METADATA_HOST": machine.host,
             "HBONE_GKE_URL": gke.url,
+            "HBONE_RUN_URL": gke.url,
+            "HBONE_PROJECTS_URL": gke.url,
         }
         yield gke, machine, api, told
 
@@ -65,6 +69,39 @@ async def test_by_nothing_but_the_machine(tmp_path: Path) -> None:
         assert rows["CLUSTER_LOCATION"] == ("us-central1-b", "GKE")
         assert rows["WORKLOAD_NAMESPACE"] == ("demo", "GKE")
         assert set(machine.requests) == set(machine.told)
+
+
+async def test_a_label_says_the_namespace_where_the_account_s_name_does_not(tmp_path: Path) -> None:
+    service, project = (
+        f"/v2/projects/{PROJECT}/locations/us-central1/services/shop",
+        f"/v3/projects/{PROJECT}",
+    )
+
+    async def found(gke: GkeServer, told: dict[str, str]) -> tuple[str, str]:
+        code, rows, err = await explained(MESH="gke://", K_SERVICE="shop", **told)
+        assert code == 0, err
+        warnings = [line for line in err.splitlines() if "mesh-namespace" in line]
+        assert len(warnings) <= 1
+        return rows["WORKLOAD_NAMESPACE"][0], "".join(warnings)
+
+    async with google(tmp_path) as (gke, machine, api, told):
+        machine.told["instance/service-accounts/default/email"] = "shop@mesh-project.iam.gserviceaccount.com"
+        api.mesh_env["istio-system"] = {"TRUST_DOMAIN": "demo.example"}
+        gke.labels = {service: {"mesh-namespace": "demo"}, project: {"mesh-namespace": "all"}}
+        assert await found(gke, told) == ("demo", "")
+        gke.labels[service] = {}
+        assert await found(gke, told) == ("all", "")
+        del gke.labels[service]
+        assert (await found(gke, told))[0] == "all"
+        gke.labels[project] = {"mesh-namespace": "No/Name"}
+        assert "No/Name" in (await found(gke, told))[1]
+        gke.labels = {}
+        namespace, warning = await found(gke, told)
+        assert namespace == "that of the access to the cluster, else default"
+        assert warning.endswith(
+            "no namespace by label mesh-namespace: run.services.get is denied; "
+            "resourcemanager.projects.get is denied; set WORKLOAD_NAMESPACE"
+        )
 
 
 async def test_krun_runs_by_what_it_has_found(tmp_path: Path) -> None:
@@ -82,6 +119,24 @@ async def test_krun_runs_by_what_it_has_found(tmp_path: Path) -> None:
             await process.said(r"^MESH: mesh-env of https://127\.0\.0\.1:\d+ for namespace nobody$")
             code, out, _ = await process.ended()
     assert (code, out) == (0, ".\n"), "the app's environment is its own"
+
+
+@pytest.mark.shows_secret  # `cat` is the app
+async def test_tokens_come_from_the_cluster_that_is_found(tmp_path: Path) -> None:
+    async with google(tmp_path) as (_, _, api, told):
+        environ = {
+            **told,
+            "MESH": "gke://",
+            "WORKLOAD_SERVICE_ACCOUNT": SERVICE_ACCOUNT,
+            "HBONE_K8S_TOKENS": f"istio-ca={tmp_path / 'token'}",
+            "HBONE_INBOUND": "none",
+            "HBONE_LISTEN": "127.0.0.1:0",
+            "HBONE_STS_LISTEN": "-",
+        }
+        async with started("agent", "cat", str(tmp_path / "token"), environ=environ) as process:
+            code, out, err = await process.ended()
+        assert code == 0, err
+        await api.verify(out, "istio-ca")
 
 
 async def test_a_server_that_comes_late_is_waited_for(tmp_path: Path) -> None:

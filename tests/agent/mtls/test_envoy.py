@@ -7,6 +7,7 @@ tests/path/test_s_client.py has what gets through, and who talks and ends first.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -29,7 +30,7 @@ from agent.mtls.envoy import EnvoyProcess, find_binary
 from agent.mtls.envoy_bootstrap import bootstrap, secrets
 from agent.mtls.envoy_http import HttpSettings
 from agent.mtls.envoy_json import Json
-from agent.mtls.envoy_records import Record
+from agent.proxy.request_record import Record
 from shared.address import Address
 from shared.credentials.certificates import certificate_writer
 from shared.credentials.certificates.authority import Authority, KeyPair
@@ -611,3 +612,13 @@ async def test_a_denied_peer_never_reaches_an_app_that_speaks_first(tmp_path: Pa
     async with envoy_with(tmp_path, policy, Authority.create("demo.local")) as inbound:
         assert not await asyncio.to_thread(greeted, inbound, inbound.authority.issue(CALLER))
         assert inbound.connections == 0
+
+
+async def test_its_configuration_can_be_kept_for_whoever_looks_for_a_fault(
+    inbound: Inbound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = inbound.envoy.save_configuration()
+    kept = await asyncio.to_thread(Path(said.removeprefix("; its configuration is in ")).read_text)
+    assert json.loads(kept)["static_resources"]["listeners"][0]["name"] == "inbound"
+    assert "PRIVATE KEY" not in kept

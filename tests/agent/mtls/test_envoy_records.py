@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.mtls.envoy_json import Json
-from agent.mtls.envoy_records import CONNECTION_KEY, REQUEST_KEY, RequestRecord, read_record
+from agent.mtls.envoy_records import CONNECTION_KEY, REQUEST_KEY, read_record
+from agent.proxy.request_record import RequestRecord
 from shared.errors import DeniedError
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.tunnel_record import TunnelRecord

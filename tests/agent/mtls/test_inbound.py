@@ -148,6 +148,7 @@ class House:
         return InboundSettings(
             listen=Address("127.0.0.1", 0),
             app=self.app.address,
+            protocol="tcp",
             certificates=self.folder / CERTIFICATES_FILE,
             private_key=self.folder / PRIVATE_KEY_FILE,
             roots=self.folder / ROOTS_FILE,

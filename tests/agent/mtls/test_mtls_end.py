@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config.settings import from_env
+from agent.mtls.inbound import no_app
 from agent.mtls.mtls_end import MtlsEnd
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
@@ -23,7 +24,7 @@ from tests.support.world import find_envoy
 
 def end(**environ: str) -> MtlsEnd:
     told = {"HBONE_INBOUND_LISTEN": "127.0.0.1:0", "HBONE_ENVOY_ADMIN": "127.0.0.1:0"}
-    return MtlsEnd(from_env({**told, **environ}), "", lambda record: None)
+    return MtlsEnd(from_env({**told, **environ}), "", lambda record: None, lambda: None, no_app)
 
 
 async def test_none_leads_to_whoever_listens_there() -> None:

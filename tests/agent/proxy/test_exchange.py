@@ -9,7 +9,7 @@ import pytest
 
 from agent.proxy.exchange import REPEATED_BYTES, Exchange
 from agent.proxy.fields import RequestHead
-from shared.errors import OverloadError
+from shared.errors import HboneError, OverloadError
 from shared.http2 import frames
 from shared.http2.events import Headers
 from shared.net.legs.stream import Stream
@@ -79,7 +79,7 @@ def test_it_ends_once(story: Story) -> None:
     story.exchange.finish()
     story.exchange.finish()
     story.exchange.fail(502, "why")
-    story.exchange.end()
+    story.exchange.end(HboneError("gone"))
     assert (story.stream.done, len(story.over)) == (["close"], 1)
 
 
@@ -95,7 +95,7 @@ def test_nothing_interim_after_the_answer(story: Story) -> None:
 )
 def test_what_is_repeated(method: bytes, dealt_with: bool, may: bool) -> None:
     story = Story(method)
-    story.exchange.sent(b"body")
+    story.exchange.sent(b"body", keep=True)
     assert story.exchange.repeat(dealt_with=dealt_with) is may
     assert story.repeated == [story.exchange] * may
     assert (story.exchange.carrier is None) is may
@@ -105,9 +105,9 @@ def test_what_is_repeated(method: bytes, dealt_with: bool, may: bool) -> None:
 
 
 def test_a_long_body_cannot_be_repeated(story: Story) -> None:
-    story.exchange.sent(bytes(REPEATED_BYTES))
+    story.exchange.sent(bytes(REPEATED_BYTES), keep=True)
     assert story.exchange.buffered_bytes == REPEATED_BYTES + FakeCarrier.buffered_bytes
-    story.exchange.sent(b"x")
+    story.exchange.sent(b"x", keep=True)
     assert story.exchange.buffered_bytes == FakeCarrier.buffered_bytes, "and is not kept"
     assert not story.exchange.repeat(dealt_with=False)
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from shared.errors import EXIT_OK, EXIT_SIGINT, EXIT_SIGTERM, EXIT_UNAVAILABLE
+from hbone.demo import real_mesh
+from shared.errors import (
+    EXIT_OK,
+    EXIT_SIGINT,
+    EXIT_SIGTERM,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    UnavailableError,
+)
 from tests.hbone.commands import Command, Ended, output_of, running
 
 BUILTIN = ("demo", "--inbound", "builtin")
@@ -52,6 +61,25 @@ async def test_keep_runs_until_a_signal(number: signal.Signals) -> None:
         demo.signal(number)
         assert await demo.ended() == Ended(EXIT_OK, b"demo: everything arrived as it should\n", "\n")
         assert are_gone(pids)
+
+
+async def test_with_mesh_it_says_in_one_line_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environ = {"PATH": str(tmp_path), "HBONE_TEST_CACHE": str(tmp_path)}
+    ended = await output_of("demo", "--mesh", environ=environ)
+    assert (ended.code, ended.stdout, ended.stderr.count("\n")) == (EXIT_UNAVAILABLE, b"", 1)
+    assert ended.stderr.startswith("hbone demo --mesh: ")
+    for what in ("etcd is missing", "Go 1.26 or newer is missing"):
+        assert what in ended.stderr
+    monkeypatch.setattr(real_mesh, "CHECKOUT", tmp_path)
+    with pytest.raises(UnavailableError, match="in hbone's repository only: run it from a checkout"):
+        real_mesh.run(Namespace())
+
+
+async def test_pilot_agent_takes_a_mesh() -> None:
+    ended = await output_of("demo", "--inbound", "pilot-agent")
+    assert (ended.code, ended.stderr.endswith("there is no istiod in this one\n")) == (EXIT_USAGE, True)
 
 
 async def test_a_world_that_does_not_come_up() -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.credentials.certificates import certificate_writer
-from shared.credentials.certificates.certificate_writer import Contents, current_version, write
+from shared import atomic_folders
+from shared.atomic_folders import current_version
+from shared.credentials.certificates.certificate_writer import Contents, write
 from shared.net.tls.certificate_folder import find
 
 NAMES = ["ca_certificates.pem", "certificates.pem", "private_key.pem"]
@@ -110,7 +111,7 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pyte
     def full(path: Path, *arguments: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(certificate_writer, "write_atomically", full)
+    monkeypatch.setattr(atomic_folders, "write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, contents(2))
     assert shown(tmp_path) == [b"chain 1", b"key 1", b"roots 1"]

@@ -1,29 +1,43 @@
-"""Envoy as the mTLS end of apps that speak HTTP, with the real binary: who comes in, what the app is told of
-its clients, and what clients are told when krun stops. The clients are curl, gRPC's and Python's own."""
+"""The mTLS ends of apps that speak HTTP, Envoy (the real binary) and the built-in one, held to the same: who
+comes in, what the app is told of its clients, and what clients are told when krun stops. The clients are
+curl, gRPC's and Python's own."""
 
 from __future__ import annotations
 
 import asyncio
 import http.client
 import json
+import os
+import re
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 import grpc
 import pytest
 import websockets.asyncio.client
 import websockets.asyncio.server
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
-from agent.config.settings import AppProtocol
+from agent.config.settings import AppProtocol, Settings
+from agent.mtls.client_certificate import forwarded
 from agent.mtls.envoy import EnvoyProcess
 from agent.mtls.envoy_bootstrap import bootstrap, secrets
 from agent.mtls.envoy_http import HttpSettings
-from agent.mtls.envoy_records import Record, RequestRecord
+from agent.mtls.inbound import Inbound, InboundSettings
+from agent.proxy.request_record import Record, RequestRecord
+from agent.tunnels.request_bounds import BoundedRequests
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
+from shared.net.tls import certificate_folder
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from tests.agent.mtls.test_envoy import MOVED, NAMES, POLICIES, lets_in
@@ -39,20 +53,20 @@ ALLOWED = PeerPolicy(["spiffe://demo.local/ns/demo/sa/*"], [str(GUEST)])
 FORGED = f"URI={WORKLOAD}"
 PYTHON = ("http/1.1",)
 
+Kind = Literal["envoy", "builtin"]
+ENDS: tuple[Kind, ...] = ("envoy", "builtin")
+
 
 @dataclass(slots=True)
-class Inbound:
-    """An Envoy, its clients' files, and what it has told."""
+class End:
+    """An mTLS end, its clients' files, and what it has told."""
 
-    envoy: EnvoyProcess
+    kind: Kind
+    address: Address
     authority: Authority
     folder: Path
     records: asyncio.Queue[Record]
-
-    @property
-    def address(self) -> Address:
-        assert self.envoy.inbound is not None
-        return self.envoy.inbound
+    drain: Callable[[], Awaitable[None]]
 
     def files_of(self, identity: SpiffeId) -> Path:
         """A folder with certificate, key and roots of a client."""
@@ -73,7 +87,10 @@ class Inbound:
 
     async def curl(self, *arguments: str, identity: SpiffeId = CALLER, path: str = "/") -> str:
         """What curl prints."""
-        files = self.files_of(identity)
+        return await self.curl_of(self.files_of(identity), *arguments, path=path)
+
+    async def curl_of(self, files: Path, *arguments: str, path: str = "/") -> str:
+        """Likewise, with the certificate in the folder `files`."""
         process = await asyncio.create_subprocess_exec(
             find_program("curl"),
             *("--silent", "--show-error", "--insecure", "--max-time", str(PATIENCE_S)),
@@ -98,12 +115,59 @@ class Inbound:
 
 
 @asynccontextmanager
-async def envoy_for(
-    folder: Path, app: Address, protocol: AppProtocol, policy: PeerPolicy = ALLOWED
-) -> AsyncIterator[Inbound]:
-    binary = Path(find_envoy())
+async def end_for(
+    kind: Kind, folder: Path, app: Address, protocol: AppProtocol, policy: PeerPolicy = ALLOWED
+) -> AsyncIterator[End]:
     authority = Authority.create("demo.local")
     authority.write(folder / "certificates", authority.issue(WORKLOAD))
+    records: asyncio.Queue[Record] = asyncio.Queue()
+    running = envoy_for if kind == "envoy" else builtin_for
+    async with running(folder, app, protocol, policy, records) as (address, drain):
+        yield End(kind, address, authority, folder / "clients", records, drain)
+
+
+Running = tuple[Address, Callable[[], Awaitable[None]]]
+
+
+@asynccontextmanager
+async def builtin_for(
+    folder: Path, app: Address, protocol: AppProtocol, policy: PeerPolicy, records: asyncio.Queue[Record]
+) -> AsyncIterator[Running]:
+    files = certificate_folder.find(folder / "certificates")
+    requests = BoundedRequests(
+        Settings(app=app, app_protocol=protocol, request_log="all"), 1000, finished=records.put_nowait
+    )
+    inbound = Inbound(
+        InboundSettings(
+            listen=Address("127.0.0.1", 0),
+            app=app,
+            protocol=protocol,
+            certificates=files.certificates,
+            private_key=files.private_key,
+            roots=files.roots,
+            look_every_s=0,
+        ),
+        policy,
+        records.put_nowait,
+        serve=requests.serve,
+    )
+    await inbound.start()
+
+    async def drain() -> None:
+        inbound.drain()
+
+    try:
+        yield inbound.address, drain
+    finally:
+        requests.close()
+        await inbound.close(0)
+
+
+@asynccontextmanager
+async def envoy_for(
+    folder: Path, app: Address, protocol: AppProtocol, policy: PeerPolicy, records: asyncio.Queue[Record]
+) -> AsyncIterator[Running]:
+    binary = Path(find_envoy())
     told = bootstrap(
         listen=Address("127.0.0.1", 0),
         app=app,
@@ -112,13 +176,13 @@ async def envoy_for(
         connect_timeout_s=PATIENCE_S,
         http=HttpSettings(protocol, 0, "all"),
     )
-    records: asyncio.Queue[Record] = asyncio.Queue()
     envoy = await EnvoyProcess.start(
         binary, told, secrets(folder / "certificates"), folder / "envoy", finished=records.put_nowait
     )
     try:
         await envoy.ready(PATIENCE_S)
-        yield Inbound(envoy, authority, folder / "clients", records)
+        assert envoy.inbound is not None
+        yield envoy.inbound, envoy.drain
     finally:
         await envoy.stop(PATIENCE_S)
 
@@ -142,9 +206,18 @@ async def app() -> AsyncIterator[Address]:
         yield Address(*server.sockets[0].getsockname())
 
 
+@pytest.fixture(params=ENDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Which end."""
+    kind: Kind = request.param
+    return kind
+
+
 @pytest.fixture(params=["http1", "auto"])
-async def inbound(request: pytest.FixtureRequest, tmp_path: Path, app: Address) -> AsyncIterator[Inbound]:
-    async with envoy_for(tmp_path, app, request.param) as inbound:
+async def inbound(
+    request: pytest.FixtureRequest, kind: Kind, tmp_path: Path, app: Address
+) -> AsyncIterator[End]:
+    async with end_for(kind, tmp_path, app, request.param) as inbound:
         yield inbound
 
 
@@ -157,7 +230,7 @@ def told(answer: str, name: str) -> list[str]:
 # What an app that speaks HTTP/1.1 gets.
 
 
-async def test_the_app_is_told_who_calls_whatever_the_caller_says(inbound: Inbound) -> None:
+async def test_the_app_is_told_who_calls_whatever_the_caller_says(inbound: End) -> None:
     header = ("--header", f"X-Forwarded-Client-Cert: {FORGED}")
     (certificate,) = told(await inbound.curl(*header), "x-forwarded-client-cert")
     assert f"URI={CALLER}" in certificate
@@ -165,15 +238,16 @@ async def test_the_app_is_told_who_calls_whatever_the_caller_says(inbound: Inbou
     assert f"By={WORKLOAD}" in certificate
 
 
-async def test_fields_arrive_as_they_were_spelt_and_nothing_of_envoy_s(inbound: Inbound) -> None:
+async def test_fields_arrive_as_they_were_spelt_and_nothing_of_envoy_s(inbound: End) -> None:
     lines = json.loads(await inbound.curl("--http1.1", "--header", "X-Spelt-So: 1", path="/a%2Fb?c=d"))
     assert lines[0] == "GET /a%2Fb?c=d HTTP/1.1"
-    assert "X-Spelt-So: 1" in lines
+    # The built-in end has HTTP/2's names only, which are in lower case.
+    assert ("X-Spelt-So: 1" if inbound.kind == "envoy" else "x-spelt-so: 1") in lines
     assert not [line for line in lines if line.lower().startswith(("x-envoy", "x-forwarded-for"))]
 
 
-async def test_http2_of_a_client_becomes_the_app_s_http1(tmp_path: Path, app: Address) -> None:
-    async with envoy_for(tmp_path, app, "http1") as inbound:
+async def test_http2_of_a_client_becomes_the_app_s_http1(kind: Kind, tmp_path: Path, app: Address) -> None:
+    async with end_for(kind, tmp_path, app, "http1") as inbound:
         _, writer = await asyncio.open_connection(*_host_port(inbound), ssl=inbound.context(alpn=["h2"]))
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
         writer.close()
@@ -182,11 +256,11 @@ async def test_http2_of_a_client_becomes_the_app_s_http1(tmp_path: Path, app: Ad
         assert said.startswith('["GET / HTTP/1.1"') and said.endswith(" 2")
 
 
-def _host_port(inbound: Inbound) -> tuple[str, int]:
+def _host_port(inbound: End) -> tuple[str, int]:
     return inbound.address.host, inbound.address.port
 
 
-async def test_a_request_has_a_record_without_its_query(inbound: Inbound) -> None:
+async def test_a_request_has_a_record_without_its_query(inbound: End) -> None:
     await inbound.curl("--data", "12345", "--header", "X-Request-Id: 4711", path="/a?secret=1")
     record = await inbound.request_record()
     assert (record.method, record.path, record.status, record.error) == ("POST", "/a", 200, None)
@@ -195,12 +269,15 @@ async def test_a_request_has_a_record_without_its_query(inbound: Inbound) -> Non
 
 
 @pytest.mark.parametrize("identity", [GUEST, STRANGER, FOREIGNER], ids=str)
-async def test_a_peer_that_may_not_come_in_gets_403(inbound: Inbound, identity: SpiffeId) -> None:
+async def test_a_peer_that_may_not_come_in_does_not(inbound: End, identity: SpiffeId) -> None:
     said = await inbound.curl("--write-out", " %{http_code}", identity=identity)
-    assert said == "RBAC: access denied 403"
-    record = await inbound.request_record()
+    if inbound.kind == "envoy":
+        assert said == "RBAC: access denied 403"
+        record: Record = await inbound.request_record()
+    else:
+        assert said == " 000"
+        record = await inbound.record()
     assert record.flag == "DENY"
-    assert record.app is None
     assert str(identity) in str(record.error)
 
 
@@ -209,7 +286,7 @@ async def test_its_verdicts_are_ours(
     tmp_path: Path, app: Address, allow: tuple[str, ...], deny: tuple[str, ...]
 ) -> None:
     policy = PeerPolicy(allow, deny, MOVED)
-    async with envoy_for(tmp_path, app, "http1", policy) as inbound:
+    async with end_for("envoy", tmp_path, app, "http1", policy) as inbound:
         for identity in NAMES:
             client = http.client.HTTPSConnection(*_host_port(inbound), context=inbound.context(identity))
 
@@ -222,7 +299,7 @@ async def test_its_verdicts_are_ours(
             assert found == (200 if lets_in(policy, identity) else 403), identity
 
 
-async def test_strangers_do_not_come_so_far(inbound: Inbound, tmp_path: Path) -> None:
+async def test_strangers_do_not_come_so_far(inbound: End, tmp_path: Path) -> None:
     """Without a certificate, or with one of another authority, the handshake fails."""
     inbound.authority = Authority.create("demo.local")
     said = await inbound.curl("--write-out", "%{http_code}")
@@ -232,15 +309,16 @@ async def test_strangers_do_not_come_so_far(inbound: Inbound, tmp_path: Path) ->
     assert (record.flag, record.identity) == ("TLS_FAILURE", "")
 
 
-async def test_an_app_that_is_away_is_named(tmp_path: Path) -> None:
-    async with envoy_for(tmp_path, Address("127.0.0.1", 9), "http1") as inbound:
+async def test_an_app_that_is_away_is_named(kind: Kind, tmp_path: Path) -> None:
+    async with end_for(kind, tmp_path, Address("127.0.0.1", 9), "http1") as inbound:
         assert (await inbound.curl("--output", "/dev/null", "--write-out", "%{http_code}")) == "503"
         record = await inbound.request_record()
         assert record.flag == "CONNECT"
-        assert str(record.error).startswith("the app cannot be connected: ")
+        reason = "the app cannot be connected: " if kind == "envoy" else "app at 127.0.0.1:9: "
+        assert str(record.error).startswith(reason)
 
 
-async def test_a_websocket(tmp_path: Path) -> None:
+async def test_a_websocket(kind: Kind, tmp_path: Path) -> None:
     async def echo(connection: websockets.asyncio.server.ServerConnection) -> None:
         async for message in connection:
             await connection.send(message)
@@ -248,7 +326,7 @@ async def test_a_websocket(tmp_path: Path) -> None:
     async with websockets.asyncio.server.serve(echo, "127.0.0.1", 0) as server:
         app = Address(*next(iter(server.sockets)).getsockname()[:2])
         async with (
-            envoy_for(tmp_path, app, "auto") as inbound,
+            end_for(kind, tmp_path, app, "auto") as inbound,
             websockets.asyncio.client.connect(
                 f"wss://{inbound.address}/", ssl=inbound.context(), proxy=None
             ) as client,
@@ -256,6 +334,81 @@ async def test_a_websocket(tmp_path: Path) -> None:
             await client.send("hello")
             async with asyncio.timeout(PATIENCE_S):
                 assert await client.recv() == "hello"
+
+
+# Bodies, and clients that leave.
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers a request with its body, while that comes."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    (length,) = re.findall(rb"(?i)content-length: (\d+)", head)
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % length)
+    left = int(length)
+    while left and (data := await reader.read(min(left, 1 << 16))):
+        writer.write(data)
+        await writer.drain()
+        left -= len(data)
+    writer.close()
+
+
+@pytest.mark.parametrize("version", ["1.1", "2"])
+async def test_bodies_pass_both_ways_at_once(kind: Kind, tmp_path: Path, version: str) -> None:
+    sent, came = tmp_path / "sent", tmp_path / "came"
+    sent.write_bytes(os.urandom(16 << 20))
+    server = await asyncio.start_server(_echo, "127.0.0.1", 0)
+    app = Address(*server.sockets[0].getsockname())
+    async with server, end_for(kind, tmp_path, app, "http1") as inbound:
+        arguments = ("--header", "Expect:", "--output", str(came), "--write-out", "%{http_version}")
+        spoken = ("--http1.1",) if version == "1.1" else ("--no-alpn", "--http2-prior-knowledge")
+        said = await inbound.curl(*spoken, "--data-binary", f"@{sent}", *arguments)
+        assert said == version
+        assert came.read_bytes() == sent.read_bytes()
+        record = await inbound.request_record()
+        assert (record.sent_bytes, record.received_bytes) == (16 << 20, 16 << 20)
+
+
+async def test_an_app_learns_that_its_client_has_left(kind: Kind, tmp_path: Path) -> None:
+    async with (
+        TcpServer.listening() as server,
+        end_for(kind, tmp_path, Address("127.0.0.1", server.port), "http1") as inbound,
+    ):
+        _, writer = await asyncio.open_connection(*_host_port(inbound), ssl=inbound.context())
+        writer.write(b"GET /events HTTP/1.1\r\nHost: hello\r\n\r\n")
+        app = await server.accept()
+        await app.read_until(b"\r\n\r\n")
+        writer.close()
+        await app.was_reset()  # or ended: it gets no further byte in any case
+        record = await inbound.request_record()
+        assert (record.flag, record.path) == ("DOWNSTREAM_RESET", "/events")
+
+
+async def test_the_app_s_word_is_the_client_s_certificate(tmp_path: Path, app: Address) -> None:
+    """What the built-in end says of odd names is what Envoy says."""
+    async with end_for("envoy", tmp_path, app, "http1") as inbound:
+        odd = inbound.files_of(CALLER)
+        key = ec.generate_private_key(ec.SECP256R1())
+        root = inbound.authority.root
+        names = [x509.UniformResourceIdentifier(str(CALLER)), x509.DNSName("a.demo"), x509.DNSName("b.demo")]
+        subject = [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, 'Acme, "Inc"; x=y\\z'),
+            x509.NameAttribute(NameOID.COMMON_NAME, "client"),
+        ]
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder(root.subject, x509.Name(subject), key.public_key(), 4711)
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(minutes=9))
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .sign(inbound.authority.key, hashes.SHA256())
+        )
+        (odd / "certificates.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (odd / "private_key.pem").write_bytes(private)
+        said = await inbound.curl_of(odd)
+        own = x509.load_pem_x509_certificate((tmp_path / "certificates" / "certificates.pem").read_bytes())
+        ours = forwarded(certificate.public_bytes(Encoding.DER), own.public_bytes(Encoding.DER))
+        assert told(said, "x-forwarded-client-cert") == [ours.decode()]
 
 
 # gRPC, whose apps speak h2c.
@@ -273,12 +426,12 @@ class _Echo(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "auto"])
-async def test_grpc(tmp_path: Path, protocol: AppProtocol) -> None:
+async def test_grpc(kind: Kind, tmp_path: Path, protocol: AppProtocol) -> None:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((_Echo(),))
     app = Address("127.0.0.1", server.add_insecure_port("127.0.0.1:0"))
     await server.start()
-    async with envoy_for(tmp_path, app, protocol) as inbound:
+    async with end_for(kind, tmp_path, app, protocol) as inbound:
         key: KeyPair = inbound.authority.issue(CALLER, dns_names=["hello"])
         credentials = grpc.ssl_channel_credentials(
             inbound.authority.root_pem, key.key_pem, key.certificate_pem
@@ -298,11 +451,11 @@ async def test_grpc(tmp_path: Path, protocol: AppProtocol) -> None:
 # An app of which nobody has said what it speaks.
 
 
-async def test_what_offers_no_http_is_passed_on_unread(tmp_path: Path) -> None:
+async def test_what_offers_no_http_is_passed_on_unread(kind: Kind, tmp_path: Path) -> None:
     """The app speaks first, before its client has said a word."""
     async with (
         TcpServer.listening() as server,
-        envoy_for(tmp_path, Address("127.0.0.1", server.port), "auto") as inbound,
+        end_for(kind, tmp_path, Address("127.0.0.1", server.port), "auto") as inbound,
     ):
         for offered in ((), ("istio-peer-exchange", "istio")):
             context = inbound.context(alpn=offered)
@@ -321,7 +474,7 @@ async def test_what_offers_no_http_is_passed_on_unread(tmp_path: Path) -> None:
 # Its end.
 
 
-async def test_a_drain_tells_clients_to_go_elsewhere(inbound: Inbound) -> None:
+async def test_a_drain_tells_clients_to_go_elsewhere(inbound: End) -> None:
     client = http.client.HTTPSConnection(*_host_port(inbound), context=inbound.context())
 
     def get() -> str | None:
@@ -331,16 +484,6 @@ async def test_a_drain_tells_clients_to_go_elsewhere(inbound: Inbound) -> None:
         return answer.getheader("connection")
 
     assert await asyncio.to_thread(get) is None
-    await inbound.envoy.drain()
+    await inbound.drain()
     assert await asyncio.to_thread(get) == "close"
     client.close()
-
-
-async def test_its_configuration_can_be_kept_for_whoever_looks_for_a_fault(
-    inbound: Inbound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    said = inbound.envoy.save_configuration()
-    kept = await asyncio.to_thread(Path(said.removeprefix("; its configuration is in ")).read_text)
-    assert json.loads(kept)["static_resources"]["listeners"][0]["name"] == "inbound"
-    assert "PRIVATE KEY" not in kept
