@@ -1,11 +1,12 @@
 """krun as a whole: makes every long-lived object, starts them in order, stops them.
 
 Start: what kubelet would mount, if krun is asked for it; the workload's certificates and tokens, if krun gets
-them; the mTLS end on 15003; a file for the app's gRPC, if it is asked for; the app, until it listens on its
-port, or answers another probe, whoever starts it; then the tunnel port 15009, because the app could not serve
-an earlier request. End: SIGTERM goes to the app at once. New streams are refused, and open ones may finish,
-until the app has ended or the drain timeout is over. An app that stays is killed in time for all else to end
-before Cloud Run kills the container. The app's exit code is krun's.
+them; the rules that capture outbound traffic, if there are to be any; the mTLS end on 15003; a file for the
+app's gRPC, if it is asked for; the app, until it listens on its port, or answers another probe, whoever
+starts it; then the tunnel port 15009, because the app could not serve an earlier request. End: SIGTERM goes
+to the app at once. New streams are refused, and open ones may finish, until the app has ended or the drain
+timeout is over. An app that stays is killed in time for all else to end before Cloud Run kills the container.
+The app's exit code is krun's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import dataclasses
 import logging
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.config.layers import Layers
@@ -22,7 +24,8 @@ from agent.config.settings import Settings
 from agent.identity.workload_identity import WorkloadIdentity
 from agent.mtls.mtls_end import MtlsEnd
 from agent.ops.ops import GRPC, Ops
-from shared import open_files
+from shared import open_files, ports
+from shared.address import Address
 from shared.errors import (
     EXIT_OK,
     EXIT_SIGINT,
@@ -35,12 +38,14 @@ from shared.tasks import spawn
 from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
+    from agent.capture.capture import Capture
     from agent.launch.launcher import App
     from agent.memory import Memory
     from agent.mounts.mounts import Mounts
     from agent.proxy.downstream import Caller, Downstream
     from agent.proxy.request_record import Record
     from agent.proxyless.bootstrap_file import BootstrapFile
+    from agent.services.service_proxy import ServiceProxy
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -88,9 +93,17 @@ class Agent:
         self._mounts: Mounts | None = None
         self._identity = WorkloadIdentity(settings, access)
         self._memory: Memory | None = None
+        self._capture: Capture | None = None
         self._mtls_end = MtlsEnd(
-            settings, environ.get("PATH"), self._over, self._refusal, self._serve_request, access
+            settings,
+            environ.get("PATH"),
+            self._over,
+            self._refusal,
+            self._serve_request,
+            self._captures_outbound,
+            access,
         )
+        self._services: ServiceProxy | None = None
         self._grpc: BootstrapFile | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
@@ -134,6 +147,12 @@ class Agent:
                 self._ops.started(name)
                 if self._stop_signal is not None:
                     return START_EXITS[self._stop_signal]
+            if self._settings.capture.services is not None:
+                from agent.services.service_proxy import ServiceProxy
+
+                self._services = ServiceProxy(self._settings, self._refusal)
+                where = await self._services.start(self._settings.capture.services)
+                log.info("services of the project on http://%s", where)
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
             if self._command:
                 if not await self._start_app():
@@ -162,6 +181,18 @@ class Agent:
             first.cancel()
             stopped.cancel()
             await asyncio.wait({first, stopped})
+
+    async def _captures_outbound(self, inbound: str, pilot_agent: Path | None) -> bool:
+        """Whether the app's connections get to the Envoy of the mTLS end `inbound`, one way or the other.
+        Raises UnavailableError."""
+        if pilot_agent is None and self._settings.capture.mode in ("auto", "none"):
+            return False  # as most starts, which need none of it
+        from agent.capture.capture import Capture
+
+        self._capture = Capture(self._settings.capture, self._environ.get("PATH"))
+        await self._capture.start(inbound, pilot_agent)
+        self._ops.outbound = self._capture.mode
+        return self._capture.mode != "none"
 
     def _make_mounts(self) -> Mounts | None:
         """None: nothing is to be mounted, and no variable of the app's is a reference."""
@@ -203,6 +234,10 @@ class Agent:
             from agent.launch.app_environment import with_grpc
 
             environ = with_grpc(environ, self._grpc.path)
+        if (proxy := self._proxy()) is not None:
+            from agent.launch.app_environment import with_proxy
+
+            environ = with_proxy(environ, proxy)
         self._app = await App.start(
             self._command,
             environ,
@@ -215,6 +250,14 @@ class Agent:
             self._app.send(signal.SIGTERM)
         self._app_listens = await ready(settings.probe, settings.app_start_timeout_s, self._app.exited)
         return self._app_listens
+
+    def _proxy(self) -> Address | None:
+        """What the app's HTTP_PROXY is to be."""
+        if self._services is not None:
+            return self._settings.capture.services
+        if self._capture is not None and self._capture.mode == "proxy":
+            return Address("127.0.0.1", ports.HTTP_PROXY)
+        return None
 
     async def _answered(self) -> bool:
         """Waits for the app, which somebody else starts; False when a signal comes before."""
@@ -234,6 +277,8 @@ class Agent:
         from agent.tunnels.tunnel_port import TunnelPort
 
         self._memory = Memory(self._settings, self._connections, self._mtls_end)
+        if self._services is not None:
+            self._memory.services = self._services.requests
         shares = shares_of(self._settings, self._files, self._mtls_end.files_per_tunnel)
         self._mtls_end.limit(shares.tunnels)
         self._requests = self._memory.requests = Requests(
@@ -430,6 +475,10 @@ class Agent:
             await self._app.stop(self._settings.drain_timeout_s)
         if self._overdue is not None:
             self._overdue.cancel()
+        if self._services is not None:
+            await self._services.close()
+        if self._capture is not None:
+            await self._capture.close()
         if self._grpc is not None:
             self._grpc.close()
         await self._mtls_end.close(self._left_s())

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from shared.command_line import Parser
 
 EXPLAIN = "explain"
+CAPTURE = "capture"
+CAPTURE_ACTS = ("print", "apply", "remove")
 
 
 def parser() -> Parser:
@@ -35,8 +37,9 @@ Ends a service mesh's tunnels in the container of an app. Starts COMMAND, the ap
 until it listens on that port, then accepts tunnels. Without COMMAND it serves as a sidecar. A COMMAND that
 begins with - needs -- in front of it. Flags take precedence over environment variables.
 
-`krun explain` starts nothing, and prints each setting with its value and where that comes from. An app of
-that name needs -- in front of it, too.""",
+`krun explain` starts nothing, and prints each setting with its value and where that comes from.
+`krun capture print|apply|remove` prints, applies or removes the rules that capture outbound traffic. An app
+of such a name needs -- in front of it, too.""",
     )
     own.add_log_flags()
     own.add_argument(
@@ -71,6 +74,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     layers = Layers.of(environ, flags)
     if command == [EXPLAIN] and "--" not in arguments:
         return _explain(layers)
+    if command[:1] == [CAPTURE] and "--" not in arguments:
+        return _capture(layers, command[1:])
     mesh = _mesh(layers)
     own = None if mesh else from_env(layers.merged())  # a mistake costs no import
     from agent.app import Agent
@@ -99,17 +104,35 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _explain(layers: Layers) -> int:
     from agent.config.explain import explained, table
-    from agent.config.settings import from_env
 
-    if mesh := _mesh(layers):
-        from shared import loop
-
-        _set_up_log(layers)
-        _, (layers, _) = loop.run(_found(layers, mesh))
-    else:
-        from_env(layers.merged())
+    _, layers = _settings(layers)
     print(table(explained(layers)))
     return EXIT_OK
+
+
+def _capture(layers: Layers, words: Sequence[str]) -> int:
+    if len(words) != 1 or words[0] not in CAPTURE_ACTS:
+        raise UsageError(f"krun capture {'|'.join(CAPTURE_ACTS)}; an app of that name: krun -- capture")
+    from agent.capture.by_hand import act
+    from shared import loop
+
+    settings, layers = _settings(layers)
+    print(loop.run(act(words[0], settings, layers.merged().get("PATH"))), end="")
+    return EXIT_OK
+
+
+def _settings(layers: Layers) -> tuple[Settings, Layers]:
+    """The settings, those of the mesh included, and where they are from."""
+    from agent.config.settings import from_env
+
+    mesh = _mesh(layers)
+    if not mesh:
+        return from_env(layers.merged()), layers
+    from shared import loop
+
+    _set_up_log(layers)
+    settings, (found, _) = loop.run(_found(layers, mesh))
+    return settings, found
 
 
 def _mesh(layers: Layers) -> MeshName:

@@ -1,5 +1,5 @@
-"""The memory budget for the bytes that krun buffers: of tunnels, of requests to the app, of the built-in mTLS
-end, and of HTTP/2 connections.
+"""The memory budget for the bytes that krun buffers: of tunnels, of requests to the app, of the app's own to
+services, of the built-in mTLS end, and of HTTP/2 connections.
 
 There is one budget for all. Requests to the app may use `REQUESTS_SHARE` of it, so that a client that sends
 the app more than it reads does not get tunnels refused or reset.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from agent.config.settings import Settings
 from agent.mtls.mtls_end import MtlsEnd
@@ -25,6 +26,9 @@ from shared.net.relay.memory_budget import (
     default_most_bytes,
 )
 
+if TYPE_CHECKING:
+    from agent.services.service_requests import ServiceRequests
+
 log = logging.getLogger("hbone.agent")
 
 SETTING = "HBONE_MAX_BUFFERED"
@@ -39,6 +43,8 @@ class Memory:
     def __init__(self, settings: Settings, connections: Collection[Connection], mtls_end: MtlsEnd) -> None:
         self.requests: Requests | None = None
         """The tunnels and requests on `connections`; to be set before `start`."""
+        self.services: ServiceRequests | None = None
+        """The app's own requests to services, if krun carries them."""
         self._connections = connections
         self._mtls_end = mtls_end
         most = settings.max_buffered_bytes
@@ -85,9 +91,12 @@ class Memory:
         if self.requests is not None:
             yield from self.requests.tunnels
             yield from self.requests.app.holders()
+        if self.services is not None:
+            yield from self.services.holders()
 
     def _others(self) -> int:
-        return 0 if self.requests is None else self.requests.app.shared_bytes
+        to_services = 0 if self.services is None else self.services.shared_bytes
+        return to_services + (0 if self.requests is None else self.requests.app.shared_bytes)
 
     def _may_come(self) -> int:
         first = len(self._connections) * LIMITS.connection_window_bytes

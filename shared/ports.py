@@ -8,11 +8,20 @@ ADMIN = 15000
 ZTUNNEL_OUTBOUND = 15001
 """ztunnel accepts outbound connections here; no tunnel of the HBONE port leads there."""
 
+OUTBOUND = ZTUNNEL_OUTBOUND
+"""Envoy under pilot-agent, where the app's outbound connections are captured: they are led here."""
+
 INBOUND_MTLS = 15003
 """Envoy or the built-in end in the container: the mesh's mTLS, carried by the tunnel."""
 
+SERVICES = 15005
+"""krun, if it is told to: a proxy to the project's Cloud Run services, on the container's loopback."""
+
 ZTUNNEL_INBOUND = 15006
 """ztunnel accepts inbound plain text here; no tunnel of the HBONE port leads there."""
+
+INBOUND = ZTUNNEL_INBOUND
+"""Envoy under pilot-agent, for plain text that comes in; krun captures none."""
 
 HTTP_PROXY = 15007
 """Envoy under pilot-agent, on the container's loopback: an HTTP proxy into the mesh (the original's port)."""
@@ -43,6 +52,9 @@ PILOT_HEALTH = 15031
 
 SSHD = 15022
 """The container's sshd, target of `/_hbone/22`."""
+
+PILOT_DNS = 15053
+"""pilot-agent, where it answers DNS: the app's questions are led here."""
 
 ZTUNNEL_SOCKS = 15080
 """ztunnel's SOCKS5 port; no tunnel of the HBONE port leads there."""

@@ -100,6 +100,10 @@ _TESTS = (
         )
     ),
     *(
+        program(name, package, "the tests of captured traffic are")
+        for name, package in (("iptables", "iptables"), ("ip", "iproute2"), ("unshare", "util-linux"))
+    ),
+    *(
         Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
         for need in (needs.COMPILER, needs.HEADERS)
     ),
@@ -144,6 +148,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("etcd", "etcd-server"),
         program("ip", "iproute2"),
         program("curl", "curl"),
+        program("iptables", "iptables"),
         Need(
             f"Go {'.'.join(map(str, ISTIO_GO))} or newer",
             "https://go.dev/dl",

@@ -108,6 +108,10 @@ class PilotSettings:
         "what Envoy under pilot-agent logs",
         variable="ENVOY_LOG_LEVEL",
     )
+    interception: str = "NONE"
+    """How the app's connections get to Envoy, in Istio's words. With REDIRECT the mesh's services are behind
+    ports of Envoy's own; with NONE it listens on each Service's port."""
+
     istiod: Address | None = None
     """XDS_ADDR, CA_ADDR or MCON_ADDR."""
 

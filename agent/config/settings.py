@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agent.config import (
+    capture_settings,
     certificate_settings,
     grpc_settings,
     kubernetes_settings,
@@ -21,6 +22,7 @@ from agent.config import (
     reverse_settings,
     sts_settings,
 )
+from agent.config.capture_settings import CaptureSettings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.grpc_settings import GrpcSettings
 from agent.config.kubernetes_settings import KubernetesSettings
@@ -444,6 +446,9 @@ class Settings:
     pilot: PilotSettings = field(default_factory=PilotSettings)
     """For pilot-agent, where it is the mTLS end."""
 
+    capture: CaptureSettings = field(default_factory=CaptureSettings)
+    """How the app's outbound traffic gets into the mesh."""
+
     grpc: GrpcSettings | None = None
     """The bootstrap file for the app's gRPC; None: krun makes none."""
 
@@ -555,6 +560,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
+        capture=capture_settings.read(read, pilot.proxy_config),
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
@@ -617,6 +623,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],
         "What kubelet would mount": list(table_of(MountSettings).values()),
         "pilot-agent": list(pilot_settings.SETTINGS),
+        "Outbound traffic": list(capture_settings.SETTINGS),
         "gRPC without a proxy": list(grpc_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
     }

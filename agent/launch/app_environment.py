@@ -5,8 +5,9 @@
    Secrets, and the app has the tokens and the values themselves.
 3. It does not get the variables that HBONE_HIDE_FROM_APP names.
 4. It gets the variables that HBONE_PASS_TO_APP names, whatever the rules before say.
-
-5. Where krun makes the bootstrap file for its gRPC, it gets that file's name, and what switches on the use of
+5. Where a proxy leads into the mesh it gets HTTP_PROXY, unless it has one of its own. NO_PROXY keeps what is
+   none of the mesh's business away from it.
+6. Where krun makes the bootstrap file for its gRPC, it gets that file's name, and what switches on the use of
    certificates and policies in old versions of gRPC.
 
 It gets all others: those of the platform (K_SERVICE, PROJECT_ID, KUBERNETES_SERVICE_HOST), the secrets that
@@ -21,11 +22,26 @@ from pathlib import Path
 
 from agent.config.grpc_settings import VARIABLE as GRPC_BOOTSTRAP
 from agent.config.settings import Settings
+from shared.address import Address
 
 OWN_PREFIX = "HBONE_"
 
 FOR_THE_APP = frozenset({"HBONE_CERTS", "HBONE_STS_LISTEN"})
 """Where the app finds its certificate, and where it can exchange its token."""
+
+
+PROXY_NAMES = ("HTTP_PROXY", "http_proxy")
+"""Programs read the one or the other: curl only the second."""
+
+NO_PROXY_NAMES = ("NO_PROXY", "no_proxy")
+
+DIRECT = (
+    *("localhost", "127.0.0.1", "::1"),
+    *("metadata.google.internal", "metadata", "169.254.169.254"),
+    ".googleapis.com",
+)
+"""What is not reached by way of the proxy. The last because gRPC asks a proxy for a tunnel to each of its
+servers, those with TLS too (grpc.io, core's environment variables), which none of ours gives."""
 
 
 OLD_GRPC = {"GRPC_XDS_EXPERIMENTAL_SECURITY_SUPPORT": "true", "GRPC_XDS_EXPERIMENTAL_RBAC": "true"}
@@ -44,6 +60,31 @@ def app_environment(environ: Mapping[str, str], settings: Settings) -> dict[str,
         return own or _names(settings.hidden_from_app, name)
 
     return {name: value for name, value in environ.items() if not is_hidden(name)}
+
+
+def with_proxy(environ: Mapping[str, str], proxy: Address) -> dict[str, str]:
+    """The app's `environ`, with a proxy into the mesh, unless it has one."""
+    if any(name in environ for name in PROXY_NAMES):
+        return dict(environ)
+    direct = dict.fromkeys((*_no_proxy(environ), *DIRECT, *_metadata_host(environ)))
+    # gRPC that asks the control plane itself would ask a proxy for a tunnel to it. It reads the second only.
+    names = PROXY_NAMES[:1] if GRPC_BOOTSTRAP in environ else PROXY_NAMES
+    return {
+        **environ,
+        **dict.fromkeys(names, f"http://{proxy}"),
+        **dict.fromkeys(NO_PROXY_NAMES, ",".join(direct)),
+    }
+
+
+def _no_proxy(environ: Mapping[str, str]) -> list[str]:
+    """What the app has said itself."""
+    told = ",".join(environ.get(name, "") for name in NO_PROXY_NAMES)
+    return [word.strip() for word in told.split(",") if word.strip()]
+
+
+def _metadata_host(environ: Mapping[str, str]) -> list[str]:
+    host = environ.get("GCE_METADATA_HOST", "").strip().partition(":")[0]
+    return [host] if host else []
 
 
 def with_grpc(environ: Mapping[str, str], bootstrap: Path) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,18 +51,22 @@ class MtlsEnd:
         finished: Callable[[Record], None],
         refusal: Callable[[], LimitError | None],
         serve: Callable[[Downstream, Caller], None],
+        captures: Callable[[str, Path | None], Awaitable[bool]] | None = None,
         access: Access | None = None,
     ) -> None:
         """`search_path` is where Envoy is looked for, as PATH. `finished` gets the record of each
         connection whose bytes are passed on, and of Envoy's requests those that the settings want.
         `refusal()` says why the built-in end accepts no connection now, if so; `serve(request, caller)`
-        answers its requests. `access` leads to the cluster that MESH names; None: it names none."""
+        answers its requests. `captures(kind, pilot_agent)` is called before the end is started: whether its
+        Envoy gets what the app connects to; None: it does not. `access` leads to the cluster that MESH names;
+        None: it names none."""
         self.address: Address = settings.inbound_listen
         """Where it listens, or whoever else is there; once started with the port in place of 0."""
         self._settings = settings
         self._search_path = search_path
         self._finished = finished
         self._refusal = refusal
+        self._captures = captures
         self._serve = serve
         self._access = access
         self._policies: MeshPolicies | None = None
@@ -79,7 +84,7 @@ class MtlsEnd:
 
         Raises:
             UnavailableError: a program, a port or a file cannot be had, or the mesh's policies would not be
-            kept.
+            kept; or what `captures` raises.
             ConfigError, DeniedError: a file has not what it should.
         """
         settings = self._settings
@@ -102,8 +107,11 @@ class MtlsEnd:
 
             self._policies = MeshPolicies(settings, self._access, kind)
             self._settings = await self._policies.start()
+        captured = False
+        if self._captures is not None:
+            captured = await self._captures(kind, pilot_agent if kind == "pilot-agent" else None)
         if kind == "pilot-agent" and pilot_agent is not None:
-            await self._start_pilot_agent(pilot_agent)
+            await self._start_pilot_agent(pilot_agent, captured)
         elif kind == "envoy" and binary is not None:
             await self._start_envoy(binary)
         elif kind == "builtin":
@@ -216,14 +224,15 @@ class MtlsEnd:
         log.info("not envoy: %s", lacks)
         return None
 
-    async def _start_pilot_agent(self, program: Path) -> None:
+    async def _start_pilot_agent(self, program: Path, captured: bool) -> None:
         from agent.launch.startup import accepts
         from agent.mtls.envoy import find_binary
         from agent.mtls.pilot_agent import PilotAgent
 
         settings = self._settings
         envoy = find_binary(settings.envoy_bin, self._search_path)
-        self._pilot_agent = await PilotAgent.start(program, settings.pilot, envoy, self._search_path)
+        pilot = replace(settings.pilot, interception="REDIRECT") if captured else settings.pilot
+        self._pilot_agent = await PilotAgent.start(program, pilot, envoy, self._search_path)
         await self._pilot_agent.ready(ENVOY_START_TIMEOUT_S)
         if not await accepts(self.address):
             log.warning(

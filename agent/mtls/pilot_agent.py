@@ -1,7 +1,7 @@
 """pilot-agent as the mTLS end: Envoy on port 15003 by istiod's configuration and policies.
 
-It is started as Istio's injector would have it for a pod whose traffic is not captured, in a folder of its
-own that looks like such a pod's: files below var/run/secrets and etc/istio, for its paths are relative.
+It is started as Istio's injector would have it, for a pod whose traffic is captured or not, in a folder of
+its own that looks like such a pod's: files below var/run/secrets and etc/istio, for its paths are relative.
 
 1. Its certificate is what krun keeps in HBONE_CERTS, if it keeps one; else istiod's CA signs it. To istiod it
    shows its token; without one, the certificate that krun keeps.
@@ -132,7 +132,7 @@ def environment(settings: PilotSettings, folder: Path, envoy: Path | None, addre
         "ENVOY_STATUS_PORT": str(ports.PILOT_HEALTH),
         "ISTIO_BOOTSTRAP": str(settings.bootstrap),
         "ISTIO_META_CLUSTER_ID": settings.cluster_id,
-        "ISTIO_META_INTERCEPTION_MODE": "NONE",
+        "ISTIO_META_INTERCEPTION_MODE": settings.interception,
         "ISTIO_META_WORKLOAD_NAME": settings.workload,
         "ISTIO_META_MESH_ID": settings.trust_domain,
         "ISTIO_META_HTTP_PROXY_PORT": str(ports.HTTP_PROXY),

@@ -47,6 +47,8 @@ class Ops:
         self.metrics.mtls_end = mtls_end
         self.connections: Collection[Connection] = ()
         """The open ones."""
+        self.outbound = "none"
+        """How the app's connections get into the mesh: a value of HBONE_CAPTURE, but not `auto`."""
         self._draining = False
         self._ports: OpsPorts | None = None
         self._merged: MergedMetrics | None = None
@@ -164,6 +166,7 @@ class Ops:
                 "address": str(self._mtls_end.address),
                 "unkept_policies": list(self._mtls_end.unkept_policies),
             },
+            "outbound": self.outbound,
         }
 
 

@@ -111,10 +111,25 @@ def test_without_a_sidecar_resource_krun_says_so(mesh: Workloads) -> None:
     mesh.plane.objects.apply(sidecars)
     mesh.plane.objects.delete(sidecars)
     try:
-        krun = mesh.krun("pilot-agent")
+        krun = mesh.krun("pilot-agent", {"HBONE_CAPTURE": "none"})
         assert krun.started.wait(PATIENCE_S) == EXIT_UNAVAILABLE
         last = krun.said.strip().splitlines()[-1]
         assert "cannot bind '127.0.0.1:443'" in last
         assert "is there a Sidecar in namespace demo for workloads with the label app=hello" in last
     finally:
+        mesh.plane.objects.apply(sidecars)
+
+
+def test_without_it_and_with_captured_traffic_krun_says_so_too(mesh: Workloads) -> None:
+    sidecars = [each for each in manifest("hello") if each["kind"] == "Sidecar"]
+    mesh.plane.objects.apply(sidecars)
+    mesh.plane.objects.delete(sidecars)
+    krun = mesh.krun("pilot-agent")
+    try:
+        told = (
+            "istiod has told Envoy nothing of port 15003: a Sidecar in namespace demo has to have an ingress"
+        )
+        until(lambda: True if told in krun.said else None, PATIENCE_S, told)
+    finally:
+        krun.end()
         mesh.plane.objects.apply(sidecars)

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from agent.config.settings import ENVIRONMENT, from_env
-from agent.launch.app_environment import app_environment
+from agent.launch.app_environment import app_environment, with_proxy
+from shared.address import Address
 from tests.agent.test_app import krun
 
 KUBERNETES = {"HBONE_K8S_TOKENS": "pod", "KUBECONFIG": "/etc/krun/kubeconfig"}
@@ -73,3 +74,39 @@ async def test_a_real_krun_keeps_its_own() -> None:
     assert got["K_SERVICE"] == "hello"
     assert [name for name in got if name.startswith("HBONE_")] == ["HBONE_CERTS"]
     assert "hidden" not in out
+
+
+# A proxy into the mesh.
+
+PROXY = Address("127.0.0.1", 15007)
+
+
+def by_proxy(**variables: str) -> dict[str, str]:
+    return with_proxy(app_environment(variables, from_env(variables)), PROXY)
+
+
+def test_a_proxy_into_the_mesh() -> None:
+    got = by_proxy(PATH="/bin")
+    assert got["HTTP_PROXY"] == got["http_proxy"] == "http://127.0.0.1:15007"
+    assert got["NO_PROXY"] == got["no_proxy"]
+    assert "HTTPS_PROXY" not in got
+    assert {"localhost", "127.0.0.1", "::1", "metadata.google.internal", "169.254.169.254"} < set(
+        got["NO_PROXY"].split(",")
+    )
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy"])
+def test_a_proxy_of_the_app_s_own_stays(name: str) -> None:
+    assert by_proxy(**{name: "http://elsewhere:3128"}) == {name: "http://elsewhere:3128"}
+    assert "HTTP_PROXY" in by_proxy(HTTP_PROXY="http://a:1", HBONE_HIDE_FROM_APP="HTTP_PROXY")
+
+
+def test_what_the_app_keeps_from_proxies_is_kept_from_this_one() -> None:
+    got = by_proxy(no_proxy="db, cache", GCE_METADATA_HOST="10.0.0.9:8080")
+    assert got["NO_PROXY"].startswith("db,cache,localhost,")
+    assert got["no_proxy"].endswith(",10.0.0.9")
+
+
+def test_grpc_without_a_proxy_is_left_without_one() -> None:
+    got = by_proxy(GRPC_XDS_BOOTSTRAP="/etc/grpc.json")
+    assert ("HTTP_PROXY" in got, "http_proxy" in got) == (True, False)
