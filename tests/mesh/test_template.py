@@ -16,7 +16,7 @@ EFFECT_S = 15.0
 """For what istiod has been told to reach a sidecar."""
 
 
-@pytest.fixture(scope="module", params=["builtin", "envoy"])
+@pytest.fixture(scope="module", params=["pilot-agent", "builtin", "envoy"])
 def end(mesh: Workloads, request: pytest.FixtureRequest) -> Iterator[str]:
     """Each kind of mTLS end before the app, which runs as the account that the template names."""
     mesh.plane.objects.apply(manifest("template"))
