@@ -6,7 +6,9 @@ The rules:
 
 1. A request waits until the answer before it is whole. Meanwhile no more than one read is kept of it.
 2. A request that can be understood in two ways is refused with 400, and the connection closed: a length
-   beside chunks, a target that names another host than the field does (RFC 9112 sections 3.2 and 6.1).
+   beside chunks, a target that names another host than the field does (RFC 9112 sections 3.2 and 6.1). So is
+   one that HTTP/2 could not say, such as one without a host: some apps that speak HTTP/2 would end the
+   connection for it on which the requests of all clients are.
 3. An answer that is cut off ends the connection without close_notify, and without its last chunk.
 4. A client that ends its side before its answer has come has left (Envoy reads it so, too). Else a client
    that had waited for an event of the app's would have a request open for ever.
@@ -18,6 +20,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
@@ -26,11 +29,11 @@ from typing import Any
 import h11
 
 from agent.proxy import websocket
-from agent.proxy.fields import Field
+from agent.proxy.fields import HOP_BY_HOP, Field
 from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
 from shared.http2.events import Headers
-from shared.net.http2.answers import answer
+from shared.http2.header_rules import Shape, examine, list_bytes
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.stream import header_value, status_of
 
@@ -38,7 +41,7 @@ HEAD_TIMEOUT_S = 10.0
 """As Envoy has it in the same place."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request, as over HTTP/2."""
+"""Of a request, as over HTTP/2, where each field counts 32 bytes more."""
 
 EARLY_BYTES = 64 << 10
 """Of a request's body that nobody has taken yet."""
@@ -53,6 +56,9 @@ DRAIN_IDLE_S = 1.0
 """How long a request may still come in a drain: one that is on its way would be lost if we closed at once."""
 
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+_END_OF_AUTHORITY = re.compile(rb"[/?#]")
 
 
 class _State(Enum):
@@ -176,11 +182,11 @@ class Http1Server:
         except ValueError:
             self._refuse(HTTPStatus.BAD_REQUEST)
             return
+        if list_bytes(headers) > MAX_HEAD_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
         self._current = request = Http1Request(self, headers, bodiless=bodiless)
-        if event.method == b"CONNECT":
-            answer(request, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
-        else:
-            self._serve(request)
+        self._serve(request)
 
     def _refuse(self, status: int) -> None:
         """What has come is no request."""
@@ -498,42 +504,49 @@ def _plain(headers: Headers) -> list[Field]:
     return [item for item in headers if item[0] != b":status"]
 
 
-def _headers(event: h11.Request) -> tuple[list[Field], bool]:
+def _headers(event: h11.Request) -> tuple[Headers, bool]:
     """A request's headers as HTTP/2 has them, and whether it has no body. Raises ValueError if it can be
-    understood in two ways."""
+    understood in two ways, or HTTP/2 cannot say it."""
     fields: list[Field] = list(event.headers)
-    hop_by_hop = {b"host", b"connection", b"transfer-encoding", b"te"}
-    hop_by_hop.update(*(_tokens(value) for name, value in fields if name == b"connection"))
+    dropped = {b"host", *HOP_BY_HOP}
+    dropped.update(*(_tokens(value) for name, value in fields if name == b"connection"))
     lengths = [value for name, value in fields if name == b"content-length"]
     is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
     if is_chunked and lengths:
         raise ValueError("a length beside chunks")
     bodiless = not (is_chunked or any(map(int, lengths)))
-    authority, path = _target(event.target, header_value(fields, b"host"))
-    headers = [(b":method", event.method), (b":scheme", b"https"), (b":path", path)]
+    host = header_value(fields, b"host")
+    headers = [(b":method", event.method), *_target(event.method, event.target, host)]
     if event.method == b"GET" and websocket.NAME in _tokens(header_value(fields, b"upgrade")):
-        if not (bodiless and b"upgrade" in hop_by_hop and header_value(fields, b"sec-websocket-key")):
+        names = {name for name, _ in fields} - dropped
+        is_asked = any(b"upgrade" in _tokens(value) for name, value in fields if name == b"connection")
+        if not (bodiless and is_asked and b"sec-websocket-key" in names):
             raise ValueError("no WebSocket's request")
         headers[0] = (b":method", b"CONNECT")
-        headers.append((b":protocol", websocket.NAME))
+        headers.insert(1, (b":protocol", websocket.NAME))
         bodiless = False  # the tunnel's bytes follow
-    if authority:
-        headers.append((b":authority", authority))
-    headers += [item for item in fields if item[0] not in hop_by_hop]
+        dropped.add(b"content-length")
+    headers += [item for item in fields if item[0] not in dropped]
     if any(b"trailers" in _tokens(value) for name, value in fields if name == b"te"):
         headers.append((b"te", b"trailers"))
-    return headers, bodiless
+    block = examine(headers)
+    if block.shape is not Shape.REQUEST:
+        raise ValueError(block.fault)
+    return block.fields, bodiless
 
 
-def _target(target: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """Authority and path of a request's target (RFC 9112 section 3.2)."""
+def _target(method: bytes, target: bytes, host: bytes) -> list[Field]:
+    """What a request's target says beside the `host` field (RFC 9112 section 3.2)."""
+    if method == b"CONNECT":
+        return [(b":authority", target), (b"host", host)]
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
-        return host, target
-    authority, slash, path = rest.partition(b"/")
-    if host and host != authority:
-        raise ValueError("two hosts")
-    return authority, slash + path or b"/"
+        return [(b":scheme", b"https"), (b":path", target), (b":authority", host)]
+    authority = _END_OF_AUTHORITY.split(rest, maxsplit=1)[0]
+    path = rest[len(authority) :]
+    path = path if path.startswith(b"/") else b"/" + path
+    own = [(b"host", host)] if host else []  # which has to be the same
+    return [(b":scheme", b"https"), (b":path", path), (b":authority", authority), *own]
 
 
 def _tokens(value: bytes) -> list[bytes]:

@@ -161,6 +161,8 @@ async def test_an_absolute_target_names_the_host(story: Story) -> None:
     request = story.says(b"GET http://hello/a HTTP/1.1\r\nHost: hello\r\n\r\n")
     assert header_value(request.headers, b":authority") == b"hello"
     assert header_value(request.headers, b":path") == b"/a"
+    request = Story().says(b"GET https://HELLO:443?a=b HTTP/1.1\r\nHost: hello\r\n\r\n")
+    assert header_value(request.headers, b":path") == b"/?a=b"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +176,16 @@ async def test_an_absolute_target_names_the_host(story: Story) -> None:
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX : 1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost:\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: me@hello\r\n\r\n",
+        b"GET admin HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET ftp://hello/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http:///a HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\n",
+        b"CONNECT / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, Sec-WebSocket-Key\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: a2V5\r\n\r\n",
         b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
     ],
 )
@@ -186,10 +198,10 @@ async def test_what_can_be_understood_in_two_ways_is_refused(story: Story, head:
     assert story.leg.end == "closed"
 
 
-async def test_connect_is_none_of_ours(story: Story) -> None:
-    story.server.received(story.leg, b"CONNECT db:5432 HTTP/1.1\r\nHost: db:5432\r\n\r\n")
-    assert story.requests == []
-    assert story.leg.sent.startswith(b"HTTP/1.1 405 ")
+async def test_connect_names_no_path(story: Story) -> None:
+    request = story.says(b"CONNECT db:5432 HTTP/1.1\r\nHost: db:5432\r\n\r\n")
+    names = [name for name, _ in request.headers]
+    assert names == [b":method", b":authority", b"host"]
 
 
 async def test_a_head_has_its_time(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +214,13 @@ async def test_a_head_has_its_time(story: Story, monkeypatch: pytest.MonkeyPatch
 async def test_and_its_size(story: Story) -> None:
     story.server.received(story.leg, b"GET / HTTP/1.1\r\nX: " + bytes(b"a" * LONG))
     assert story.leg.sent.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_which_is_http2_s(story: Story) -> None:
+    """As many fields as an HTTP/1.1 head has room for would end an app's HTTP/2 connection."""
+    story.server.received(story.leg, b"GET / HTTP/1.1\r\nHost: a\r\n" + 5000 * b"a:b\r\n" + b"\r\n")
+    assert story.leg.sent.startswith(b"HTTP/1.1 431 ")
+    assert story.requests == []
 
 
 # Answers.
@@ -227,7 +246,7 @@ async def test_one_without_is_in_chunks_and_may_have_trailers(story: Story) -> N
 
 
 async def test_one_to_http10_ends_with_the_connection(story: Story) -> None:
-    answer(story.says(b"GET / HTTP/1.0\r\n\r\n"), length=False)
+    answer(story.says(b"GET / HTTP/1.0\r\nHost: hello\r\n\r\n"), length=False)
     assert story.leg.sent.endswith(b"\r\n\r\nhi")
     assert story.leg.end == "closed"
 
@@ -386,6 +405,11 @@ async def test_a_websocket_is_an_extended_connect(story: Story) -> None:
     assert body.end == "ended"
     request.close()
     assert story.leg.end == "closed"
+
+
+async def test_its_length_is_no_length_of_the_tunnel(story: Story) -> None:
+    request = story.says(UPGRADE.replace(b"\r\n\r\n", b"\r\nContent-Length: 0\r\n\r\n"))
+    assert not header_value(request.headers, b"content-length")
 
 
 async def test_what_comes_behind_one_that_is_denied_is_a_request(story: Story) -> None:
