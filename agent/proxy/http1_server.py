@@ -15,6 +15,8 @@ The rules:
 5. A WebSocket that is asked for by Upgrade is an extended CONNECT to us. What its client sends before the
    answer waits. Once the app has agreed, the connection is a tunnel.
 6. The head of a request has to be whole `HEAD_TIMEOUT_S` after its first byte.
+7. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
+   takes nothing of it for `LAST_BYTES_TIMEOUT_S` is reset.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from shared.http2.events import Headers
 from shared.http2.header_rules import Shape, examine, list_bytes
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.stream import header_value, status_of
+from shared.net.legs.tcp_end import LAST_BYTES_TIMEOUT_S
 
 HEAD_TIMEOUT_S = 10.0
 """As Envoy has it in the same place."""
@@ -73,6 +76,7 @@ class Http1Server:
     __slots__ = (
         "_chunked",
         "_current",
+        "_full",
         "_h11",
         "_last",
         "_leg",
@@ -81,6 +85,7 @@ class Http1Server:
         "_state",
         "_timer",
         "_unasked",
+        "newest",
     )
 
     def __init__(self, leg: Leg, serve: Callable[[Http1Request], None]) -> None:
@@ -89,6 +94,9 @@ class Http1Server:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._state = _State.HTTP
         self._current: Http1Request | None = None
+        self.newest: Http1Request | None = None
+        """The request whose answer is under way, or was the last: what waits to be sent counts as its."""
+        self._full = False
         self._chunked = False  # the answer's body
         self._unasked = False  # the client waits for a 100, and nobody has sent one
         self._last = False  # no request follows the one that is under way
@@ -100,10 +108,19 @@ class Http1Server:
         """What waits to be sent."""
         return self._leg.buffered_bytes
 
+    @property
+    def is_full(self) -> bool:
+        """So much waits that no more should come."""
+        return self._full
+
     def drain(self) -> None:
         """Closes after the next answer, or when no request comes for `DRAIN_IDLE_S`."""
         self._last = True
-        if self._current is None and self._timer is None and self._state is _State.HTTP:
+        if self._current is not None or self._state is not _State.HTTP:
+            return
+        if self._full:
+            self._stop_timer()
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(DRAIN_IDLE_S, self.close)
 
     def close(self) -> None:
@@ -147,18 +164,28 @@ class Http1Server:
         self._break_request(str(error))
 
     def full(self, leg: Leg) -> None:
+        self._full = True
         if self._current is not None:
             self._current.is_full(True)
 
     def drained(self, leg: Leg) -> None:
+        self._full = False
         if self._current is not None:
             self._current.is_full(False)
+        elif self._state is _State.HTTP:
+            if not self._last:
+                self._stop_timer()
+            self._read()
 
     # Requests.
 
     def _read(self) -> None:
         """Hands on what has come, until more is needed or a request has to be answered first."""
         while self._state is _State.HTTP:
+            waits = self._full and self._current is None
+            if waits:
+                self._plan_reads()
+                return
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
@@ -185,7 +212,7 @@ class Http1Server:
         if list_bytes(headers) > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        self._current = request = Http1Request(self, headers, bodiless=bodiless)
+        self._current = self.newest = request = Http1Request(self, headers, bodiless=bodiless)
         self._serve(request)
 
     def _refuse(self, status: int) -> None:
@@ -203,8 +230,9 @@ class Http1Server:
         """Reads on, unless nobody wants more of the request's body, or what follows the request."""
         current = self._current
         if current is None:
-            self._watch_head()
-            waits = False
+            waits = self._full
+            if not waits:
+                self._watch_head()
         elif self._h11.their_state is h11.SEND_BODY:
             waits = current.is_paused
         else:
@@ -299,8 +327,21 @@ class Http1Server:
             self.close()
             return
         self._h11.start_next_cycle()
+        if self._full:
+            self._watch_reader()
         # Not from within this answer: a client may have sent many requests at once.
         asyncio.get_running_loop().call_soon(self._read)
+
+    def _watch_reader(self) -> None:
+        """Sets a time in which the client has to take some of what waits."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LAST_BYTES_TIMEOUT_S, self._check_reader, self.unsent_bytes)
+
+    def _check_reader(self, before: int) -> None:
+        if self.unsent_bytes < before:
+            self._watch_reader()
+        else:
+            self.abort()
 
     def _is_done(self) -> bool:
         """Whether the connection can be used again."""
@@ -418,7 +459,11 @@ class Http1Request:
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.over else self._connection.unsent_bytes
+        return self._connection.unsent_bytes if self._is_newest else 0
+
+    @property
+    def _is_newest(self) -> bool:
+        return not self.over and self._connection.newest is self
 
     @property
     def buffered_bytes(self) -> int:
@@ -430,6 +475,8 @@ class Http1Request:
         if early:
             relay.received(self, early)
             self._connection.plan_reads()
+        if self._connection.is_full:
+            relay.full(self)
         if self._ended and self._relay is relay:
             relay.ended(self)
         if self._error is not None:
@@ -492,9 +539,9 @@ class Http1Request:
 
     def reset(self, code: int) -> None:
         self._relay = None
-        if not self.over:
-            self.over = True
+        if self._is_newest:  # else there is nothing left of it
             self._connection.abort()
+        self.over = True
 
 
 # Headers.

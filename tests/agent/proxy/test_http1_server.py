@@ -52,6 +52,7 @@ class FakeLeg:
 
     def abort(self) -> None:
         self.end = "aborted"
+        self.over.set()
 
 
 @dataclass
@@ -362,6 +363,67 @@ async def test_a_client_that_does_not_read_stops_the_app(story: Story) -> None:
     assert body.is_full
     story.server.drained(story.leg)
     assert not body.is_full
+
+
+async def test_whoever_joins_later_is_told(story: Story) -> None:
+    request, body = story.says(GET), Body()
+    story.server.full(story.leg)
+    request.join(body)
+    assert body.is_full
+
+
+async def test_nor_are_more_requests_of_it_read(story: Story) -> None:
+    first = story.says(GET + GET)
+    story.server.full(story.leg)
+    answer(first)
+    await turn()
+    assert story.requests == [first]
+    assert not story.leg.reads
+    story.server.drained(story.leg)
+    assert len(story.requests) == 2
+    assert story.leg.reads
+
+
+async def test_one_that_never_reads_is_reset(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1_server, "LAST_BYTES_TIMEOUT_S", 0.01)
+    first = story.says(GET)
+    story.server.full(story.leg)
+    story.leg.buffered_bytes = LONG
+    answer(first)
+    await story.leg.over.wait()
+    assert story.leg.end == "aborted"
+
+
+async def test_a_drain_does_not_wait_for_one_that_does_not_read(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1_server, "DRAIN_IDLE_S", 0.0)
+    first = story.says(GET)
+    story.server.full(story.leg)
+    answer(first)
+    story.server.drain()
+    await story.leg.over.wait()
+    assert story.leg.end == "closed"
+
+
+async def test_what_waits_is_counted_for_one_request(story: Story) -> None:
+    """Else many answers in one connection would look like far too much, and others be refused for it."""
+    first = story.says(GET + GET)
+    answer(first)
+    story.leg.buffered_bytes = 1000
+    assert first.unsent_bytes == 1000
+    await turn()
+    assert [request.buffered_bytes for request in story.requests] == [0, 1000]
+
+
+async def test_the_end_of_an_answer_that_is_over_is_not_the_next_one_s(story: Story) -> None:
+    first = story.says(GET + GET)
+    answer(first)
+    await turn()
+    first.reset(CANCEL)
+    assert not story.leg.end
+    story.requests[1].reset(CANCEL)
+    assert story.leg.end == "aborted"
 
 
 @pytest.mark.parametrize("joined", [True, False])
