@@ -58,6 +58,7 @@ DROP_TIMEOUT_S = 10.0
 DRAIN_IDLE_S = 1.0
 """How long a request may still come in a drain: one that is on its way would be lost if we closed at once."""
 
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -182,8 +183,8 @@ class Http1Server:
     def _read(self) -> None:
         """Hands on what has come, until more is needed or a request has to be answered first."""
         while self._state is _State.HTTP:
-            waits = self._full and self._current is None
-            if waits:
+            waits = self._full if self._current is None else self._h11.their_state is h11.MUST_CLOSE
+            if waits:  # the last request may have something behind it, which is nothing to us
                 self._plan_reads()
                 return
             try:
@@ -265,7 +266,9 @@ class Http1Server:
     def respond(self, status: int, fields: list[Field]) -> None:
         """Sends the head of the answer."""
         has_length = any(name == b"content-length" for name, _ in fields)
-        self._chunked = not has_length and self._h11.their_http_version == b"1.1"
+        request = self._current
+        has_body = status not in _WITHOUT_BODY and not (request and request.is_head)
+        self._chunked = has_body and not has_length and self._h11.their_http_version == b"1.1"
         self._unasked = self._h11.they_are_waiting_for_100_continue
         if self._last:
             fields = [*fields, (b"connection", b"close")]
@@ -403,6 +406,11 @@ class Http1Request:
         self._dropped_bytes = 0
 
     # What the connection tells.
+
+    @property
+    def is_head(self) -> bool:
+        """Its answer has no body."""
+        return header_value(self.headers, b":method") == b"HEAD"
 
     @property
     def is_paused(self) -> bool:

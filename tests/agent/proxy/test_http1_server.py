@@ -260,6 +260,16 @@ async def test_an_answer_to_head_has_no_body(story: Story) -> None:
     assert not story.leg.end
 
 
+@pytest.mark.parametrize(("method", "status"), [("HEAD", b"200"), ("GET", b"204"), ("GET", b"304")])
+async def test_nor_trailers(story: Story, method: str, status: bytes) -> None:
+    request = story.asks(method=method)
+    request.respond([(b":status", status)])
+    request.end_with_trailers([(b"x-end", b"1")])
+    request.close()
+    assert [type(event) for event in story.hears()] == [h11.Response, h11.EndOfMessage]
+    assert not story.leg.end
+
+
 async def test_an_interim_answer_comes_before(story: Story) -> None:
     request = story.asks()
     request.inform([(b":status", b"103"), (b"link", b"</a>")])
@@ -337,6 +347,15 @@ async def test_without_one_the_connection_is_closed_soon(
     story.server.drain()
     await story.leg.over.wait()
     assert story.leg.end == "closed"
+
+
+async def test_what_follows_the_last_request_is_nothing_to_us(story: Story) -> None:
+    """Some clients end a body with a line end of their own."""
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 5\r\n\r\n12345\r\n"
+    answer(story.says(post + GET))
+    assert story.leg.sent.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert story.leg.end == "closed"
+    assert len(story.requests) == 1
 
 
 # Flow.
