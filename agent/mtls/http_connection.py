@@ -58,6 +58,8 @@ class HttpConnection:
         """The connection is gone."""
         if self._transport is not None:
             self._transport.lost(None)
+        if self._http1 is not None:
+            self._http1.lost()
 
     # A holder of `shared.net.relay.memory_budget`: the requests count by themselves.
 

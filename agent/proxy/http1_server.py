@@ -137,6 +137,12 @@ class Http1Server:
         self._stop_timer()
         self._leg.abort()
 
+    def lost(self) -> None:
+        """The connection is gone. May be called though that was known."""
+        self._state = _State.OVER
+        self._stop_timer()
+        self._break_request("connection lost")
+
     def _break_request(self, text: str) -> None:
         """The connection is over, and so is the request that is under way: not from within a call of its
         carrier's, which has more to do."""

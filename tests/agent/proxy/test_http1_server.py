@@ -459,6 +459,15 @@ async def test_a_client_that_leaves(story: Story, joined: bool) -> None:
     assert request.over
 
 
+async def test_one_whom_we_have_ended(story: Story) -> None:
+    """As for a certificate that is revoked: its request is over, and so is what the app does for it."""
+    request, body = story.says(GET), Body()
+    request.join(body)
+    story.server.lost()
+    await turn()
+    assert (body.end, request.over) == ("connection lost", True)
+
+
 # WebSockets.
 
 UPGRADE = (
