@@ -15,7 +15,9 @@ The rules:
 5. A WebSocket that is asked for by Upgrade is an extended CONNECT to us. What its client sends before the
    answer waits. Once the app has agreed, the connection is a tunnel.
 6. The head of a request has to be whole `HEAD_TIMEOUT_S` after its first byte.
-7. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
+7. Many requests in one read, or many small chunks, are not dealt with in one turn of the event loop: others
+   would have to wait.
+8. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
    takes nothing of it for `LAST_BYTES_TIMEOUT_S` is reset.
 """
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
@@ -55,6 +58,9 @@ DROPPED_BYTES = 256 << 10
 DROP_TIMEOUT_S = 10.0
 """How long that may take."""
 
+FAIR_S = 0.001
+"""Work on one read beyond which others get their turn before the next."""
+
 DRAIN_IDLE_S = 1.0
 """How long a request may still come in a drain: one that is on its way would be lost if we closed at once."""
 
@@ -86,6 +92,7 @@ class Http1Server:
         "_state",
         "_timer",
         "_unasked",
+        "_yields",
         "newest",
     )
 
@@ -102,6 +109,7 @@ class Http1Server:
         self._unasked = False  # the client waits for a 100, and nobody has sent one
         self._last = False  # no request follows the one that is under way
         self._paused = False
+        self._yields = False  # what has come waits for the next turn of the event loop
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -187,27 +195,39 @@ class Http1Server:
     # Requests.
 
     def _read(self) -> None:
-        """Hands on what has come, until more is needed or a request has to be answered first."""
-        while self._state is _State.HTTP:
-            waits = self._full if self._current is None else self._h11.their_state is h11.MUST_CLOSE
-            if waits:  # the last request may have something behind it, which is nothing to us
-                self._plan_reads()
-                return
+        """Hands on what has come, until more is needed, or a request has to be answered first, or it is the
+        others' turn."""
+        if self._yields:
+            self._plan_reads()
+            return
+        started = time.monotonic()
+        pieces: list[Buffer] = []  # of small chunks, which go on as one
+        while self._state is _State.HTTP and not self._yields:
+            if self._full if self._current is None else self._h11.their_state is h11.MUST_CLOSE:
+                break  # the last request may have something behind it, which is nothing to us
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
                 self._refuse(error.error_status_hint)
                 return
+            is_data = isinstance(event, h11.Data)
+            if isinstance(event, h11.Data):
+                pieces.append(event.data)
+            is_late = time.monotonic() - started > FAIR_S
             current = self._current
+            if pieces and current is not None and (is_late or not is_data):
+                current.pushed(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                pieces.clear()
+            if is_late:
+                self._yield()
             if type(event) is h11.Request:
                 self._begin(event)
-            elif type(event) is h11.Data and current is not None:
-                current.pushed(event.data)
             elif type(event) is h11.EndOfMessage and current is not None:
                 current.body_ended(list(event.headers))
-            else:  # NEED_DATA; PAUSED, for an answer is to come first
-                self._plan_reads()
-                return
+            elif not is_data:  # NEED_DATA; PAUSED, for an answer is to come first
+                break
+        if self._state is _State.HTTP:
+            self._plan_reads()
 
     def _begin(self, event: h11.Request) -> None:
         self._stop_timer()
@@ -244,6 +264,7 @@ class Http1Server:
             waits = current.is_paused
         else:
             waits = bool(self._h11.trailing_data[0])
+        waits = waits or self._yields
         if waits is not self._paused:
             self._paused = waits
             if waits:
@@ -338,8 +359,18 @@ class Http1Server:
         self._h11.start_next_cycle()
         if self._full:
             self._watch_reader()
-        # Not from within this answer: a client may have sent many requests at once.
-        asyncio.get_running_loop().call_soon(self._read)
+        self._yield()  # a client may have sent many requests at once
+
+    def _yield(self) -> None:
+        """Goes on in the next turn of the event loop, and reads no more before."""
+        if not self._yields:
+            self._yields = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._yields = False
+        if self._state is _State.HTTP:
+            self._read()
 
     def _watch_reader(self) -> None:
         """Sets a time in which the client has to take some of what waits."""

@@ -113,7 +113,8 @@ class Story:
 
 
 @pytest.fixture
-async def story() -> Story:
+async def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(http1_server, "FAIR_S", 60.0)  # the machine may be busy
     return Story()
 
 
@@ -400,6 +401,47 @@ async def test_nor_are_more_requests_of_it_read(story: Story) -> None:
     assert not story.leg.reads
     story.server.drained(story.leg)
     assert len(story.requests) == 2
+    assert story.leg.reads
+
+
+async def test_nor_are_many_of_them_in_one_turn(story: Story) -> None:
+    """They are answered at once here, as with 503: others would have to wait for all of them."""
+    answered: list[Http1Request] = []
+
+    def serve(request: Http1Request) -> None:
+        answered.append(request)
+        answer(request)
+
+    server = Http1Server(story.leg, serve)
+    server.received(story.leg, GET * 3)
+    for count in (1, 2, 3):
+        assert len(answered) == count
+        assert not story.leg.reads
+        await asyncio.sleep(0)
+    assert story.leg.reads
+
+
+async def test_small_chunks_go_on_as_one(story: Story) -> None:
+    pieces: list[bytes] = []
+    body = Body()
+    body.received = lambda leg, data: pieces.append(bytes(data))  # type: ignore[method-assign]
+    story.says(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").join(body)
+    story.says(b"1\r\na\r\n" * 3)
+    assert pieces == [b"aaa"]
+
+
+async def test_work_on_a_read_is_cut_where_it_takes_long(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, body = story.says(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"), Body()
+    request.join(body)
+    monkeypatch.setattr(http1_server, "FAIR_S", 0.0)
+    story.says(b"1\r\na\r\n" * 3)
+    assert body.data == b"a"
+    assert not story.leg.reads
+    monkeypatch.setattr(http1_server, "FAIR_S", 60.0)
+    await turn()
+    assert body.data == b"aaa"
     assert story.leg.reads
 
 
