@@ -65,7 +65,9 @@ class HttpConnection:
 
     @property
     def buffered_bytes(self) -> int:
-        """What is to be sent for no request in particular."""
+        """What is to be sent for no request in particular, and what has come of the next one."""
+        if self._http1 is not None:
+            return self._http1.kept_bytes
         return 0 if self._http2 is None else self._http2.buffered_bytes
 
     def abort(self, error: HboneError) -> None:

@@ -85,6 +85,7 @@ class Http1Server:
         "_current",
         "_full",
         "_h11",
+        "_kept_bytes",
         "_last",
         "_leg",
         "_paused",
@@ -105,6 +106,7 @@ class Http1Server:
         self.newest: Http1Request | None = None
         """The request whose answer is under way, or was the last: what waits to be sent counts as its."""
         self._full = False
+        self._kept_bytes = 0
         self._chunked = False  # the answer's body
         self._unasked = False  # the client waits for a 100, and nobody has sent one
         self._last = False  # no request follows the one that is under way
@@ -116,6 +118,11 @@ class Http1Server:
     def unsent_bytes(self) -> int:
         """What waits to be sent."""
         return self._leg.buffered_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What has come of requests that have yet to begin."""
+        return self._kept_bytes
 
     @property
     def is_full(self) -> bool:
@@ -162,6 +169,8 @@ class Http1Server:
     def received(self, leg: Leg, data: Buffer) -> None:
         if self._state is _State.HTTP:
             self._h11.receive_data(bytes(data))
+            if self._current is None:
+                self._kept_bytes += len(data)
             self._read()
         elif self._state is _State.TUNNEL and self._current is not None:
             self._current.pushed(data)
@@ -231,6 +240,7 @@ class Http1Server:
 
     def _begin(self, event: h11.Request) -> None:
         self._stop_timer()
+        self._kept_bytes = 0
         try:
             headers, bodiless = _headers(event)
         except ValueError:
@@ -263,7 +273,8 @@ class Http1Server:
         elif self._h11.their_state is h11.SEND_BODY:
             waits = current.is_paused
         else:
-            waits = bool(self._h11.trailing_data[0])
+            self._kept_bytes = len(self._h11.trailing_data[0])
+            waits = self._kept_bytes > 0
         waits = waits or self._yields
         if waits is not self._paused:
             self._paused = waits

@@ -477,6 +477,14 @@ async def test_what_waits_is_counted_for_one_request(story: Story) -> None:
     assert [request.buffered_bytes for request in story.requests] == [0, 1000]
 
 
+async def test_what_has_come_of_the_next_request_is_counted(story: Story) -> None:
+    story.server.received(story.leg, GET[:10])
+    story.server.received(story.leg, GET[10:20])
+    assert story.server.kept_bytes == 20
+    story.says(GET[20:] + GET)
+    assert story.server.kept_bytes == len(GET)
+
+
 async def test_the_end_of_an_answer_that_is_over_is_not_the_next_one_s(story: Story) -> None:
     first = story.says(GET + GET)
     answer(first)
