@@ -364,6 +364,8 @@ class Http1Server:
         """A request and its answer are over."""
         self._stop_timer()
         self._current = None
+        if not self.unsent_bytes:
+            self.newest = None  # with its headers
         if self._last or not self._is_done():
             self.close()
             return

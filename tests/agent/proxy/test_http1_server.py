@@ -470,11 +470,16 @@ async def test_a_drain_does_not_wait_for_one_that_does_not_read(
 async def test_what_waits_is_counted_for_one_request(story: Story) -> None:
     """Else many answers in one connection would look like far too much, and others be refused for it."""
     first = story.says(GET + GET)
-    answer(first)
     story.leg.buffered_bytes = 1000
+    answer(first)
     assert first.unsent_bytes == 1000
     await turn()
     assert [request.buffered_bytes for request in story.requests] == [0, 1000]
+
+
+async def test_a_connection_that_waits_keeps_no_request(story: Story) -> None:
+    answer(story.says(GET))
+    assert story.server.newest is None
 
 
 async def test_what_has_come_of_the_next_request_is_counted(story: Story) -> None:
