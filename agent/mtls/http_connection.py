@@ -58,12 +58,16 @@ class HttpConnection:
         """The connection is gone."""
         if self._transport is not None:
             self._transport.lost(None)
+        if self._http1 is not None:
+            self._http1.lost()
 
     # A holder of `shared.net.relay.memory_budget`: the requests count by themselves.
 
     @property
     def buffered_bytes(self) -> int:
-        """What is to be sent for no request in particular."""
+        """What is to be sent for no request in particular, and what has come of the next one."""
+        if self._http1 is not None:
+            return self._http1.kept_bytes
         return 0 if self._http2 is None else self._http2.buffered_bytes
 
     def abort(self, error: HboneError) -> None:

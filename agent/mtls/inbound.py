@@ -144,6 +144,7 @@ class Inbound:
             )
             self._revocations.follow(self._end_revoked)
         self._server: asyncio.Server | None = None
+        self._draining = False
 
     @property
     def address(self) -> Address:
@@ -178,7 +179,8 @@ class Inbound:
         self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
 
     def drain(self) -> None:
-        """Tells clients that speak HTTP to open nothing new here."""
+        """Tells clients that speak HTTP to open nothing new here, those that come now included."""
+        self._draining = True
         for connection in list(self._connections.values()):
             if connection.http is not None:
                 connection.http.drain()
@@ -221,6 +223,8 @@ class Inbound:
         leg.certificate = b""  # for as long as the connection lives the name will do
         if connection.http is not None:
             connection.http.start()
+            if self._draining:
+                connection.http.drain()
         else:
             connection.serving = spawn(self._serve(connection), name=f"inbound {leg.peer_name}")
 

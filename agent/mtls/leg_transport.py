@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from shared.errors import HboneError
@@ -10,17 +11,23 @@ from shared.net.http2.connection import Connection
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.tls import TlsServerLeg
 
+FAIR_S = 0.001
+"""Work on one read beyond which others get their turn before the next. The connection measures its own reads
+only, which are larger than TLS records."""
+
 
 class LegTransport(asyncio.Transport):
     """The transport of `protocol` on `leg`, as that one's `RelayEnd`."""
 
-    __slots__ = ("_closing", "_leg", "_protocol")
+    __slots__ = ("_closing", "_leg", "_paused", "_protocol", "_yields")
 
     def __init__(self, leg: TlsServerLeg, protocol: Connection) -> None:
         super().__init__()
         self._leg = leg
         self._protocol: Connection | None = protocol
         self._closing = False
+        self._paused = False  # by the protocol
+        self._yields = False  # what has come waits for the next turn of the event loop
 
     def begin(self, early: bytes) -> None:
         """To be called once the leg pushes to us; `early` is what it has pushed before."""
@@ -38,8 +45,20 @@ class LegTransport(asyncio.Transport):
     # RelayEnd.
 
     def received(self, leg: Leg, data: Buffer) -> None:
-        if self._protocol is not None:
-            self._protocol.feed(data)
+        protocol = self._protocol
+        if protocol is None:
+            return
+        started = time.monotonic()
+        protocol.feed(data)
+        if time.monotonic() - started > FAIR_S and not (self._yields or self._closing):
+            self._yields = True
+            self._leg.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._yields = False
+        if not (self._paused or self._closing):
+            self._leg.resume_reading()
 
     def ended(self, leg: Leg) -> None:
         self.close()  # an HTTP/2 connection has no use for one direction
@@ -67,10 +86,13 @@ class LegTransport(asyncio.Transport):
         self._leg.set_write_buffer_limits(high)
 
     def pause_reading(self) -> None:
+        self._paused = True
         self._leg.pause_reading()
 
     def resume_reading(self) -> None:
-        self._leg.resume_reading()
+        self._paused = False
+        if not self._yields:
+            self._leg.resume_reading()
 
     def is_closing(self) -> bool:
         return self._closing

@@ -20,7 +20,7 @@ from shared.address import Address
 from shared.errors import HboneError
 from shared.http2 import frames
 from shared.http2.frame_rules import SessionError
-from shared.http2.peer_settings import PeerSettings
+from shared.http2.peer_settings import UNLIMITED, PeerSettings
 from shared.http2.session_limits import SessionLimits
 from shared.net.dial import dial
 from shared.net.legs.contract import Buffer, Leg
@@ -51,6 +51,8 @@ class AppProtocol:
         """None: nobody knows yet. An app that is said to speak h2c is asked, too, for its SETTINGS."""
         self.extended_connect = False
         """It accepts CONNECT with a protocol (RFC 8441)."""
+        self.header_list_bytes = UNLIMITED
+        """The largest header list that it accepts (SETTINGS_MAX_HEADER_LIST_SIZE)."""
         self.was_silent = False
         """It has not answered the preface, so `known` is a guess."""
 
@@ -100,6 +102,7 @@ class AppProtocol:
         leg.close()
         self.known = "http1" if settings is None and self._told is None else "h2c"
         self.extended_connect = settings is not None and settings.extended_connect
+        self.header_list_bytes = UNLIMITED if settings is None else settings.header_list_bytes
         if settings is not None:
             log.info("app at %s: speaks HTTP/2", self._app)
         elif self._told is not None:

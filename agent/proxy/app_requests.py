@@ -19,10 +19,12 @@ from agent.proxy.exchange import Exchange, Waiting
 from agent.proxy.fields import request_head
 from agent.proxy.http1_connection import is_upgradable
 from agent.proxy.http1_pool import Http1Pool
+from agent.proxy.http2_exchange import request_headers
 from agent.proxy.http2_pool import Http2Pool
 from agent.proxy.request_record import RequestRecord, record_of
 from shared.address import Address
 from shared.errors import DialError, HboneError
+from shared.http2.header_rules import list_bytes
 from shared.net.legs.contract import Leg
 from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import TcpLeg
@@ -95,7 +97,11 @@ class AppRequests:
         if protocol.known is None:
             Waiting(exchange, self._carry_once_known(exchange), "what the app speaks")
         elif protocol.known == "h2c" or (protocol.was_silent and head.is_grpc):
-            if not head.protocol or protocol.extended_connect:
+            size = list_bytes(request_headers(head))
+            if size > protocol.header_list_bytes:  # some apps would end the connection that all share
+                text = f"headers of {size} bytes, the app accepts {protocol.header_list_bytes}"
+                exchange.fail(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+            elif not head.protocol or protocol.extended_connect:
                 self._http2.carry(exchange)
             elif self._told is None:  # many that speak HTTP/2 speak HTTP/1.1 as well
                 self._upgrade(exchange)

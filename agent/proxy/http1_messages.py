@@ -166,6 +166,9 @@ def read_head(data: bytes, *, method: bytes) -> ResponseHead:
         fields = [item for item in fields if item[0] != b"content-length"]
     elif lengths:
         fields = _one_length(fields, length)
+    if method == b"HEAD" or (status == 204 and (chunked or length > 0)):
+        # Some send a body even so, as Waitress does for a WSGI app: it would be the next answer.
+        keeps = False
     if method == b"HEAD" or status < 200 or status in (204, 304):
         length = 0
     elif chunked:

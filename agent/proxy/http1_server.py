@@ -6,18 +6,26 @@ The rules:
 
 1. A request waits until the answer before it is whole. Meanwhile no more than one read is kept of it.
 2. A request that can be understood in two ways is refused with 400, and the connection closed: a length
-   beside chunks, a target that names another host than the field does (RFC 9112 sections 3.2 and 6.1).
+   beside chunks, a target that names another host than the field does (RFC 9112 sections 3.2 and 6.1). So is
+   one that HTTP/2 could not say, such as one without a host: some apps that speak HTTP/2 would end the
+   connection for it on which the requests of all clients are.
 3. An answer that is cut off ends the connection without close_notify, and without its last chunk.
 4. A client that ends its side before its answer has come has left (Envoy reads it so, too). Else a client
    that had waited for an event of the app's would have a request open for ever.
 5. A WebSocket that is asked for by Upgrade is an extended CONNECT to us. What its client sends before the
    answer waits. Once the app has agreed, the connection is a tunnel.
 6. The head of a request has to be whole `HEAD_TIMEOUT_S` after its first byte.
+7. Many requests in one read, or many small chunks, are not dealt with in one turn of the event loop: others
+   would have to wait.
+8. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
+   takes nothing of it for `LAST_BYTES_TIMEOUT_S` is reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
@@ -26,19 +34,20 @@ from typing import Any
 import h11
 
 from agent.proxy import websocket
-from agent.proxy.fields import Field
+from agent.proxy.fields import HOP_BY_HOP, Field
 from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
 from shared.http2.events import Headers
-from shared.net.http2.answers import answer
+from shared.http2.header_rules import Shape, examine, list_bytes
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.stream import header_value, status_of
+from shared.net.legs.tcp_end import LAST_BYTES_TIMEOUT_S
 
 HEAD_TIMEOUT_S = 10.0
 """As Envoy has it in the same place."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request, as over HTTP/2."""
+"""Of a request, as over HTTP/2, where each field counts 32 bytes more."""
 
 EARLY_BYTES = 64 << 10
 """Of a request's body that nobody has taken yet."""
@@ -49,10 +58,17 @@ DROPPED_BYTES = 256 << 10
 DROP_TIMEOUT_S = 10.0
 """How long that may take."""
 
+FAIR_S = 0.001
+"""Work on one read beyond which others get their turn before the next."""
+
 DRAIN_IDLE_S = 1.0
 """How long a request may still come in a drain: one that is on its way would be lost if we closed at once."""
 
+_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+_END_OF_AUTHORITY = re.compile(rb"[/?#]")
 
 
 class _State(Enum):
@@ -67,7 +83,9 @@ class Http1Server:
     __slots__ = (
         "_chunked",
         "_current",
+        "_full",
         "_h11",
+        "_kept_bytes",
         "_last",
         "_leg",
         "_paused",
@@ -75,6 +93,8 @@ class Http1Server:
         "_state",
         "_timer",
         "_unasked",
+        "_yields",
+        "newest",
     )
 
     def __init__(self, leg: Leg, serve: Callable[[Http1Request], None]) -> None:
@@ -83,10 +103,15 @@ class Http1Server:
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._state = _State.HTTP
         self._current: Http1Request | None = None
+        self.newest: Http1Request | None = None
+        """The request whose answer is under way, or was the last: what waits to be sent counts as its."""
+        self._full = False
+        self._kept_bytes = 0
         self._chunked = False  # the answer's body
         self._unasked = False  # the client waits for a 100, and nobody has sent one
         self._last = False  # no request follows the one that is under way
         self._paused = False
+        self._yields = False  # what has come waits for the next turn of the event loop
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -94,10 +119,24 @@ class Http1Server:
         """What waits to be sent."""
         return self._leg.buffered_bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        """What has come of requests that have yet to begin."""
+        return self._kept_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """So much waits that no more should come."""
+        return self._full
+
     def drain(self) -> None:
         """Closes after the next answer, or when no request comes for `DRAIN_IDLE_S`."""
         self._last = True
-        if self._current is None and self._timer is None and self._state is _State.HTTP:
+        if self._current is not None or self._state is not _State.HTTP:
+            return
+        if self._full:
+            self._stop_timer()
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(DRAIN_IDLE_S, self.close)
 
     def close(self) -> None:
@@ -113,6 +152,12 @@ class Http1Server:
         self._stop_timer()
         self._leg.abort()
 
+    def lost(self) -> None:
+        """The connection is gone. May be called though that was known."""
+        self._state = _State.OVER
+        self._stop_timer()
+        self._break_request("connection lost")
+
     def _break_request(self, text: str) -> None:
         """The connection is over, and so is the request that is under way: not from within a call of its
         carrier's, which has more to do."""
@@ -124,6 +169,8 @@ class Http1Server:
     def received(self, leg: Leg, data: Buffer) -> None:
         if self._state is _State.HTTP:
             self._h11.receive_data(bytes(data))
+            if self._current is None:
+                self._kept_bytes += len(data)
             self._read()
         elif self._state is _State.TUNNEL and self._current is not None:
             self._current.pushed(data)
@@ -141,46 +188,69 @@ class Http1Server:
         self._break_request(str(error))
 
     def full(self, leg: Leg) -> None:
+        self._full = True
         if self._current is not None:
             self._current.is_full(True)
 
     def drained(self, leg: Leg) -> None:
+        self._full = False
         if self._current is not None:
             self._current.is_full(False)
+        elif self._state is _State.HTTP:
+            if not self._last:
+                self._stop_timer()
+            self._read()
 
     # Requests.
 
     def _read(self) -> None:
-        """Hands on what has come, until more is needed or a request has to be answered first."""
-        while self._state is _State.HTTP:
+        """Hands on what has come, until more is needed, or a request has to be answered first, or it is the
+        others' turn."""
+        if self._yields:
+            self._plan_reads()
+            return
+        started = time.monotonic()
+        pieces: list[Buffer] = []  # of small chunks, which go on as one
+        while self._state is _State.HTTP and not self._yields:
+            if self._full if self._current is None else self._h11.their_state is h11.MUST_CLOSE:
+                break  # the last request may have something behind it, which is nothing to us
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
                 self._refuse(error.error_status_hint)
                 return
+            is_data = isinstance(event, h11.Data)
+            if isinstance(event, h11.Data):
+                pieces.append(event.data)
+            is_late = time.monotonic() - started > FAIR_S
             current = self._current
+            if pieces and current is not None and (is_late or not is_data):
+                current.pushed(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+                pieces.clear()
+            if is_late:
+                self._yield()
             if type(event) is h11.Request:
                 self._begin(event)
-            elif type(event) is h11.Data and current is not None:
-                current.pushed(event.data)
             elif type(event) is h11.EndOfMessage and current is not None:
                 current.body_ended(list(event.headers))
-            else:  # NEED_DATA; PAUSED, for an answer is to come first
-                self._plan_reads()
-                return
+            elif not is_data:  # NEED_DATA; PAUSED, for an answer is to come first
+                break
+        if self._state is _State.HTTP:
+            self._plan_reads()
 
     def _begin(self, event: h11.Request) -> None:
         self._stop_timer()
+        self._kept_bytes = 0
         try:
             headers, bodiless = _headers(event)
         except ValueError:
             self._refuse(HTTPStatus.BAD_REQUEST)
             return
-        self._current = request = Http1Request(self, headers, bodiless=bodiless)
-        if event.method == b"CONNECT":
-            answer(request, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
-        else:
-            self._serve(request)
+        if list_bytes(headers) > MAX_HEAD_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            return
+        self._current = self.newest = request = Http1Request(self, headers, bodiless=bodiless)
+        self._serve(request)
 
     def _refuse(self, status: int) -> None:
         """What has come is no request."""
@@ -197,12 +267,15 @@ class Http1Server:
         """Reads on, unless nobody wants more of the request's body, or what follows the request."""
         current = self._current
         if current is None:
-            self._watch_head()
-            waits = False
+            waits = self._full
+            if not waits:
+                self._watch_head()
         elif self._h11.their_state is h11.SEND_BODY:
             waits = current.is_paused
         else:
-            waits = bool(self._h11.trailing_data[0])
+            self._kept_bytes = len(self._h11.trailing_data[0])
+            waits = self._kept_bytes > 0
+        waits = waits or self._yields
         if waits is not self._paused:
             self._paused = waits
             if waits:
@@ -231,7 +304,9 @@ class Http1Server:
     def respond(self, status: int, fields: list[Field]) -> None:
         """Sends the head of the answer."""
         has_length = any(name == b"content-length" for name, _ in fields)
-        self._chunked = not has_length and self._h11.their_http_version == b"1.1"
+        request = self._current
+        has_body = status not in _WITHOUT_BODY and not (request and request.is_head)
+        self._chunked = has_body and not has_length and self._h11.their_http_version == b"1.1"
         self._unasked = self._h11.they_are_waiting_for_100_continue
         if self._last:
             fields = [*fields, (b"connection", b"close")]
@@ -289,12 +364,37 @@ class Http1Server:
         """A request and its answer are over."""
         self._stop_timer()
         self._current = None
+        if not self.unsent_bytes:
+            self.newest = None  # with its headers
         if self._last or not self._is_done():
             self.close()
             return
         self._h11.start_next_cycle()
-        # Not from within this answer: a client may have sent many requests at once.
-        asyncio.get_running_loop().call_soon(self._read)
+        if self._full:
+            self._watch_reader()
+        self._yield()  # a client may have sent many requests at once
+
+    def _yield(self) -> None:
+        """Goes on in the next turn of the event loop, and reads no more before."""
+        if not self._yields:
+            self._yields = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._yields = False
+        if self._state is _State.HTTP:
+            self._read()
+
+    def _watch_reader(self) -> None:
+        """Sets a time in which the client has to take some of what waits."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LAST_BYTES_TIMEOUT_S, self._check_reader, self.unsent_bytes)
+
+    def _check_reader(self, before: int) -> None:
+        if self.unsent_bytes < before:
+            self._watch_reader()
+        else:
+            self.abort()
 
     def _is_done(self) -> bool:
         """Whether the connection can be used again."""
@@ -358,6 +458,11 @@ class Http1Request:
     # What the connection tells.
 
     @property
+    def is_head(self) -> bool:
+        """Its answer has no body."""
+        return header_value(self.headers, b":method") == b"HEAD"
+
+    @property
     def is_paused(self) -> bool:
         """Nothing more of it is to be read for now."""
         return not self._closed and (self._paused or len(self._early) >= EARLY_BYTES)
@@ -412,7 +517,11 @@ class Http1Request:
 
     @property
     def unsent_bytes(self) -> int:
-        return 0 if self.over else self._connection.unsent_bytes
+        return self._connection.unsent_bytes if self._is_newest else 0
+
+    @property
+    def _is_newest(self) -> bool:
+        return not self.over and self._connection.newest is self
 
     @property
     def buffered_bytes(self) -> int:
@@ -424,6 +533,8 @@ class Http1Request:
         if early:
             relay.received(self, early)
             self._connection.plan_reads()
+        if self._connection.is_full:
+            relay.full(self)
         if self._ended and self._relay is relay:
             relay.ended(self)
         if self._error is not None:
@@ -486,9 +597,9 @@ class Http1Request:
 
     def reset(self, code: int) -> None:
         self._relay = None
-        if not self.over:
-            self.over = True
+        if self._is_newest:  # else there is nothing left of it
             self._connection.abort()
+        self.over = True
 
 
 # Headers.
@@ -498,42 +609,49 @@ def _plain(headers: Headers) -> list[Field]:
     return [item for item in headers if item[0] != b":status"]
 
 
-def _headers(event: h11.Request) -> tuple[list[Field], bool]:
+def _headers(event: h11.Request) -> tuple[Headers, bool]:
     """A request's headers as HTTP/2 has them, and whether it has no body. Raises ValueError if it can be
-    understood in two ways."""
+    understood in two ways, or HTTP/2 cannot say it."""
     fields: list[Field] = list(event.headers)
-    hop_by_hop = {b"host", b"connection", b"transfer-encoding", b"te"}
-    hop_by_hop.update(*(_tokens(value) for name, value in fields if name == b"connection"))
+    dropped = {b"host", *HOP_BY_HOP}
+    dropped.update(*(_tokens(value) for name, value in fields if name == b"connection"))
     lengths = [value for name, value in fields if name == b"content-length"]
     is_chunked = any(name == b"transfer-encoding" for name, _ in fields)
     if is_chunked and lengths:
         raise ValueError("a length beside chunks")
     bodiless = not (is_chunked or any(map(int, lengths)))
-    authority, path = _target(event.target, header_value(fields, b"host"))
-    headers = [(b":method", event.method), (b":scheme", b"https"), (b":path", path)]
+    host = header_value(fields, b"host")
+    headers = [(b":method", event.method), *_target(event.method, event.target, host)]
     if event.method == b"GET" and websocket.NAME in _tokens(header_value(fields, b"upgrade")):
-        if not (bodiless and b"upgrade" in hop_by_hop and header_value(fields, b"sec-websocket-key")):
+        names = {name for name, _ in fields} - dropped
+        is_asked = any(b"upgrade" in _tokens(value) for name, value in fields if name == b"connection")
+        if not (bodiless and is_asked and b"sec-websocket-key" in names):
             raise ValueError("no WebSocket's request")
         headers[0] = (b":method", b"CONNECT")
-        headers.append((b":protocol", websocket.NAME))
+        headers.insert(1, (b":protocol", websocket.NAME))
         bodiless = False  # the tunnel's bytes follow
-    if authority:
-        headers.append((b":authority", authority))
-    headers += [item for item in fields if item[0] not in hop_by_hop]
+        dropped.add(b"content-length")
+    headers += [item for item in fields if item[0] not in dropped]
     if any(b"trailers" in _tokens(value) for name, value in fields if name == b"te"):
         headers.append((b"te", b"trailers"))
-    return headers, bodiless
+    block = examine(headers)
+    if block.shape is not Shape.REQUEST:
+        raise ValueError(block.fault)
+    return block.fields, bodiless
 
 
-def _target(target: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """Authority and path of a request's target (RFC 9112 section 3.2)."""
+def _target(method: bytes, target: bytes, host: bytes) -> list[Field]:
+    """What a request's target says beside the `host` field (RFC 9112 section 3.2)."""
+    if method == b"CONNECT":
+        return [(b":authority", target), (b"host", host)]
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):
-        return host, target
-    authority, slash, path = rest.partition(b"/")
-    if host and host != authority:
-        raise ValueError("two hosts")
-    return authority, slash + path or b"/"
+        return [(b":scheme", b"https"), (b":path", target), (b":authority", host)]
+    authority = _END_OF_AUTHORITY.split(rest, maxsplit=1)[0]
+    path = rest[len(authority) :]
+    path = path if path.startswith(b"/") else b"/" + path
+    own = [(b"host", host)] if host else []  # which has to be the same
+    return [(b":scheme", b"https"), (b":path", path), (b":authority", authority), *own]
 
 
 def _tokens(value: bytes) -> list[bytes]:

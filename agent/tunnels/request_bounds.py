@@ -18,6 +18,7 @@ from agent.proxy.request_record import RequestRecord, refused_record
 from agent.tunnels.app_proxy import AppProxy
 from shared.errors import HboneError, LimitError
 from shared.net.http2.answers import answer
+from shared.net.legs.stream import header_value
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.repeated_log import RepeatedLog
@@ -89,6 +90,11 @@ class BoundedRequests:
         if not self._speaks_http:
             text = "no tunnel, and the app speaks no HTTP (HBONE_APP_PROTOCOL=tcp)"
             answer(stream, HTTPStatus.NOT_FOUND, text)
+            return
+        is_connect = header_value(stream.headers, b":method") == b"CONNECT"
+        if is_connect and not header_value(stream.headers, b":protocol"):
+            # An app that knows CONNECT would take the client's bytes for what they are; others for a fault.
+            answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
             return
         refusal = self._refusal()
         if refusal is None and self.open_requests >= self.most_requests:

@@ -12,7 +12,7 @@ FIRST_WINDOW = 65535
 """Both windows before any SETTINGS or WINDOW_UPDATE (RFC 9113 section 6.9.2)."""
 
 UNLIMITED = 1 << 31
-"""Streams, where the peer has named no limit: more than there are."""
+"""Streams, or bytes of a header list, where the peer has named no limit: more than there are."""
 
 _SETTING = struct.Struct(">HI")
 _FRAME_BYTES = range(1 << 14, 1 << 24)
@@ -21,10 +21,18 @@ _FRAME_BYTES = range(1 << 14, 1 << 24)
 class PeerSettings:
     """What the peer has said, and what holds until it has."""
 
-    __slots__ = ("extended_connect", "header_table_bytes", "initial_window_bytes", "max_streams", "seen")
+    __slots__ = (
+        "extended_connect",
+        "header_list_bytes",
+        "header_table_bytes",
+        "initial_window_bytes",
+        "max_streams",
+        "seen",
+    )
 
     def __init__(self) -> None:
         self.header_table_bytes = 4096
+        self.header_list_bytes = UNLIMITED
         self.initial_window_bytes = FIRST_WINDOW
         self.max_streams = UNLIMITED
         self.extended_connect = False
@@ -47,6 +55,8 @@ class PeerSettings:
                 self.max_streams = value
             elif code == frames.SETTING_HEADER_TABLE_SIZE:
                 self.header_table_bytes = value
+            elif code == frames.SETTING_MAX_HEADER_LIST_SIZE:
+                self.header_list_bytes = value
             elif code == frames.SETTING_ENABLE_CONNECT_PROTOCOL:
                 self.extended_connect = bool(value)
         return names_window

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
+import hpack
 import pytest
 import websockets.asyncio.client
 import websockets.asyncio.server
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from hyperframe.frame import Frame, HeadersFrame
 
 from agent.config.settings import AppProtocol, Settings
 from agent.mtls.client_certificate import forwarded
@@ -41,6 +43,7 @@ from shared.net.tls import certificate_folder
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.spiffe import SpiffeId
 from tests.agent.mtls.test_envoy import MOVED, NAMES, POLICIES, lets_in
+from tests.support.attack_frames import PREFACE, settings
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 from tests.support.world import find_envoy, find_program
 
@@ -334,6 +337,32 @@ async def test_a_websocket(kind: Kind, tmp_path: Path) -> None:
             await client.send("hello")
             async with asyncio.timeout(PATIENCE_S):
                 assert await client.recv() == "hello"
+
+
+async def test_nobody_gets_a_tunnel_by_connect(inbound: End) -> None:
+    """An app that knows CONNECT would take what follows for anything, a forged header included."""
+    reader, writer = await asyncio.open_connection(*_host_port(inbound), ssl=inbound.context())
+    writer.write(b"CONNECT db:80 HTTP/1.1\r\nHost: db:80\r\n\r\n")
+    refusal = "404" if inbound.kind == "envoy" else "405"
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await reader.readline()).split()[1] == refusal.encode()
+    writer.close()
+    reader, writer = await asyncio.open_connection(*_host_port(inbound), ssl=inbound.context(alpn=["h2"]))
+    block = hpack.Encoder().encode([(":method", "CONNECT"), (":authority", "db:80")])
+    writer.write(PREFACE + settings({}) + HeadersFrame(1, block, flags=["END_HEADERS"]).serialize())
+    async with asyncio.timeout(PATIENCE_S):
+        assert await _status(reader) == refusal
+    writer.close()
+
+
+async def _status(reader: asyncio.StreamReader) -> str:
+    """Of the first answer on an HTTP/2 connection."""
+    while True:
+        frame, length = Frame.parse_frame_header(memoryview(await reader.readexactly(9)))
+        body = await reader.readexactly(length)
+        if isinstance(frame, HeadersFrame):
+            frame.parse_body(memoryview(body))
+            return dict(hpack.Decoder().decode(frame.data, raw=True))[b":status"].decode()
 
 
 # Bodies, and clients that leave.

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from OpenSSL import SSL
 
 from agent.mtls.inbound import Inbound, InboundSettings
+from agent.proxy.downstream import Downstream
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority, KeyPair
 from shared.credentials.certificates.certificate_keeper import CertificateKeeper, KeeperSettings
@@ -36,6 +37,7 @@ from shared.errors import (
     TlsFailureError,
     UnavailableError,
 )
+from shared.net.http2.answers import answer
 from shared.net.legs.tcp_end import reset
 from shared.net.tls.certificate_folder import BUNDLES_FILE, CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.net.tls.root_files import RootSources
@@ -131,6 +133,7 @@ class House:
         self._clients: list[TlsClient] = []
         self.inbound: Inbound | None = None
         self.refusal: LimitError | None = None
+        self.requests: asyncio.Queue[Downstream] = asyncio.Queue()
 
     async def start(self, **changes: object) -> Inbound:
         """Starts the mTLS end; `changes` to its settings."""
@@ -139,6 +142,7 @@ class House:
             self.policy,
             self._records.put_nowait,
             lambda: self.refusal,
+            lambda request, caller: self.requests.put_nowait(request),
         )
         await self.inbound.start()
         return self.inbound
@@ -181,6 +185,11 @@ class House:
     async def record(self) -> TunnelRecord:
         async with asyncio.timeout(PATIENCE_S):
             return await self._records.get()
+
+    async def request(self) -> Downstream:
+        """The next that a client has made, where the mTLS end serves HTTP."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.requests.get()
 
     async def close(self) -> None:
         for client in self._clients:
@@ -675,6 +684,31 @@ async def test_a_peer_that_is_revoked_later_is_reset(house: House) -> None:
     assert "is revoked" in str(record.error)
     await echoed(staying, b"again")
     assert inbound.connections == 1
+
+
+async def test_so_is_its_request(house: House) -> None:
+    crl = house.folder / "crl.pem"
+    put(crl, revocation_list(house.authority))
+    await house.start(crl=crl, lists_every_s=0.02, protocol="http1")
+    client = await house.client()
+    client.send(b"GET /events HTTP/1.1\r\nHost: hello\r\n\r\n")
+    gone: asyncio.Queue[StreamResetError] = asyncio.Queue()
+    request = await house.request()
+    request.on_gone = gone.put_nowait
+    put(crl, revocation_list(house.authority, serial(house.friend)))
+    async with asyncio.timeout(PATIENCE_S):
+        await gone.get()
+    assert request.over
+
+
+async def test_who_comes_in_a_drain_is_told(house: House) -> None:
+    """It may have been in its handshake when the drain began."""
+    inbound = await house.start(protocol="http1")
+    inbound.drain()
+    client = await house.client()
+    client.send(b"GET / HTTP/1.1\r\nHost: hello\r\n\r\n")
+    answer(await house.request(), 200, "hi")
+    assert b"connection: close\r\n" in (await client.receive()).lower()
 
 
 async def test_a_revocation_list_that_is_none_stops_the_start(house: House) -> None:

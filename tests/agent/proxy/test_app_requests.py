@@ -12,6 +12,7 @@ from tests.support.krun_port import KrunPort
 from tests.support.tcp_peer import TcpPeer, TcpServer
 
 SETTINGS = bytes.fromhex("000000 04 00 00000000")
+SETTINGS_WITH_FEW_HEADERS = bytes.fromhex("000006 04 00 00000000 0006 00000100")
 SETTINGS_WITH_CONNECT = bytes.fromhex("000006 04 00 00000000 0008 00000001")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -55,6 +56,18 @@ async def test_to_an_http_2_app_that_does_not(peer: Http2Peer, app: TcpServer) -
 async def test_another_protocol_to_one_that_does_not(peer: Http2Peer, app: TcpServer) -> None:
     stream = await websocket(peer, app, SETTINGS, protocol=b"connect-udp")
     assert await stream.status() == 501
+
+
+async def test_more_headers_than_the_app_accepts(peer: Http2Peer, app: TcpServer) -> None:
+    """Hypercorn and Netty end the connection for it, which is that of all clients."""
+    stream = peer.request(b"GET", b"/", [(b"x-long", b"a" * 200)], end=True)
+    there = await app.accept()
+    await there.send(SETTINGS_WITH_FEW_HEADERS)
+    there.end()
+    assert await stream.status() == 431
+    assert (await stream.rest()).endswith(b"the app accepts 256\n")
+    peer.request(b"GET", b"/", end=True)
+    assert await first_bytes(await app.accept()) == PREFACE
 
 
 async def test_what_a_client_has_yet_to_read_counts(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:

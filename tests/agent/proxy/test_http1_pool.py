@@ -71,6 +71,20 @@ async def test_none_is_kept_for_long(
     await asked_at_once(peer, app, 1)
 
 
+async def test_one_with_an_answer_to_head_is_not_kept(
+    krun: KrunPort, peer: Http2Peer, app: TcpServer
+) -> None:
+    """Some apps send a body after it. It would be the answer to somebody else's request."""
+    stream = peer.request(b"HEAD", b"/", end=True)
+    first = await app.accept()
+    await first.read_until(b"\r\n\r\n")
+    await first.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+    assert await stream.status() == 200
+    assert await stream.rest() == b""
+    assert kept(krun) == (0, 0)
+    await asked_at_once(peer, app, 1)
+
+
 async def test_one_that_the_app_closes_is_forgotten(krun: KrunPort, peer: Http2Peer, app: TcpServer) -> None:
     first, second = await asked_at_once(peer, app, 2)
     first.end()

@@ -52,6 +52,7 @@ class FakeLeg:
 
     def abort(self) -> None:
         self.end = "aborted"
+        self.over.set()
 
 
 @dataclass
@@ -112,7 +113,8 @@ class Story:
 
 
 @pytest.fixture
-async def story() -> Story:
+async def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    monkeypatch.setattr(http1_server, "FAIR_S", 60.0)  # the machine may be busy
     return Story()
 
 
@@ -161,6 +163,8 @@ async def test_an_absolute_target_names_the_host(story: Story) -> None:
     request = story.says(b"GET http://hello/a HTTP/1.1\r\nHost: hello\r\n\r\n")
     assert header_value(request.headers, b":authority") == b"hello"
     assert header_value(request.headers, b":path") == b"/a"
+    request = Story().says(b"GET https://HELLO:443?a=b HTTP/1.1\r\nHost: hello\r\n\r\n")
+    assert header_value(request.headers, b":path") == b"/?a=b"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +178,16 @@ async def test_an_absolute_target_names_the_host(story: Story) -> None:
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nX : 1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost:\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: me@hello\r\n\r\n",
+        b"GET admin HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET ftp://hello/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http:///a HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\n",
+        b"CONNECT / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, Sec-WebSocket-Key\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: a2V5\r\n\r\n",
         b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03\r\n\r\n",
     ],
 )
@@ -186,10 +200,10 @@ async def test_what_can_be_understood_in_two_ways_is_refused(story: Story, head:
     assert story.leg.end == "closed"
 
 
-async def test_connect_is_none_of_ours(story: Story) -> None:
-    story.server.received(story.leg, b"CONNECT db:5432 HTTP/1.1\r\nHost: db:5432\r\n\r\n")
-    assert story.requests == []
-    assert story.leg.sent.startswith(b"HTTP/1.1 405 ")
+async def test_connect_names_no_path(story: Story) -> None:
+    request = story.says(b"CONNECT db:5432 HTTP/1.1\r\nHost: db:5432\r\n\r\n")
+    names = [name for name, _ in request.headers]
+    assert names == [b":method", b":authority", b"host"]
 
 
 async def test_a_head_has_its_time(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +216,13 @@ async def test_a_head_has_its_time(story: Story, monkeypatch: pytest.MonkeyPatch
 async def test_and_its_size(story: Story) -> None:
     story.server.received(story.leg, b"GET / HTTP/1.1\r\nX: " + bytes(b"a" * LONG))
     assert story.leg.sent.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_which_is_http2_s(story: Story) -> None:
+    """As many fields as an HTTP/1.1 head has room for would end an app's HTTP/2 connection."""
+    story.server.received(story.leg, b"GET / HTTP/1.1\r\nHost: a\r\n" + 5000 * b"a:b\r\n" + b"\r\n")
+    assert story.leg.sent.startswith(b"HTTP/1.1 431 ")
+    assert story.requests == []
 
 
 # Answers.
@@ -227,7 +248,7 @@ async def test_one_without_is_in_chunks_and_may_have_trailers(story: Story) -> N
 
 
 async def test_one_to_http10_ends_with_the_connection(story: Story) -> None:
-    answer(story.says(b"GET / HTTP/1.0\r\n\r\n"), length=False)
+    answer(story.says(b"GET / HTTP/1.0\r\nHost: hello\r\n\r\n"), length=False)
     assert story.leg.sent.endswith(b"\r\n\r\nhi")
     assert story.leg.end == "closed"
 
@@ -235,6 +256,16 @@ async def test_one_to_http10_ends_with_the_connection(story: Story) -> None:
 async def test_an_answer_to_head_has_no_body(story: Story) -> None:
     request = story.asks(method="HEAD")
     request.respond([(b":status", b"200"), (b"content-length", b"5")], end_stream=True)
+    request.close()
+    assert [type(event) for event in story.hears()] == [h11.Response, h11.EndOfMessage]
+    assert not story.leg.end
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", b"200"), ("GET", b"204"), ("GET", b"304")])
+async def test_nor_trailers(story: Story, method: str, status: bytes) -> None:
+    request = story.asks(method=method)
+    request.respond([(b":status", status)])
+    request.end_with_trailers([(b"x-end", b"1")])
     request.close()
     assert [type(event) for event in story.hears()] == [h11.Response, h11.EndOfMessage]
     assert not story.leg.end
@@ -319,6 +350,15 @@ async def test_without_one_the_connection_is_closed_soon(
     assert story.leg.end == "closed"
 
 
+async def test_what_follows_the_last_request_is_nothing_to_us(story: Story) -> None:
+    """Some clients end a body with a line end of their own."""
+    post = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 5\r\n\r\n12345\r\n"
+    answer(story.says(post + GET))
+    assert story.leg.sent.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert story.leg.end == "closed"
+    assert len(story.requests) == 1
+
+
 # Flow.
 
 
@@ -345,6 +385,121 @@ async def test_a_client_that_does_not_read_stops_the_app(story: Story) -> None:
     assert not body.is_full
 
 
+async def test_whoever_joins_later_is_told(story: Story) -> None:
+    request, body = story.says(GET), Body()
+    story.server.full(story.leg)
+    request.join(body)
+    assert body.is_full
+
+
+async def test_nor_are_more_requests_of_it_read(story: Story) -> None:
+    first = story.says(GET + GET)
+    story.server.full(story.leg)
+    answer(first)
+    await turn()
+    assert story.requests == [first]
+    assert not story.leg.reads
+    story.server.drained(story.leg)
+    assert len(story.requests) == 2
+    assert story.leg.reads
+
+
+async def test_nor_are_many_of_them_in_one_turn(story: Story) -> None:
+    """They are answered at once here, as with 503: others would have to wait for all of them."""
+    answered: list[Http1Request] = []
+
+    def serve(request: Http1Request) -> None:
+        answered.append(request)
+        answer(request)
+
+    server = Http1Server(story.leg, serve)
+    server.received(story.leg, GET * 3)
+    for count in (1, 2, 3):
+        assert len(answered) == count
+        assert not story.leg.reads
+        await asyncio.sleep(0)
+    assert story.leg.reads
+
+
+async def test_small_chunks_go_on_as_one(story: Story) -> None:
+    pieces: list[bytes] = []
+    body = Body()
+    body.received = lambda leg, data: pieces.append(bytes(data))  # type: ignore[method-assign]
+    story.says(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").join(body)
+    story.says(b"1\r\na\r\n" * 3)
+    assert pieces == [b"aaa"]
+
+
+async def test_work_on_a_read_is_cut_where_it_takes_long(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, body = story.says(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"), Body()
+    request.join(body)
+    monkeypatch.setattr(http1_server, "FAIR_S", 0.0)
+    story.says(b"1\r\na\r\n" * 3)
+    assert body.data == b"a"
+    assert not story.leg.reads
+    monkeypatch.setattr(http1_server, "FAIR_S", 60.0)
+    await turn()
+    assert body.data == b"aaa"
+    assert story.leg.reads
+
+
+async def test_one_that_never_reads_is_reset(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1_server, "LAST_BYTES_TIMEOUT_S", 0.01)
+    first = story.says(GET)
+    story.server.full(story.leg)
+    story.leg.buffered_bytes = LONG
+    answer(first)
+    await story.leg.over.wait()
+    assert story.leg.end == "aborted"
+
+
+async def test_a_drain_does_not_wait_for_one_that_does_not_read(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1_server, "DRAIN_IDLE_S", 0.0)
+    first = story.says(GET)
+    story.server.full(story.leg)
+    answer(first)
+    story.server.drain()
+    await story.leg.over.wait()
+    assert story.leg.end == "closed"
+
+
+async def test_what_waits_is_counted_for_one_request(story: Story) -> None:
+    """Else many answers in one connection would look like far too much, and others be refused for it."""
+    first = story.says(GET + GET)
+    story.leg.buffered_bytes = 1000
+    answer(first)
+    assert first.unsent_bytes == 1000
+    await turn()
+    assert [request.buffered_bytes for request in story.requests] == [0, 1000]
+
+
+async def test_a_connection_that_waits_keeps_no_request(story: Story) -> None:
+    answer(story.says(GET))
+    assert story.server.newest is None
+
+
+async def test_what_has_come_of_the_next_request_is_counted(story: Story) -> None:
+    story.server.received(story.leg, GET[:10])
+    story.server.received(story.leg, GET[10:20])
+    assert story.server.kept_bytes == 20
+    story.says(GET[20:] + GET)
+    assert story.server.kept_bytes == len(GET)
+
+
+async def test_the_end_of_an_answer_that_is_over_is_not_the_next_one_s(story: Story) -> None:
+    first = story.says(GET + GET)
+    answer(first)
+    await turn()
+    first.reset(CANCEL)
+    assert not story.leg.end
+    story.requests[1].reset(CANCEL)
+    assert story.leg.end == "aborted"
+
+
 @pytest.mark.parametrize("joined", [True, False])
 async def test_a_client_that_leaves(story: Story, joined: bool) -> None:
     request, body, gone = story.says(GET), Body(), list[StreamResetError]()
@@ -357,6 +512,15 @@ async def test_a_client_that_leaves(story: Story, joined: bool) -> None:
     assert body.end == (text if joined else "")
     assert [str(error) for error in gone] == ([] if joined else [text])
     assert request.over
+
+
+async def test_one_whom_we_have_ended(story: Story) -> None:
+    """As for a certificate that is revoked: its request is over, and so is what the app does for it."""
+    request, body = story.says(GET), Body()
+    request.join(body)
+    story.server.lost()
+    await turn()
+    assert (body.end, request.over) == ("connection lost", True)
 
 
 # WebSockets.
@@ -386,6 +550,11 @@ async def test_a_websocket_is_an_extended_connect(story: Story) -> None:
     assert body.end == "ended"
     request.close()
     assert story.leg.end == "closed"
+
+
+async def test_its_length_is_no_length_of_the_tunnel(story: Story) -> None:
+    request = story.says(UPGRADE.replace(b"\r\n\r\n", b"\r\nContent-Length: 0\r\n\r\n"))
+    assert not header_value(request.headers, b"content-length")
 
 
 async def test_what_comes_behind_one_that_is_denied_is_a_request(story: Story) -> None:

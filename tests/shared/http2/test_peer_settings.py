@@ -7,7 +7,7 @@ from hyperframe.frame import SettingsFrame
 
 from shared.http2 import frames
 from shared.http2.frame_rules import SessionError
-from shared.http2.peer_settings import PeerSettings
+from shared.http2.peer_settings import UNLIMITED, PeerSettings
 from tests.shared.http2.dialogue import Dialogue, settings
 
 
@@ -30,6 +30,11 @@ def test_what_is_kept() -> None:
     kept, names_window = taken((3, 7), (1, 100), (4, 2**31 - 1), (0xFF, 1))
     assert (kept.max_streams, kept.header_table_bytes, kept.initial_window_bytes) == (7, 100, 2**31 - 1)
     assert names_window
+
+
+def test_the_size_of_a_header_list() -> None:
+    assert taken((6, 8192))[0].header_list_bytes == 8192
+    assert taken((1, 0))[0].header_list_bytes == UNLIMITED
 
 
 def test_extended_connect() -> None:
