@@ -1,4 +1,4 @@
-"""A client's connection that speaks HTTP/1.1, behind an mTLS end: its requests, one after the other.
+"""A client's connection that speaks HTTP/1.1: its requests, one after the other.
 
 h11 reads and writes the messages. Here they become requests with HTTP/2's headers, as all others are.
 
@@ -9,15 +9,16 @@ The rules:
    beside chunks, a target that names another host than the field does (RFC 9112 sections 3.2 and 6.1). So is
    one that HTTP/2 could not say, such as one without a host: some apps that speak HTTP/2 would end the
    connection for it on which the requests of all clients are.
-3. An answer that is cut off ends the connection without close_notify, and without its last chunk.
-4. A client that ends its side before its answer has come has left (Envoy reads it so, too). Else a client
-   that had waited for an event of the app's would have a request open for ever.
+3. An answer that is cut off ends the connection without its last chunk, by RST, or without close_notify.
+4. A client that ends its side before its answer has come has left (Envoy reads it so, too), unless
+   `serves_ended` is set. Else the request of a client that had waited for an event would stay open for ever.
 5. A WebSocket that is asked for by Upgrade is an extended CONNECT to us. What its client sends before the
    answer waits. Once the app has agreed, the connection is a tunnel.
 6. The head of a request has to be whole `HEAD_TIMEOUT_S` after its first byte.
 7. Many requests in one read, or many small chunks, are not dealt with in one turn of the event loop: others
    would have to wait.
-8. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
+8. A CONNECT that `connect` knows is answered with 200, and somebody else has the connection.
+9. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
    takes nothing of it for `LAST_BYTES_TIMEOUT_S` is reset.
 """
 
@@ -82,14 +83,18 @@ class Http1Server:
 
     __slots__ = (
         "_chunked",
+        "_connect",
         "_current",
         "_full",
+        "_gone",
         "_h11",
+        "_idle_timeout_s",
         "_kept_bytes",
         "_last",
         "_leg",
         "_paused",
         "_serve",
+        "_serves_ended",
         "_state",
         "_timer",
         "_unasked",
@@ -97,9 +102,26 @@ class Http1Server:
         "newest",
     )
 
-    def __init__(self, leg: Leg, serve: Callable[[Http1Request], None]) -> None:
+    def __init__(
+        self,
+        leg: Leg,
+        serve: Callable[[Http1Request], None],
+        *,
+        serves_ended: bool = False,
+        idle_timeout_s: float = 0,
+        connect: Callable[[bytes], Callable[[bytes], None] | None] = lambda target: None,
+        gone: Callable[[Http1Server], None] = lambda server: None,
+    ) -> None:
+        """`serves_ended`: a client that has ended its side still gets its answer. A connection without a
+        request is closed after `idle_timeout_s` seconds; 0: never. `connect(target)` says who takes the leg
+        over, with the first bytes behind a CONNECT to `target`; None: `serve` gets it. `gone(self)` is called
+        once, when there is nothing more to come."""
         self._leg = leg
         self._serve = serve
+        self._serves_ended = serves_ended
+        self._idle_timeout_s = idle_timeout_s
+        self._connect = connect
+        self._gone = gone
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._state = _State.HTTP
         self._current: Http1Request | None = None
@@ -113,6 +135,7 @@ class Http1Server:
         self._paused = False
         self._yields = False  # what has come waits for the next turn of the event loop
         self._timer: asyncio.TimerHandle | None = None
+        self._watch_idle()
 
     @property
     def unsent_bytes(self) -> int:
@@ -142,21 +165,24 @@ class Http1Server:
     def close(self) -> None:
         """Ends the connection in order; an answer is cut off."""
         if self._state is not _State.OVER:
-            self._state = _State.OVER
-            self._stop_timer()
+            self._end()
             self._leg.close()
 
     def abort(self) -> None:
         """Ends the connection in disorder."""
-        self._state = _State.OVER
-        self._stop_timer()
+        self._end()
         self._leg.abort()
 
     def lost(self) -> None:
         """The connection is gone. May be called though that was known."""
-        self._state = _State.OVER
-        self._stop_timer()
+        self._end()
         self._break_request("connection lost")
+
+    def _end(self) -> None:
+        self._stop_timer()
+        if self._state is not _State.OVER:
+            self._state = _State.OVER
+            self._gone(self)
 
     def _break_request(self, text: str) -> None:
         """The connection is over, and so is the request that is under way: not from within a call of its
@@ -177,14 +203,17 @@ class Http1Server:
 
     def ended(self, leg: Leg) -> None:
         if self._state is _State.HTTP:
+            is_whole = self._current is not None and self._h11.their_state is not h11.SEND_BODY
+            if self._serves_ended and is_whole:
+                self._last = True
+                return
             self.close()
             self._break_request("it closed the connection before its answer was complete")
         elif self._state is _State.TUNNEL and self._current is not None:
             self._current.push_end()
 
     def failed(self, leg: Leg, error: HboneError) -> None:
-        self._state = _State.OVER
-        self._stop_timer()
+        self._end()
         self._break_request(str(error))
 
     def full(self, leg: Leg) -> None:
@@ -241,6 +270,9 @@ class Http1Server:
     def _begin(self, event: h11.Request) -> None:
         self._stop_timer()
         self._kept_bytes = 0
+        if event.method == b"CONNECT" and (successor := self._connect(event.target)) is not None:
+            self._hand_over(successor)
+            return
         try:
             headers, bodiless = _headers(event)
         except ValueError:
@@ -252,11 +284,21 @@ class Http1Server:
         self._current = self.newest = request = Http1Request(self, headers, bodiless=bodiless)
         self._serve(request)
 
+    def _hand_over(self, successor: Callable[[bytes], None]) -> None:
+        self._h11.next_event()  # the end of its request
+        self._send(h11.Response, status_code=HTTPStatus.OK, headers=[], reason=HTTPStatus.OK.phrase)
+        early = self._h11.trailing_data[0]
+        self._end()
+        successor(early)
+
     def _refuse(self, status: int) -> None:
         """What has come is no request."""
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self._last = True
-            self.respond(status, [(b"content-length", b"0")])
+            text = f"krun: {_PHRASES.get(status, 'the request is malformed')}\n".encode()
+            length = (b"content-length", b"%d" % len(text))
+            self.respond(status, [(b"content-type", b"text/plain; charset=utf-8"), length])
+            self._send(h11.Data, data=text)
             self._send(h11.EndOfMessage)
             self.close()
         else:
@@ -289,6 +331,11 @@ class Http1Server:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(HEAD_TIMEOUT_S, self._refuse, HTTPStatus.REQUEST_TIMEOUT)
 
+    def _watch_idle(self) -> None:
+        """Sets a time for the next request to come in whole."""
+        if self._idle_timeout_s:
+            self._timer = asyncio.get_running_loop().call_later(self._idle_timeout_s, self.close)
+
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -299,7 +346,8 @@ class Http1Server:
     def inform(self, status: int, fields: list[Field]) -> None:
         """Sends an interim answer, which HTTP/1.0 does not have."""
         if self._h11.our_state is h11.SEND_RESPONSE and self._h11.their_http_version != b"1.0":
-            self._send(h11.InformationalResponse, status_code=status, headers=fields)
+            phrase = _PHRASES.get(status, "")
+            self._send(h11.InformationalResponse, status_code=status, headers=fields, reason=phrase)
 
     def respond(self, status: int, fields: list[Field]) -> None:
         """Sends the head of the answer."""
@@ -372,6 +420,8 @@ class Http1Server:
         self._h11.start_next_cycle()
         if self._full:
             self._watch_reader()
+        else:
+            self._watch_idle()
         self._yield()  # a client may have sent many requests at once
 
     def _yield(self) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from agent.config.settings import Settings
-from agent.services.http1_client import Http1Client
+from agent.proxy.http1_server import Http1Server
 from agent.services.service_names import ServiceName, project_number_of, region_of
 from agent.services.service_requests import ServiceRequests, is_service
 from shared.address import Address
@@ -23,6 +24,7 @@ from shared.listen import bound_address, listen
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.legs.tcp import Surplus, TcpLeg
+from shared.net.legs.tcp_end import FIN_ON_CLOSE, set_end
 from shared.ops.repeated_log import RepeatedLog
 from shared.tasks import spawn
 
@@ -32,6 +34,9 @@ LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
 """An app may carry all that it does on one connection, and give up many requests of it."""
 
 PREFACE_WORD = b"PRI"
+
+IDLE_S = 60.0
+"""How long a connection that speaks HTTP/1.1 may be without a request: as long as with runsd."""
 
 CLOSE_S = 1.0
 """For the last bytes to services."""
@@ -58,7 +63,7 @@ class ServiceProxy:
             most=settings.max_requests,
             refusal=refusal,
         )
-        self._connections: set[Connection | Http1Client | _Arriving] = set()
+        self._connections: set[Connection | Http1Server | _Arriving] = set()
         self._server: asyncio.Server | None = None
         self._warnings = RepeatedLog(log)
 
@@ -93,47 +98,43 @@ class ServiceProxy:
         self._connections.discard(arriving)
         if transport is None:
             return
-        protocol: Connection | TcpLeg
         if early.startswith(PREFACE_WORD):
-            protocol = Connection(
+            connection = Connection(
                 client=False,
                 limits=LIMITS,
                 on_request=self.requests.serve,
                 on_lost=self._connections.discard,
                 idle_timeout_s=self._idle_timeout_s,
             )
-            self._connections.add(protocol)
-        else:
-            protocol = TcpLeg()
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if isinstance(protocol, TcpLeg):
-            client = Http1Client(
-                protocol,
-                request=self.requests.serve,
-                gone=self._connections.discard,
-                is_service=is_service,
-                renewed=self._renewed,
-            )
-            self._connections.add(client)
-        _feed(protocol, transport, early)
+            self._connections.add(connection)
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            connection.feed(early)
+            return
+        leg = TcpLeg()
+        server = Http1Server(
+            leg,
+            self.requests.serve,
+            serves_ended=True,
+            idle_timeout_s=IDLE_S,
+            connect=lambda target: partial(self._renewed, leg) if is_service(target) else None,
+            gone=self._connections.discard,
+        )
+        self._connections.add(server)
+        transport.set_protocol(leg)
+        leg.connection_made(transport)
+        leg.join(server)
+        server.received(leg, early)
 
-    def _renewed(self, transport: asyncio.Transport, early: bytes) -> None:
-        """A connection begins anew, after a CONNECT."""
+    def _renewed(self, leg: TcpLeg, early: bytes) -> None:
+        """A connection begins anew after a CONNECT: so gRPC's C core asks a proxy, and goes on in HTTP/2."""
+        transport = leg.release()
+        set_end(transport, FIN_ON_CLOSE)
         arriving = _Arriving(self)
         self._connections.add(arriving)
         transport.set_protocol(arriving)
         arriving.connection_made(transport)
-        _feed(arriving, transport, early)
-
-
-def _feed(protocol: Connection | TcpLeg | _Arriving, transport: asyncio.Transport, data: bytes) -> None:
-    """Gives a protocol what was read before it was there."""
-    while data and not transport.is_closing():
-        buffer = protocol.get_buffer(-1)
-        part, data = data[: len(buffer)], data[len(buffer) :]
-        buffer[: len(part)] = part
-        protocol.buffer_updated(len(part))
+        arriving.feed(early)
 
 
 class _Arriving(asyncio.BufferedProtocol):
@@ -158,7 +159,11 @@ class _Arriving(asyncio.BufferedProtocol):
         return READ_BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._early += bytes(READ_BUFFER[:nbytes])
+        self.feed(bytes(READ_BUFFER[:nbytes]))
+
+    def feed(self, data: bytes) -> None:
+        """Takes what has come."""
+        self._early += data
         if len(self._early) >= len(PREFACE_WORD):
             self._over(self._transport)
 

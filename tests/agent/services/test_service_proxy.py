@@ -201,7 +201,7 @@ async def test_a_chunked_body_trailers_and_an_interim_answer() -> None:
         await there.send(b"de")
         there.end([(b"x-end", b"8")])
         told = await client.read_until(b"x-end: 8\r\n\r\n")
-        assert told.startswith(b"HTTP/1.1 103 \r\nlink: x\r\n\r\nHTTP/1.1 200 \r\n")
+        assert told.startswith(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 200 OK\r\n")
         assert told.endswith(b"\r\n\r\n2\r\nde\r\n0\r\nx-end: 8\r\n\r\n")
 
 
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_takes_its_request_along() -> None:
 async def test_what_is_malformed() -> None:
     async with world() as it, TcpPeer.connected(it.port) as client:
         await client.send(b"GET http://hello/ HTTP/1.1\r\nno colon\r\n\r\n")
-        assert (await client.read_until(b"malformed\n")).startswith(b"HTTP/1.1 400 ")
+        assert (await client.read_until(b"Bad Request\n")).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_what_a_service_has_refused_is_sent_once_more() -> None:
@@ -300,7 +300,7 @@ async def test_a_client_that_does_not_read_stops_the_service() -> None:
 
 
 async def test_connections_without_a_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.services.http1_client.IDLE_S", 0.05)
+    monkeypatch.setattr("agent.services.service_proxy.IDLE_S", 0.05)
     async with world() as it, TcpPeer.connected(it.port) as client:
         await client.send(b"GET http")
         assert await client.rest() == b""
