@@ -1,4 +1,7 @@
-"""`make mesh`, or `python -m tests.mesh.run [PYTEST ARGUMENTS]`: tests/mesh, in a mesh of its own.
+"""`make mesh`, or `python -m tests.mesh.run [PYTEST ARGUMENTS]`: tests/mesh, in a mesh of their own.
+
+Without arguments there are two meshes, each with one half of the files: most of the time is pilot-agent's,
+which looks every two seconds whether Envoy is ready.
 
 Takes root, network namespaces, Go 1.26 and etcd (Debian: etcd-server). Cold it takes twenty minutes, most of
 them Go's; warm three. The exit code is pytest's, or 69 where it cannot run, with the reason.
@@ -12,9 +15,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared.errors import EXIT_UNAVAILABLE
 from tests.kube.build import unavailable
 from tests.mesh import build, places
 from tests.mesh.places import BRIDGE, PLACES, namespace
@@ -34,7 +38,27 @@ def main() -> int:
         unavailable("make mesh makes network namespaces, which takes root")
     if shutil.which("etcd") is None:
         unavailable("no etcd on PATH (Debian: etcd-server)")
-    return in_the_mesh("pytest", *(sys.argv[1:] or ["tests/mesh"]))
+    if len(sys.argv) > 1:
+        return in_the_mesh("pytest", *sys.argv[1:])
+    build.built()
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    return _both_halves([str(file.relative_to(ROOT)) for file in files])
+
+
+def _both_halves(files: Sequence[str]) -> int:
+    """Runs both at once, and prints what the second one has said when both have ended. A failure of either
+    counts before the 69 of the other."""
+    first, second = ([sys.executable, "-m", "tests.mesh.run", *half] for half in (files[::2], files[1::2]))
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(first, cwd=ROOT) as one,
+        subprocess.Popen(second, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT) as other,
+    ):
+        _pass_signals_to(one, other)
+        codes = one.wait(), other.wait()
+        said.seek(0)
+        shutil.copyfileobj(said, sys.stdout.buffer)
+        return next((code for code in codes if code not in (0, EXIT_UNAVAILABLE)), max(codes))
 
 
 def in_the_mesh(module: str, *arguments: str) -> int:
@@ -61,10 +85,18 @@ def in_the_mesh(module: str, *arguments: str) -> int:
 
 def _run(command: list[str], environ: Mapping[str, str]) -> int:
     with subprocess.Popen(command, cwd=ROOT, env=environ) as running:
-        signal.signal(signal.SIGINT, lambda *_: None)  # a terminal's is for both
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: running.send_signal(number))
+        _pass_signals_to(running)
         return running.wait()
+
+
+def _pass_signals_to(*running: subprocess.Popen[bytes]) -> None:
+    def passed(number: int, _: object) -> None:
+        for process in running:
+            process.send_signal(number)
+
+    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal's is for all
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, passed)
 
 
 if __name__ == "__main__":
