@@ -101,6 +101,15 @@ class MtlsEnd:
             certificates_found=certificates_found,
             pilot_found=pilot_agent is not None,
         )
+        if kind == "none" and settings.policy == "apply":
+            raise UnavailableError(
+                "HBONE_POLICY=apply: krun has no mTLS end that could apply policies: "
+                + (
+                    "set HBONE_INBOUND=builtin"
+                    if settings.inbound == "none"
+                    else f"no certificates in {settings.certificates}: set HBONE_CERTS"
+                )
+            )
         self._kind = kind
         if kind in ("envoy", "builtin"):
             from agent.policy.mesh_policies import MeshPolicies

@@ -4,7 +4,9 @@
    with targetRefs is for gateways.
 2. A PeerAuthentication of the workload goes over the namespace's, this over the mesh's; of several of one
    kind the oldest counts. A mode for a port goes over that of the workload.
-3. Of AuthorizationPolicies, a peer that a DENY is about may not come in. If there is an ALLOW, a peer that
+3. A RequestAuthentication with jwtRules refuses requests with an invalid JWT. No mTLS end of krun's own
+   reads JWTs.
+4. Of AuthorizationPolicies, a peer that a DENY is about may not come in. If there is an ALLOW, a peer that
    none of them is about may not either.
 
 A rule about nothing but the peer's name (`principals`, `namespaces`, `serviceAccounts`) is what HBONE_ALLOW
@@ -13,6 +15,7 @@ and HBONE_DENY can say. Peers' names have Istio's form, ns/NAMESPACE/sa/ACCOUNT.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +27,7 @@ ROOT_NAMESPACE = "istio-system"
 """Whose policies are the whole mesh's, unless its configuration says otherwise (rootNamespace)."""
 
 AUTHORIZATION, AUTHENTICATION = "AuthorizationPolicy", "PeerAuthentication"
+REQUEST_AUTHENTICATION = "RequestAuthentication"
 
 DRY_RUN = "istio.io/dry-run"
 """The annotation of an AuthorizationPolicy that only counts what it would do."""
@@ -35,6 +39,9 @@ LOCAL = "cluster.local"
 """In a principal of Istio's form the mesh's own trust domain, whatever its name."""
 
 _MTLS_ONLY = "the mTLS end accepts no plain text"
+
+_LITERAL = re.compile(r"[A-Za-z0-9/_-]*")
+"""What a regular expression matches as it is written."""
 
 _NAMES = ("principals", "namespaces", "serviceAccounts")
 
@@ -76,7 +83,7 @@ class Policy:
             str(about.get("name", "")),
             str(about.get("creationTimestamp", "")),
             _mapping(content.get("spec")),
-            str(dry_run).lower() in ("1", "t", "true"),  # as Go's ParseBool, which Istio asks
+            dry_run in ("1", "t", "T", "true", "TRUE", "True"),  # as Go's ParseBool, which Istio calls
         )
 
     def __str__(self) -> str:
@@ -123,6 +130,11 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
     """What `policies` ask of `workload`. A rule for any trust domain is taken for ours and for `others`."""
     applying = [policy for policy in policies if policy.applies(workload)]
     unkept = _plain_text_asked_for([one for one in applying if one.kind == AUTHENTICATION], workload)
+    unkept += [
+        Unkept(one, "the mTLS end does not check JWTs")
+        for one in applying
+        if one.kind == REQUEST_AUTHENTICATION and _list(one.spec.get("jwtRules"))
+    ]
     allow: list[str] = []
     deny: list[str] = []
     allowing: list[Policy] = []
@@ -232,6 +244,8 @@ def _principal(value: str, _: str, trust: TrustDomain) -> tuple[str | None, str]
     segments = path.split("/")
     whole = len(segments) == 4  # Istio's own form, in which alone it knows aliases
     if domain == "*" and slash:
+        if not _LITERAL.fullmatch(path):  # Istio puts it into a regular expression as it is
+            raise ValueError(f"has principals {value[:60]!r}, which Istio takes for a regular expression")
         if segments[:1] == ["sa"] and len(segments) == 2:
             path = f"ns/*/{path}"
         elif not whole:

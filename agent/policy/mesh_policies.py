@@ -37,17 +37,15 @@ from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
 from shared.errors import (
     DeniedError,
     HboneError,
-    TokenError,
     UnavailableError,
-    UpstreamError,
 )
 from shared.patience import patiently
-from shared.tasks import spawn
+from shared.tasks import report, spawn
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SCHEME
 
 if TYPE_CHECKING:
-    from agent.policy.cluster_policies import ClusterPolicies
+    from agent.policy.cluster_policies import ClusterPolicies, Source
     from shared.credentials.kubernetes.kubernetes_access import Access
 
 log = logging.getLogger("hbone.policy")
@@ -77,7 +75,8 @@ class MeshPolicies:
         self._policies: ClusterPolicies | None = None
         self._workload: Workload
         self._known = False  # all of them
-        self._refusals = 0  # at the start
+        self._found: dict[Source, list[Policy]] = {}  # as last read
+        self._refused: Collection[Source] = ()
         self._unkept: list[Unkept] = []
         self._watch: asyncio.Task[None] | None = None
 
@@ -90,15 +89,17 @@ class MeshPolicies:
         """The settings that the mTLS end is to have.
 
         Raises UnavailableError if policies apply that it would not keep, or are to be applied and cannot be
-        read; ConfigError if the kubeconfig is wrong.
+        read; DeniedError if no trust domain is known, without which policies mean nothing.
         """
         settings = self._settings
         applies = settings.policy == "apply"
         if settings.policy == "ignore" or not (applies or sign_of_a_mesh(settings)):
             return settings
         try:
-            policies = await self._found(START_S if applies else 0)
-        except (UpstreamError, TokenError, UnavailableError) as error:
+            policies = await self._read(START_S if applies else 0)
+        except DeniedError:
+            raise
+        except HboneError as error:
             if applies:
                 raise _unknown(error) from error
             log.warning("HBONE_POLICY=%s: the mesh's policies are not known: %s", settings.policy, error)
@@ -134,29 +135,28 @@ class MeshPolicies:
             self._watch.cancel()
             await asyncio.wait({self._watch})
 
-    async def _found(self, patience_s: float) -> list[Policy] | None:
+    async def _read(self, patience_s: float) -> list[Policy] | None:
         """Those that can be read; None: there is no access to an API server. One that is away is asked again
         for `patience_s` seconds. Where all have to be known, a refusal is raised."""
         access = self._access or _own_access(self._settings)
         if access is None:
             return None
         from agent.policy.cluster_policies import ClusterPolicies
-        from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 
         self._workload = _workload(self._settings, access)
         namespaces = list(dict.fromkeys((self._workload.namespace, ROOT_NAMESPACE)))
-        policies = ClusterPolicies(KubernetesApi(access), namespaces)
+        policies = ClusterPolicies(access, namespaces)
         self._policies = policies
-        found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
+        self._found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
         self._known = not refusals
-        self._refusals = len(refusals)
+        self._refused = refusals.keys()
         if refusals:
+            first = next(iter(refusals.values()))
             if patience_s:
-                raise refusals[0]
-            self._policies = policies if found else None
+                raise first
             more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-            log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", refusals[0], more)
-        return found
+            log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", first, more)
+        return [policy for those in self._found.values() for policy in those]
 
     async def _look_again(self, policies: ClusterPolicies) -> None:
         failed = False
@@ -164,15 +164,21 @@ class MeshPolicies:
             await asyncio.sleep(half_or_more(LOOK_S, random.random()))
             try:
                 found, refusals = await policies.read()
-                if len(refusals) > self._refusals:
-                    raise refusals[0]  # those that we no longer see may be there still
+                self._found |= found  # what is refused now stays as it was last read
+                lost = [error for source, error in refusals.items() if source not in self._refused]
+                self._judge_again([policy for those in self._found.values() for policy in those])
+                if lost:
+                    raise lost[0]
+                self._refused = refusals.keys()
+                failed = False
             except HboneError as error:
                 if not failed:
-                    log.warning("the mesh's policies cannot be looked at: %s", error)
+                    log.warning("the mesh's policies cannot be read again: %s", error)
                 failed = True
-                continue
-            failed = False
-            self._judge_again(found)
+            except Exception as error:  # of an object that nobody has thought of: the watch goes on
+                if not failed:
+                    report("watch policies", error)
+                failed = True
 
     def _judge_again(self, policies: Sequence[Policy]) -> None:
         before, self._unkept = self._unkept, _unkept(self._settings, policies, self._workload)[0]
@@ -211,8 +217,9 @@ def _workload(settings: Settings, access: Access) -> Workload:
     try:
         own = own_identity(settings.certificates)
         namespace, domain = own.namespace, domain or own.trust_domain
-    except DeniedError:  # it names no workload
-        pass
+    except DeniedError as error:  # it names no workload
+        if not domain:
+            raise DeniedError(f"own certificate: {error}: set TRUST_DOMAIN") from error
     told = settings.pilot.namespace
     return Workload(
         namespace or (told if told != DEFAULT_NAMESPACE else access.namespace),

@@ -28,7 +28,7 @@ def roles() -> list[Object]:
         about = {"name": "krun-policies", "namespace": namespace}
         rule = {
             "apiGroups": ["security.istio.io"],
-            "resources": ["authorizationpolicies", "peerauthentications"],
+            "resources": ["authorizationpolicies", "peerauthentications", "requestauthentications"],
             "verbs": ["list"],
         }
         made.append({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": about, "rules": [rule]})

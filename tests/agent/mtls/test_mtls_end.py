@@ -38,6 +38,13 @@ async def test_none_leads_to_whoever_listens_there() -> None:
     await it.close()
 
 
+@pytest.mark.parametrize("inbound", ["auto", "none"])
+async def test_policies_are_not_applied_by_nobody(inbound: str, tmp_path: Path) -> None:
+    told = {"HBONE_INBOUND": inbound, "HBONE_CERTS": str(tmp_path), "HBONE_POLICY": "apply"}
+    with pytest.raises(UnavailableError, match=r"HBONE_POLICY=apply: krun has no mTLS end .*: set HBONE_"):
+        await end(**told).start()
+
+
 async def test_the_built_in_one(tmp_path: Path) -> None:
     it = end(HBONE_INBOUND="builtin", HBONE_CERTS=str(Mesh(tmp_path).member()))
     await it.start()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.policy.istio_policies import (
     AUTHENTICATION,
     AUTHORIZATION,
+    REQUEST_AUTHENTICATION,
     Demands,
     Policy,
     Workload,
@@ -154,6 +155,25 @@ def test_a_rule_for_any_trust_domain_is_for_the_others_that_are_let_in_too() -> 
 )
 def test_what_patterns_cannot_say(spec: dict[str, Any], reason: str) -> None:
     assert reasons(policy(spec)) == [reason]
+
+
+def test_a_suffix_that_istio_takes_for_a_regular_expression() -> None:
+    (reason,) = reasons(policy(source(principals=["*/sa/a.b"])))
+    assert reason.endswith("has principals '*/sa/a.b', which Istio takes for a regular expression")
+
+
+@pytest.mark.parametrize(
+    ("told", "is_dry_run"), [("true", True), ("T", True), ("1", True), ("tRue", False), ("yes", False)]
+)
+def test_a_dry_run_as_go_reads_it(told: str, is_dry_run: bool) -> None:
+    one = policy(source(namespaces=["x"]), annotations={"istio.io/dry-run": told})
+    assert one.is_dry_run == is_dry_run
+
+
+def test_an_authentication_of_requests_takes_an_end_that_reads_jwts() -> None:
+    about = {"namespace": "demo", "kind": REQUEST_AUTHENTICATION}
+    assert reasons(policy({"jwtRules": [{"issuer": "x"}]}, **about)) == ["the mTLS end does not check JWTs"]
+    assert reasons(policy({"jwtRules": []}, **about)) == []
 
 
 def test_peers_are_bounded() -> None:

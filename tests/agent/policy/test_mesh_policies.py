@@ -15,14 +15,14 @@ import pytest
 
 from agent.config.settings import Settings, from_env
 from agent.policy import mesh_policies
+from agent.policy.istio_policies import Policy
 from agent.policy.mesh_policies import MeshPolicies
-from shared.errors import UnavailableError
+from shared.errors import DeniedError, UnavailableError
 from shared.trust.spiffe import SpiffeId
 from tests.agent.test_app import Krun, krun
 from tests.support.api_server import LocalApiServer, access, kubeconfig
 from tests.support.hbone_port import Mesh
 from tests.support.metadata_server import closed_port
-from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
 from tests.support.world import find_envoy
 
@@ -293,7 +293,7 @@ async def test_a_role_that_is_missing_is_a_warning(
     (line,) = [one for one in it.process.messages if "not all policies" in one]
     assert line.startswith("HBONE_POLICY=check: not all policies of the mesh are known: https://127.0.0.1:")
     rule = "verb list on authorizationpolicies of security.istio.io in namespace demo"
-    assert line.endswith(f"a Role has to allow us the {rule} (and 3 more)")
+    assert line.endswith(f"a Role has to allow us the {rule} (and 5 more)")
     (said,) = [one for one in it.process.messages if "HBONE_ALLOW is not set" in one]
     assert "does not enforce the mesh's AuthorizationPolicy" in said
 
@@ -334,11 +334,40 @@ async def test_an_api_server_that_is_away_does_not_end_the_start(
 
 
 async def test_a_kubeconfig_that_is_wrong(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    """It may be the app's: it ends the start only where policies are to be applied."""
     environ = environment(mesh, tmp_path, server)
     (tmp_path / "kubeconfig").write_text("[")
-    async with started("agent", environ={**environ, "HBONE_LOG_FORMAT": "text"}) as process:
-        code, _, err = await process.ended()
-    assert (code, err.splitlines()[-1].startswith(f"krun: {tmp_path}/kubeconfig")) == (78, True), err
+    async with krun(environ=environ) as it:
+        await it.process.said(
+            f"^HBONE_POLICY=check: the mesh's policies are not known: {tmp_path}/kubeconfig"
+        )
+        await it.listening()
+    line = await refused({**environ, "HBONE_POLICY": "apply"}, 78)
+    assert line.startswith(
+        f"krun: HBONE_POLICY=apply: the mesh's policies are not known: {tmp_path}/kubeconfig"
+    )
+
+
+async def test_a_url_that_is_not_the_api_server_s(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    """It answers 404, as a cluster without Istio does."""
+    server.policies = [NO_GUESTS]
+    environ = environment(mesh, tmp_path, server) | {"HBONE_POLICY": "apply"}
+    text = (tmp_path / "kubeconfig").read_text().replace(server.url, f"{server.url}/wrong")
+    (tmp_path / "kubeconfig").write_text(text)
+    line = await refused(environ)
+    assert line.endswith("authorizationpolicies is not there: check the server's URL, and Istio's CRDs")
+
+
+async def test_without_a_trust_domain_policies_mean_nothing(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    server.policies = [NO_GUESTS]
+    environ = environment(mesh, tmp_path, server)
+    folder = Path(environ["HBONE_CERTS"])
+    mesh.authority.write(folder, mesh.authority.issue(dns_names=["hello.demo"]))
+    for more in ({}, {"HBONE_ALLOW": f"spiffe://{WEB}"}):
+        with pytest.raises(DeniedError, match=r"own certificate: .*no X509-SVID: set TRUST_DOMAIN"):
+            await MeshPolicies(settings_of({**environ, **more}), access(server), "builtin").start()
 
 
 # Later.
@@ -363,7 +392,7 @@ async def watching(
 async def looked_again(server: LocalApiServer) -> None:
     """Returns when the policies have been read as they are now."""
     before = len(server.asked)
-    await server.seen(before + 9)  # four requests a look: the second of these looks is over
+    await server.seen(before + 13)  # six requests a look: the second of these looks is over
 
 
 async def test_a_policy_that_comes_later_and_goes_again(
@@ -396,7 +425,7 @@ async def test_a_policy_that_comes_later_and_goes_again(
         "demo/hello is under AuthorizationPolicy demo/no-guests, which the builtin mTLS end does not keep; "
         "it is so since krun has started, which goes on: new instances do not start"
     )
-    assert "cannot be looked at" in broken and "500" in broken
+    assert "cannot be read again" in broken and "500" in broken
     assert gone == "policies of the mesh for demo/hello: all are kept again"
 
 
@@ -409,6 +438,58 @@ async def test_a_policy_that_changes_what_was_applied(
         server.policies = [policy("web-only", of("ALLOW", GUEST))]
         await looked_again(server)
         assert list(policies.unkept) == ["AuthorizationPolicy demo/web-only"]
+
+
+async def test_a_refusal_takes_nothing_back(
+    mesh: Mesh,
+    tmp_path: Path,
+    server: LocalApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As many refusals as at the start, of another namespace: what was read there counts on."""
+    caplog.set_level("INFO", "hbone.policy")
+    server.may_list = {"demo"}
+    async with watching(settings_of(environment(mesh, tmp_path, server)), server, monkeypatch) as policies:
+        server.policies = [NO_GUESTS]
+        await looked_again(server)
+        server.may_list = {"istio-system"}
+        await looked_again(server)
+        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+    assert "in namespace demo" in caplog.messages[-1]
+
+
+async def test_a_start_that_could_read_nothing_looks_again(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.may_list = set()
+    async with watching(settings_of(environment(mesh, tmp_path, server)), server, monkeypatch) as policies:
+        server.may_list, server.policies = {"demo", "istio-system"}, [NO_GUESTS]
+        await looked_again(server)
+        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+
+
+async def test_an_object_that_nobody_has_thought_of_does_not_end_the_watch(
+    mesh: Mesh,
+    tmp_path: Path,
+    server: LocalApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> bool:
+        raise KeyError("odd")
+
+    settings = settings_of(environment(mesh, tmp_path, server))
+    async with watching(settings, server, monkeypatch) as policies:
+        with monkeypatch.context() as broken:
+            broken.setattr(Policy, "applies", fails)
+            server.policies = [NO_GUESTS]
+            await looked_again(server)
+        await looked_again(server)
+        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+    assert [one for one in caplog.messages if "failed" in one] == [
+        "task watch policies failed: KeyError: 'odd'"
+    ]
 
 
 async def test_a_deny_is_for_the_trust_domains_that_an_allow_lets_in(
@@ -440,6 +521,14 @@ async def test_many_policies_are_read_in_pages(mesh: Mesh, tmp_path: Path, serve
     with pytest.raises(UnavailableError) as caught:
         await MeshPolicies(settings, access(server), "envoy").start()
     assert "AuthorizationPolicy demo/p4 and 2 more, which the envoy mTLS end" in str(caught.value)
+
+
+async def test_policies_of_a_megabyte(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    large = policy("large", of("DENY", GUEST))
+    large["metadata"]["annotations"] = {"about": "x" * 1_200_000}
+    server.policies = [large]
+    with pytest.raises(UnavailableError, match="under AuthorizationPolicy demo/large, which"):
+        await MeshPolicies(settings_of(environment(mesh, tmp_path, server)), access(server), "envoy").start()
 
 
 async def test_a_proposal_that_would_fill_the_screen(
