@@ -23,9 +23,6 @@ from typing import Any
 from shared.trust.peer_patterns import OF_WORKLOADS, PeerPatterns, TrustDomain, check_pattern
 from shared.trust.spiffe import SCHEME, SpiffeId
 
-ROOT_NAMESPACE = "istio-system"
-"""Whose policies are the whole mesh's, unless its configuration says otherwise (rootNamespace)."""
-
 AUTHORIZATION, AUTHENTICATION = "AuthorizationPolicy", "PeerAuthentication"
 REQUEST_AUTHENTICATION = "RequestAuthentication"
 
@@ -55,6 +52,8 @@ class Workload:
     trust: TrustDomain
     ports: Collection[int]
     """The app's, and the mTLS end's."""
+    root_namespace: str
+    """Whose policies are the whole mesh's."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.labels.get('app', '')}"
@@ -91,7 +90,7 @@ class Policy:
 
     def applies(self, workload: Workload) -> bool:
         """Whether it is about this workload."""
-        if self.namespace not in (workload.namespace, ROOT_NAMESPACE):
+        if self.namespace not in (workload.namespace, workload.root_namespace):
             return False
         if self.spec.get("targetRef") or self.spec.get("targetRefs"):
             return False
@@ -304,9 +303,9 @@ def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Un
     by_scope: dict[str, Policy] = {}
     for policy in sorted(policies, key=lambda one: one.created):
         if policy.selected:
-            scope = "workload" if policy.namespace != ROOT_NAMESPACE else ""
+            scope = "workload" if policy.namespace != workload.root_namespace else ""
         else:
-            scope = "mesh" if policy.namespace == ROOT_NAMESPACE else "namespace"
+            scope = "mesh" if policy.namespace == workload.root_namespace else "namespace"
         if scope:
             by_scope.setdefault(scope, policy)
     effective: Policy | None = None

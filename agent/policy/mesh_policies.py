@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from agent.config.own_identity import own_identity
 from agent.config.settings import Settings
 from agent.policy.istio_policies import (
-    ROOT_NAMESPACE,
     Policy,
     Unkept,
     Workload,
@@ -144,7 +143,7 @@ class MeshPolicies:
         from agent.policy.cluster_policies import ClusterPolicies
 
         self._workload = _workload(self._settings, access)
-        namespaces = list(dict.fromkeys((self._workload.namespace, ROOT_NAMESPACE)))
+        namespaces = list(dict.fromkeys((self._workload.namespace, self._settings.root_namespace)))
         policies = ClusterPolicies(access, namespaces)
         self._policies = policies
         self._found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
@@ -223,9 +222,10 @@ def _workload(settings: Settings, access: Access) -> Workload:
     told = settings.pilot.namespace
     return Workload(
         namespace or (told if told != DEFAULT_NAMESPACE else access.namespace),
-        settings.pilot.labels,
+        settings.pilot.all_labels(),
         TrustDomain(domain, settings.trust_domain_aliases),
         (settings.app.port, settings.inbound_listen.port),
+        settings.root_namespace,
     )
 
 

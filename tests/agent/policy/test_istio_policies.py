@@ -23,7 +23,7 @@ from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SpiffeId
 
 TRUST = TrustDomain("demo.local")
-HELLO = Workload("demo", {"app": "hello"}, TRUST, (8080, 15003))
+HELLO = Workload("demo", {"app": "hello"}, TRUST, (8080, 15003), "istio-system")
 
 
 def policy(spec: dict[str, Any], namespace: str = "demo", kind: str = AUTHORIZATION, **about: Any) -> Policy:
@@ -185,7 +185,7 @@ def test_peers_are_bounded() -> None:
 
 def test_a_part_of_a_name_is_of_one_trust_domain_only() -> None:
     """Istio knows aliases in whole names only, our patterns in all."""
-    aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), ())
+    aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), (), "istio-system")
     assert asked(policy(source(principals=["old.local/ns/a/sa/b"])), workload=aliases).allow == ("ns/a/sa/b",)
     (unkept,) = asked(policy(source(principals=["demo.local/ns/a/*"])), workload=aliases).unkept
     assert unkept.reason.endswith("which is not of the aliases")

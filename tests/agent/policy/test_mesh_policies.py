@@ -170,6 +170,22 @@ async def test_where_nobody_may_come_in_nobody_is_proposed(
     assert f": set {lists}, or" in await refused({**environ, **far})
 
 
+async def test_labels_that_istio_s_variable_adds_select_the_workload(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    v2_only = policy("v2", {**of("DENY", GUEST), "selector": {"matchLabels": {"version": "v2"}}})
+    server.policies = [v2_only]
+    environ = environment(mesh, tmp_path, server) | {"ISTIO_METAJSON_LABELS": '{"version": "v2"}'}
+    assert "under AuthorizationPolicy demo/v2, which" in await refused(environ)
+
+
+async def test_another_root_namespace(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    server.policies = [policy("no-guests", of("DENY", GUEST), "mesh-root")]
+    server.may_list = {"demo", "mesh-root"}
+    environ = environment(mesh, tmp_path, server) | {"HBONE_ROOT_NAMESPACE": "mesh-root"}
+    assert "under AuthorizationPolicy mesh-root/no-guests, which" in await refused(environ)
+
+
 async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
     server.policies = [{**STRICT, "spec": {"mtls": {"mode": "DISABLE"}}}]
     assert "PeerAuthentication demo/hello (its mode is DISABLE, and the mTLS end accepts no plain text)" in (
