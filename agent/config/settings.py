@@ -261,11 +261,11 @@ class Settings:
     policy: PolicyMode = setting(
         Choice(POLICY_MODES),
         "check",
-        "the mesh's policies that the mTLS end does not keep: check, apply or ignore",
+        "the mesh's policies that the mTLS end does not enforce: check, apply or ignore",
         "check: krun does not start, and says which they are. apply: krun adds them to HBONE_ALLOW and "
         "HBONE_DENY, and does not start where these cannot say them. They are read if a mesh is configured "
-        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy keeps "
-        "them.",
+        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy "
+        "enforces them.",
         variable="HBONE_POLICY",
     )
     root_namespace: str = setting(

@@ -103,8 +103,8 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Unkept:
-    """A policy that applies, and what keeps it from being kept here."""
+class Unenforced:
+    """A policy that applies, and why it is not enforced here."""
 
     policy: Policy
     reason: str
@@ -121,16 +121,16 @@ class Demands:
     allowing: tuple[Policy, ...]
     denying: tuple[Policy, ...]
     """The policies that the patterns are from."""
-    unkept: tuple[Unkept, ...]
-    """Those that patterns cannot say, or that no mTLS end of krun's can keep."""
+    unenforced: tuple[Unenforced, ...]
+    """Those that patterns cannot say, or that no mTLS end of krun's can enforce."""
 
 
 def demands(policies: Iterable[Policy], workload: Workload, others: Collection[str] = ()) -> Demands:
     """What `policies` ask of `workload`. A rule for any trust domain is taken for ours and for `others`."""
     applying = [policy for policy in policies if policy.applies(workload)]
-    unkept = _plain_text_asked_for([one for one in applying if one.kind == AUTHENTICATION], workload)
-    unkept += [
-        Unkept(one, "the mTLS end does not check JWTs")
+    unenforced = _plain_text_asked_for([one for one in applying if one.kind == AUTHENTICATION], workload)
+    unenforced += [
+        Unenforced(one, "the mTLS end does not check JWTs")
         for one in applying
         if one.kind == REQUEST_AUTHENTICATION and _list(one.spec.get("jwtRules"))
     ]
@@ -150,7 +150,7 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
             if len(allow) + len(deny) + len(peers or ()) > MAX_PATTERNS:
                 raise ValueError(f"with it they name more than {MAX_PATTERNS} peers")
         except ValueError as error:
-            unkept.append(Unkept(policy, str(error)))
+            unenforced.append(Unenforced(policy, str(error)))
             continue
         if action == "DENY":
             deny += _everybody(workload.trust, others) if peers is None else peers
@@ -166,7 +166,7 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
         tuple(dict.fromkeys(deny)),
         tuple(allowing) if bound is not None else (),
         tuple(denying),
-        tuple(unkept),
+        tuple(unenforced),
     )
 
 
@@ -297,9 +297,9 @@ def _short(pattern: str, trust: TrustDomain) -> str:
 # What a PeerAuthentication asks for.
 
 
-def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Unkept]:
+def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Unenforced]:
     """Those by which the workload is reached without mTLS, which no mTLS end accepts. All other modes are
-    kept: who has no certificate is refused by STRICT, and has no way in by PERMISSIVE."""
+    enforced: STRICT refuses who has no certificate, and PERMISSIVE opens no other way in."""
     by_scope: dict[str, Policy] = {}
     for policy in sorted(policies, key=lambda one: one.created):
         if policy.selected:
@@ -317,11 +317,11 @@ def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Un
         modes = {port: told[port] for port in map(str, workload.ports) if told.get(port)}
         for port, mode in modes.items():
             if mode == "DISABLE":
-                return [Unkept(own, f"the mode of port {port} is DISABLE, and {_MTLS_ONLY}")]
+                return [Unenforced(own, f"the mode of port {port} is DISABLE, and {_MTLS_ONLY}")]
         if modes:
             return []
     if effective is not None and _mode(effective.spec.get("mtls")) == "DISABLE":
-        return [Unkept(effective, f"its mode is DISABLE, and {_MTLS_ONLY}")]
+        return [Unenforced(effective, f"its mode is DISABLE, and {_MTLS_ONLY}")]
     return []
 
 

@@ -1,13 +1,13 @@
-"""Whether the mTLS end keeps the mesh's policies: at the start, and later by looking again.
+"""Whether the mTLS end enforces the mesh's policies: at the start, and later by looking again.
 
 1. The policies are read if a mesh is configured and there is access to its API server. Nothing is asked
    without.
-2. Those that apply and that HBONE_ALLOW and HBONE_DENY do not keep end the start (`check`), or become part
+2. Those that apply and that HBONE_ALLOW and HBONE_DENY do not enforce end the start (`check`), or become part
    of the two as far as these can say it (`apply`).
 3. With `check`, what cannot be read is warned of: such a start does not depend on the API server. With
    `apply` it does: an end that is to have the mesh's policies does not open without.
-4. While krun serves it looks once a minute. A policy that is not kept is then a warning and a metric. It
-   does not end krun, for one object in the cluster would end all instances at once.
+4. While krun serves it looks every 30 to 60 s. A policy that is not enforced is then a warning and a metric.
+   It does not end krun, for one object in the cluster would end all instances at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agent.config.own_identity import own_identity
 from agent.config.settings import Settings
 from agent.policy.istio_policies import (
     Policy,
-    Unkept,
+    Unenforced,
     Workload,
     covered,
     demands,
@@ -76,19 +76,19 @@ class MeshPolicies:
         self._known = False  # all of them
         self._found: dict[Source, list[Policy]] = {}  # as last read
         self._refused: Collection[Source] = ()
-        self._unkept: list[Unkept] = []
+        self._unenforced: list[Unenforced] = []
         self._watch: asyncio.Task[None] | None = None
 
     @property
-    def unkept(self) -> Sequence[str]:
-        """The policies that apply and are not kept, as far as that is known."""
-        return [str(one.policy) for one in self._unkept]
+    def unenforced(self) -> Sequence[str]:
+        """The policies that apply and are not enforced, as far as that is known."""
+        return [str(one.policy) for one in self._unenforced]
 
     async def start(self) -> Settings:
         """The settings that the mTLS end is to have.
 
-        Raises UnavailableError if policies apply that it would not keep, or are to be applied and cannot be
-        read; DeniedError if no trust domain is known, without which policies mean nothing.
+        Raises UnavailableError if policies apply that it would not enforce, or are to be applied and cannot
+        be read; DeniedError if no trust domain is known, without which policies mean nothing.
         """
         settings = self._settings
         applies = settings.policy == "apply"
@@ -111,12 +111,17 @@ class MeshPolicies:
             return settings
         if applies:
             self._settings = settings = _applied(settings, policies, self._workload)
-        self._unkept, cure = _unkept(settings, policies, self._workload)
-        if self._unkept:
-            raise UnavailableError(f"{self._told()}: {cure}, or HBONE_POLICY=ignore")
+        self._unenforced, cure = _unenforced(settings, policies, self._workload)
+        if self._unenforced:
+            raise UnavailableError(
+                f"{self._workload} is under {self._told()}, which the {self._kind} mTLS end does not "
+                f"enforce: {cure}, or set HBONE_POLICY=ignore"
+            )
         applying = [str(policy) for policy in policies if policy.applies(self._workload)]
         if self._known:
-            log.info("policies of the mesh for %s, all kept: %s", self._workload, _some(applying) or "none")
+            log.info(
+                "policies of the mesh for %s, all enforced: %s", self._workload, _some(applying) or "none"
+            )
         return settings
 
     def warning(self, mtls_end: Address) -> str | None:
@@ -180,19 +185,23 @@ class MeshPolicies:
                 failed = True
 
     def _judge_again(self, policies: Sequence[Policy]) -> None:
-        before, self._unkept = self._unkept, _unkept(self._settings, policies, self._workload)[0]
-        if [one for one in self._unkept if one not in before]:
+        before, self._unenforced = self._unenforced, _unenforced(self._settings, policies, self._workload)[0]
+        if [one for one in self._unenforced if one not in before]:
             log.warning(
-                "%s; it is so since krun has started, which goes on: new instances %s",
+                "policies of the mesh for %s: the %s mTLS end does not enforce %s. This krun "
+                "keeps running. New instances will %s",
+                self._workload,
+                self._kind,
                 self._told(),
-                "apply it if they can" if self._settings.policy == "apply" else "do not start",
+                "apply them, or not start" if self._settings.policy == "apply" else "not start",
             )
-        elif before and not self._unkept:
-            log.info("policies of the mesh for %s: all are kept again", self._workload)
+        elif before and not self._unenforced:
+            log.info("policies of the mesh for %s: all are enforced again", self._workload)
 
     def _told(self) -> str:
-        reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in self._unkept]
-        return f"{self._workload} is under {_some(reasons)}, which the {self._kind} mTLS end does not keep"
+        found = self._unenforced
+        reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in found]
+        return _some(reasons)
 
 
 def _unknown(error: HboneError) -> UnavailableError:
@@ -229,21 +238,23 @@ def _workload(settings: Settings, access: Access) -> Workload:
     )
 
 
-def _unkept(settings: Settings, policies: Sequence[Policy], workload: Workload) -> tuple[list[Unkept], str]:
-    """The policies that apply and are not kept with these settings, and what would change that."""
+def _unenforced(
+    settings: Settings, policies: Sequence[Policy], workload: Workload
+) -> tuple[list[Unenforced], str]:
+    """The policies that apply and are not enforced with these settings, and what would change that."""
     trust, others = workload.trust, _others(settings, workload.trust)
     asked = demands(policies, workload, others)
-    found = list(asked.unkept)
+    found = list(asked.unenforced)
     if _lacking(settings.deny, asked.deny, trust):
-        found += [Unkept(policy, "") for policy in asked.denying]
+        found += [Unenforced(policy, "") for policy in asked.denying]
     replaced = settings
     if asked.allow is not None and _more_than(settings, asked.allow, trust, others):
-        found += [Unkept(policy, "") for policy in asked.allowing]
+        found += [Unenforced(policy, "") for policy in asked.allowing]
         replaced = dataclasses.replace(settings, allow=()) if asked.allow else settings
-    if asked.unkept:
+    if asked.unenforced:
         return found, "set HBONE_INBOUND=pilot-agent"
     if settings.policy == "apply":
-        return found, "leave HBONE_ALLOW out, which lets in more"
+        return found, "HBONE_ALLOW lets in more than the policies: unset it"
     proposed = _applied(replaced, policies, workload)
     lists = {
         "HBONE_ALLOW": (settings.allow, proposed.allow),

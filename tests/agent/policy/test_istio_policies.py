@@ -40,7 +40,7 @@ def asked(*policies: Policy, workload: Workload = HELLO) -> Demands:
 
 
 def reasons(*policies: Policy) -> list[str]:
-    return [one.reason for one in asked(*policies).unkept]
+    return [one.reason for one in asked(*policies).unenforced]
 
 
 # Which ones apply.
@@ -180,15 +180,15 @@ def test_peers_are_bounded() -> None:
     many = policy(source(namespaces=[f"n{number}" for number in range(700)]))
     found = asked(many, many)
     assert len(found.allow or ()) == 700
-    assert [one.reason for one in found.unkept] == ["with it they name more than 1000 peers"]
+    assert [one.reason for one in found.unenforced] == ["with it they name more than 1000 peers"]
 
 
 def test_a_part_of_a_name_is_of_one_trust_domain_only() -> None:
     """Istio knows aliases in whole names only, our patterns in all."""
     aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), (), "istio-system")
     assert asked(policy(source(principals=["old.local/ns/a/sa/b"])), workload=aliases).allow == ("ns/a/sa/b",)
-    (unkept,) = asked(policy(source(principals=["demo.local/ns/a/*"])), workload=aliases).unkept
-    assert unkept.reason.endswith("which is not of the aliases")
+    (unenforced,) = asked(policy(source(principals=["demo.local/ns/a/*"])), workload=aliases).unenforced
+    assert unenforced.reason.endswith("which is not of the aliases")
 
 
 # Beside Istio's own matchers (pilot/pkg/security/authz/matcher and model).
@@ -241,13 +241,13 @@ def test_patterns_mean_what_istio_means(told: tuple[str, str], name: str) -> Non
     """Of names in Istio's form, from trust domains that may come in; or there are no patterns."""
     field, value = told
     found = demands([policy({"action": "DENY", **source(**{field: [value]})})], HELLO, ["far.local"])
-    if found.unkept:
+    if found.unenforced:
         return
     matches = PeerPatterns(found.deny, TRUST).matches(SpiffeId.parse(name))
     assert matches == istio_matches(field, value, name), found.deny
 
 
-# Whether patterns keep what is asked for.
+# Whether patterns enforce what is asked for.
 
 
 @pytest.mark.parametrize(

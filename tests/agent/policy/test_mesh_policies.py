@@ -1,5 +1,5 @@
-"""krun under the mesh's policies: which end its start, which it applies, which it keeps, and what it says of
-those that it cannot read or that come later."""
+"""krun under the mesh's policies: which end its start, which it applies, which it enforces, and what it says
+of those that it cannot read or that come later."""
 
 from __future__ import annotations
 
@@ -117,24 +117,24 @@ async def comes_in(mesh: Mesh, name: str, port: int) -> bool:
     return greeting == b"x"
 
 
-# Policies that are not kept.
+# Policies that are not enforced.
 
 
-async def test_a_policy_that_nobody_keeps_ends_the_start(
+async def test_a_policy_that_nobody_enforces_ends_the_start(
     mesh: Mesh, tmp_path: Path, server: LocalApiServer
 ) -> None:
     environ = environment(mesh, tmp_path, server)
     under = "krun: demo/hello is under AuthorizationPolicy"
     server.policies = [NO_GUESTS]
     assert await refused(environ) == (
-        f"{under} demo/no-guests, which the builtin mTLS end does not keep: set "
-        "HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or HBONE_POLICY=ignore"
+        f"{under} demo/no-guests, which the builtin mTLS end does not enforce: set "
+        "HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or set HBONE_POLICY=ignore"
     )
     server.policies = [NO_GUESTS, WEB_ONLY, STRICT]
     assert await refused({**environ, "HBONE_DENY": "ns/x/sa/y"}) == (
         f"{under} demo/no-guests, AuthorizationPolicy demo/web-only, which the builtin mTLS end does not "
-        "keep: set HBONE_ALLOW=ns/clients/sa/web and HBONE_DENY=ns/x/sa/y,ns/clients/sa/guest, or "
-        "HBONE_POLICY=apply, or HBONE_POLICY=ignore"
+        "enforce: set HBONE_ALLOW=ns/clients/sa/web and HBONE_DENY=ns/x/sa/y,ns/clients/sa/guest, or "
+        "HBONE_POLICY=apply, or set HBONE_POLICY=ignore"
     )
 
 
@@ -147,7 +147,7 @@ async def test_one_that_patterns_cannot_say_ends_the_start_with_apply_too(
         assert line.startswith(
             "krun: demo/hello is under AuthorizationPolicy istio-system/get-only (rules[0] is about to, too)"
         )
-        assert line.endswith(": set HBONE_INBOUND=pilot-agent, or HBONE_POLICY=ignore")
+        assert line.endswith(": set HBONE_INBOUND=pilot-agent, or set HBONE_POLICY=ignore")
 
 
 async def test_an_allow_list_that_lets_in_more_is_not_replaced(
@@ -156,7 +156,7 @@ async def test_an_allow_list_that_lets_in_more_is_not_replaced(
     server.policies = [WEB_ONLY]
     wide = {"HBONE_ALLOW": "ns/clients/sa/*", "HBONE_POLICY": "apply"}
     line = await refused({**environment(mesh, tmp_path, server), **wide})
-    assert line.endswith(": leave HBONE_ALLOW out, which lets in more, or HBONE_POLICY=ignore")
+    assert line.endswith(": HBONE_ALLOW lets in more than the policies: unset it, or set HBONE_POLICY=ignore")
 
 
 async def test_where_nobody_may_come_in_nobody_is_proposed(
@@ -193,7 +193,7 @@ async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, ser
     )
 
 
-# Policies that are kept, or let be.
+# Policies that are enforced, or let be.
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, ser
         {"HBONE_DENY": "spiffe://demo.local/**"},
     ],
 )
-async def test_lists_that_keep_them(
+async def test_lists_that_enforce_them(
     environ: dict[str, str], mesh: Mesh, tmp_path: Path, server: LocalApiServer
 ) -> None:
     server.policies = [NO_GUESTS, WEB_ONLY, STRICT]
     async with krun(environ={**environment(mesh, tmp_path, server), **environ}) as it:
-        told = await it.process.said("^policies of the mesh for demo/hello, all kept: (.*)$")
+        told = await it.process.said("^policies of the mesh for demo/hello, all enforced: (.*)$")
         await it.listening()
     named = ["AuthorizationPolicy demo/no-guests", "AuthorizationPolicy demo/web-only"]
     assert told[1].split(", ") == [*named, "PeerAuthentication demo/hello"]
@@ -295,7 +295,7 @@ async def test_an_api_server_that_comes_late_is_waited_for(
         await it.process.said(r"^HBONE_POLICY: .* answered 503; again in 0\.5 s$")
         server.answer = lambda _: None
         await it.process.said(
-            "^policies of the mesh for demo/hello, all kept: AuthorizationPolicy demo/web-only$"
+            "^policies of the mesh for demo/hello, all enforced: AuthorizationPolicy demo/web-only$"
         )
         await it.listening()
 
@@ -333,7 +333,7 @@ async def test_a_cluster_without_istio_and_an_older_one(
         assert "demo/no-guests, which" in await refused(environment(mesh, tmp_path, server))
         return
     async with krun(environ=environment(mesh, tmp_path, server)) as it:
-        await it.process.said("^policies of the mesh for demo/hello, all kept: none$")
+        await it.process.said("^policies of the mesh for demo/hello, all enforced: none$")
         await it.listening()
 
 
@@ -421,28 +421,28 @@ async def test_a_policy_that_comes_later_and_goes_again(
     caplog.set_level("INFO", "hbone.policy")
     settings = settings_of(environment(mesh, tmp_path, server))
     async with watching(settings, server, monkeypatch) as policies:
-        assert list(policies.unkept) == []
+        assert list(policies.unenforced) == []
         server.policies = [NO_GUESTS]
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.answer = lambda _: (500, b"")
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.answer = lambda _: None
         server.may_list = {"istio-system"}
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.may_list = {"istio-system", "demo"}
         server.policies = []
         await looked_again(server)
-        assert list(policies.unkept) == []
-    later, broken, gone = [one for one in caplog.messages if "all kept: none" not in one]
+        assert list(policies.unenforced) == []
+    later, broken, gone = [one for one in caplog.messages if "all enforced: none" not in one]
     assert later == (
-        "demo/hello is under AuthorizationPolicy demo/no-guests, which the builtin mTLS end does not keep; "
-        "it is so since krun has started, which goes on: new instances do not start"
+        "policies of the mesh for demo/hello: the builtin mTLS end does not enforce "
+        "AuthorizationPolicy demo/no-guests. This krun keeps running. New instances will not start"
     )
     assert "cannot be read again" in broken and "500" in broken
-    assert gone == "policies of the mesh for demo/hello: all are kept again"
+    assert gone == "policies of the mesh for demo/hello: all are enforced again"
 
 
 async def test_a_policy_that_changes_what_was_applied(
@@ -453,7 +453,7 @@ async def test_a_policy_that_changes_what_was_applied(
     async with watching(settings, server, monkeypatch) as policies:
         server.policies = [policy("web-only", of("ALLOW", GUEST))]
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/web-only"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/web-only"]
 
 
 async def test_a_refusal_takes_nothing_back(
@@ -471,7 +471,7 @@ async def test_a_refusal_takes_nothing_back(
         await looked_again(server)
         server.may_list = {"istio-system"}
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
     assert "in namespace demo" in caplog.messages[-1]
 
 
@@ -482,7 +482,7 @@ async def test_a_start_that_could_read_nothing_looks_again(
     async with watching(settings_of(environment(mesh, tmp_path, server)), server, monkeypatch) as policies:
         server.may_list, server.policies = {"demo", "istio-system"}, [NO_GUESTS]
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
 
 
 async def test_an_object_that_nobody_has_thought_of_does_not_end_the_watch(
@@ -502,7 +502,7 @@ async def test_an_object_that_nobody_has_thought_of_does_not_end_the_watch(
             server.policies = [NO_GUESTS]
             await looked_again(server)
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
     assert [one for one in caplog.messages if "failed" in one] == [
         "task watch policies failed: KeyError: 'odd'"
     ]
@@ -527,8 +527,8 @@ async def test_a_deny_is_for_the_trust_domains_that_an_allow_lets_in(
     lists = f"HBONE_ALLOW=spiffe://{far} and HBONE_DENY=ns/x/sa/*,spiffe://far.local/ns/x/sa/*"
     assert f": set {lists}, or HBONE_POLICY=apply" in str(caught.value)
     pair = dict(part.split("=") for part in lists.split(" and "))
-    kept = await MeshPolicies(settings_of({**told, **pair}), access(server), "builtin").start()
-    assert kept.allow == applied.allow, "what is proposed is enough"
+    enforced = await MeshPolicies(settings_of({**told, **pair}), access(server), "builtin").start()
+    assert enforced.allow == applied.allow, "what is proposed is enough"
 
 
 async def test_many_policies_are_read_in_pages(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
@@ -554,4 +554,4 @@ async def test_a_proposal_that_would_fill_the_screen(
     settings = settings_of(environment(mesh, tmp_path, server))
     with pytest.raises(UnavailableError) as caught:
         await MeshPolicies(settings, access(server), "envoy").start()
-    assert str(caught.value).endswith("does not keep: set HBONE_POLICY=apply, or HBONE_POLICY=ignore")
+    assert str(caught.value).endswith("does not enforce: set HBONE_POLICY=apply, or set HBONE_POLICY=ignore")
