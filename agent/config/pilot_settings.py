@@ -6,6 +6,7 @@ WORKLOAD_NAME and K_SERVICE for who we are.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -145,9 +146,30 @@ class PilotSettings:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Those that a pod of the workload would have."""
+        """Those that krun gives the workload."""
         labels = {"app": self.workload, "service.istio.io/canonical-name": self.workload}
         return {**labels, "service.istio.io/canonical-revision": self.revision} if self.revision else labels
+
+    def all_labels(self) -> dict[str, Any]:
+        """Those that a pod of the workload would have: krun's, and over them those of ISTIO_METAJSON_LABELS.
+        Raises UsageError if that has no JSON object."""
+        text = self.passed.get(LABELS)
+        return self.labels if text is None else self.labels | json_object(LABELS, text)
+
+
+LABELS = "ISTIO_METAJSON_LABELS"
+"""Istio's variable for the workload's labels, a JSON object."""
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """The value of the variable `name`. Raises UsageError."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"invalid {name} (has to be a JSON object)")
+    return found
 
 
 K_SERVICE = "K_SERVICE"

@@ -51,6 +51,7 @@ from shared.config.kinds import (
     Switch,
     Text,
 )
+from shared.credentials.kubernetes.kubernetes_names import check_namespace
 from shared.errors import UnavailableError, UsageError
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
 from shared.net.tls import certificate_folder
@@ -66,6 +67,9 @@ AppProtocol = Literal["auto", "http1", "h2c", "tcp"]
 
 PolicyMode = Literal["check", "apply", "ignore"]
 """What the mesh's policies are to krun: see `Settings.policy`."""
+
+ROOT_NAMESPACE = "istio-system"
+"""Istio's own default."""
 
 RequestLog = Literal["all", "failed", "none"]
 """Which requests have lines in the access log: see `Settings.request_log`."""
@@ -257,12 +261,19 @@ class Settings:
     policy: PolicyMode = setting(
         Choice(POLICY_MODES),
         "check",
-        "the mesh's policies that the mTLS end does not keep: check, apply or ignore",
+        "the mesh's policies that the mTLS end does not enforce: check, apply or ignore",
         "check: krun does not start, and says which they are. apply: krun adds them to HBONE_ALLOW and "
         "HBONE_DENY, and does not start where these cannot say them. They are read if a mesh is configured "
-        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy keeps "
-        "them.",
+        "and there is access to its API server (MESH, KUBECONFIG or a pod's). Under pilot-agent Envoy "
+        "enforces them.",
         variable="HBONE_POLICY",
+    )
+    root_namespace: str = setting(
+        Parsed(check_namespace, "name"),
+        ROOT_NAMESPACE,
+        "the namespace whose policies are the whole mesh's",
+        "rootNamespace in Istio's mesh configuration.",
+        variable="HBONE_ROOT_NAMESPACE",
     )
     cluster_access: Mapping[str, str] = field(default_factory=dict)
     """How the API server is reached where MESH does not say it: the values of

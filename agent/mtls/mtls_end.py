@@ -70,6 +70,7 @@ class MtlsEnd:
         self._serve = serve
         self._access = access
         self._policies: MeshPolicies | None = None
+        self._patterns: tuple[Sequence[str], Sequence[str]] | None = None
         self._envoy: EnvoyProcess | None = None
         self._envoy_admin: EnvoyAdmin | None = None
         self._pilot_agent: PilotAgent | None = None
@@ -84,7 +85,7 @@ class MtlsEnd:
 
         Raises:
             UnavailableError: a program, a port or a file cannot be had, or the mesh's policies would not be
-            kept; or what `captures` raises.
+            enforced; or what `captures` raises.
             ConfigError, DeniedError: a file has not what it should.
         """
         settings = self._settings
@@ -101,6 +102,15 @@ class MtlsEnd:
             certificates_found=certificates_found,
             pilot_found=pilot_agent is not None,
         )
+        if kind == "none" and settings.policy == "apply":
+            raise UnavailableError(
+                "HBONE_POLICY=apply: krun has no mTLS end that could apply policies: "
+                + (
+                    "set HBONE_INBOUND=builtin"
+                    if settings.inbound == "none"
+                    else f"no certificates in {settings.certificates}: set HBONE_CERTS"
+                )
+            )
         self._kind = kind
         if kind in ("envoy", "builtin"):
             from agent.policy.mesh_policies import MeshPolicies
@@ -148,9 +158,20 @@ class MtlsEnd:
         return self._envoy or self._pilot_agent
 
     @property
-    def unkept_policies(self) -> Sequence[str]:
-        """Of the mesh's policies those that apply to the workload and that it does not keep."""
-        return () if self._policies is None else self._policies.unkept
+    def unenforced_policies(self) -> Sequence[str]:
+        """Of the mesh's policies those that apply to the workload and that it does not enforce."""
+        return () if self._policies is None else self._policies.unenforced
+
+    @property
+    def allow(self) -> Sequence[str] | None:
+        """Patterns of the peers that may come in, those of applied policies included; None: not krun's to
+        say."""
+        return None if self._patterns is None else self._patterns[0]
+
+    @property
+    def deny(self) -> Sequence[str] | None:
+        """Patterns of those that may not, whatever `allow` says."""
+        return None if self._patterns is None else self._patterns[1]
 
     async def is_ready(self) -> bool:
         """Whether it accepts connections now, as far as it is ours."""
@@ -236,8 +257,8 @@ class MtlsEnd:
         await self._pilot_agent.ready(ENVOY_START_TIMEOUT_S)
         if not await accepts(self.address):
             log.warning(
-                "istiod has told Envoy nothing of port %d: a Sidecar in namespace %s has to have an ingress "
-                "with this port for workloads with the label app=%s",
+                "istiod has sent Envoy no listener for port %d: a Sidecar in namespace %s has to have an "
+                "ingress with this port for workloads with the label app=%s",
                 self.address.port,
                 settings.pilot.namespace,
                 settings.pilot.workload,
@@ -350,5 +371,6 @@ class MtlsEnd:
             patterns = (f"{SCHEME}{settings.trust_domain}/**",)
         patterns = patterns or own_trust_domain(settings.certificates)
         policy = PeerPolicy(patterns, settings.deny, settings.trust(patterns + settings.deny))
+        self._patterns = patterns, settings.deny
         log.info("allowed identities: %s", policy)
         return policy

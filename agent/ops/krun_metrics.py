@@ -101,7 +101,7 @@ class KrunMetrics:
         if self.mtls_end is not None:
             yield families.MTLS_END_CONNECTIONS.value(self.mtls_end.connections)
             yield families.MTLS_END_RESTARTS.value(self.mtls_end.restarts)
-            yield families.POLICIES_UNKEPT.value(len(self.mtls_end.unkept_policies))
+            yield families.POLICIES_UNENFORCED.value(len(self.mtls_end.unenforced_policies))
         for collect in self._further:
             yield from collect()
 

@@ -164,7 +164,9 @@ class Ops:
             "mtls_end": {
                 "kind": self._mtls_end.kind,
                 "address": str(self._mtls_end.address),
-                "unkept_policies": list(self._mtls_end.unkept_policies),
+                "allow": self._mtls_end.allow,
+                "deny": self._mtls_end.deny,
+                "unenforced_policies": list(self._mtls_end.unenforced_policies),
             },
             "outbound": self.outbound,
         }

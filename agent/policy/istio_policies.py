@@ -4,7 +4,9 @@
    with targetRefs is for gateways.
 2. A PeerAuthentication of the workload goes over the namespace's, this over the mesh's; of several of one
    kind the oldest counts. A mode for a port goes over that of the workload.
-3. Of AuthorizationPolicies, a peer that a DENY is about may not come in. If there is an ALLOW, a peer that
+3. A RequestAuthentication with jwtRules refuses requests with an invalid JWT. No mTLS end of krun's own
+   reads JWTs.
+4. Of AuthorizationPolicies, a peer that a DENY is about may not come in. If there is an ALLOW, a peer that
    none of them is about may not either.
 
 A rule about nothing but the peer's name (`principals`, `namespaces`, `serviceAccounts`) is what HBONE_ALLOW
@@ -13,6 +15,7 @@ and HBONE_DENY can say. Peers' names have Istio's form, ns/NAMESPACE/sa/ACCOUNT.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +23,8 @@ from typing import Any
 from shared.trust.peer_patterns import OF_WORKLOADS, PeerPatterns, TrustDomain, check_pattern
 from shared.trust.spiffe import SCHEME, SpiffeId
 
-ROOT_NAMESPACE = "istio-system"
-"""Whose policies are the whole mesh's, unless its configuration says otherwise (rootNamespace)."""
-
 AUTHORIZATION, AUTHENTICATION = "AuthorizationPolicy", "PeerAuthentication"
+REQUEST_AUTHENTICATION = "RequestAuthentication"
 
 DRY_RUN = "istio.io/dry-run"
 """The annotation of an AuthorizationPolicy that only counts what it would do."""
@@ -35,6 +36,9 @@ LOCAL = "cluster.local"
 """In a principal of Istio's form the mesh's own trust domain, whatever its name."""
 
 _MTLS_ONLY = "the mTLS end accepts no plain text"
+
+_LITERAL = re.compile(r"[A-Za-z0-9/_-]*")
+"""What a regular expression matches as it is written."""
 
 _NAMES = ("principals", "namespaces", "serviceAccounts")
 
@@ -48,6 +52,8 @@ class Workload:
     trust: TrustDomain
     ports: Collection[int]
     """The app's, and the mTLS end's."""
+    root_namespace: str
+    """Whose policies are the whole mesh's."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.labels.get('app', '')}"
@@ -76,7 +82,7 @@ class Policy:
             str(about.get("name", "")),
             str(about.get("creationTimestamp", "")),
             _mapping(content.get("spec")),
-            str(dry_run).lower() in ("1", "t", "true"),  # as Go's ParseBool, which Istio asks
+            dry_run in ("1", "t", "T", "true", "TRUE", "True"),  # as Go's ParseBool, which Istio calls
         )
 
     def __str__(self) -> str:
@@ -84,7 +90,7 @@ class Policy:
 
     def applies(self, workload: Workload) -> bool:
         """Whether it is about this workload."""
-        if self.namespace not in (workload.namespace, ROOT_NAMESPACE):
+        if self.namespace not in (workload.namespace, workload.root_namespace):
             return False
         if self.spec.get("targetRef") or self.spec.get("targetRefs"):
             return False
@@ -97,8 +103,8 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Unkept:
-    """A policy that applies, and what keeps it from being kept here."""
+class Unenforced:
+    """A policy that applies, and why it is not enforced here."""
 
     policy: Policy
     reason: str
@@ -115,14 +121,19 @@ class Demands:
     allowing: tuple[Policy, ...]
     denying: tuple[Policy, ...]
     """The policies that the patterns are from."""
-    unkept: tuple[Unkept, ...]
-    """Those that patterns cannot say, or that no mTLS end of krun's can keep."""
+    unenforced: tuple[Unenforced, ...]
+    """Those that patterns cannot say, or that no mTLS end of krun's can enforce."""
 
 
 def demands(policies: Iterable[Policy], workload: Workload, others: Collection[str] = ()) -> Demands:
     """What `policies` ask of `workload`. A rule for any trust domain is taken for ours and for `others`."""
     applying = [policy for policy in policies if policy.applies(workload)]
-    unkept = _plain_text_asked_for([one for one in applying if one.kind == AUTHENTICATION], workload)
+    unenforced = _plain_text_asked_for([one for one in applying if one.kind == AUTHENTICATION], workload)
+    unenforced += [
+        Unenforced(one, "the mTLS end does not check JWTs")
+        for one in applying
+        if one.kind == REQUEST_AUTHENTICATION and _list(one.spec.get("jwtRules"))
+    ]
     allow: list[str] = []
     deny: list[str] = []
     allowing: list[Policy] = []
@@ -139,7 +150,7 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
             if len(allow) + len(deny) + len(peers or ()) > MAX_PATTERNS:
                 raise ValueError(f"with it they name more than {MAX_PATTERNS} peers")
         except ValueError as error:
-            unkept.append(Unkept(policy, str(error)))
+            unenforced.append(Unenforced(policy, str(error)))
             continue
         if action == "DENY":
             deny += _everybody(workload.trust, others) if peers is None else peers
@@ -155,7 +166,7 @@ def demands(policies: Iterable[Policy], workload: Workload, others: Collection[s
         tuple(dict.fromkeys(deny)),
         tuple(allowing) if bound is not None else (),
         tuple(denying),
-        tuple(unkept),
+        tuple(unenforced),
     )
 
 
@@ -232,6 +243,8 @@ def _principal(value: str, _: str, trust: TrustDomain) -> tuple[str | None, str]
     segments = path.split("/")
     whole = len(segments) == 4  # Istio's own form, in which alone it knows aliases
     if domain == "*" and slash:
+        if not _LITERAL.fullmatch(path):  # Istio puts it into a regular expression as it is
+            raise ValueError(f"has principals {value[:60]!r}, which Istio takes for a regular expression")
         if segments[:1] == ["sa"] and len(segments) == 2:
             path = f"ns/*/{path}"
         elif not whole:
@@ -284,15 +297,15 @@ def _short(pattern: str, trust: TrustDomain) -> str:
 # What a PeerAuthentication asks for.
 
 
-def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Unkept]:
+def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Unenforced]:
     """Those by which the workload is reached without mTLS, which no mTLS end accepts. All other modes are
-    kept: who has no certificate is refused by STRICT, and has no way in by PERMISSIVE."""
+    enforced: STRICT refuses who has no certificate, and PERMISSIVE opens no other way in."""
     by_scope: dict[str, Policy] = {}
     for policy in sorted(policies, key=lambda one: one.created):
         if policy.selected:
-            scope = "workload" if policy.namespace != ROOT_NAMESPACE else ""
+            scope = "workload" if policy.namespace != workload.root_namespace else ""
         else:
-            scope = "mesh" if policy.namespace == ROOT_NAMESPACE else "namespace"
+            scope = "mesh" if policy.namespace == workload.root_namespace else "namespace"
         if scope:
             by_scope.setdefault(scope, policy)
     effective: Policy | None = None
@@ -304,11 +317,11 @@ def _plain_text_asked_for(policies: list[Policy], workload: Workload) -> list[Un
         modes = {port: told[port] for port in map(str, workload.ports) if told.get(port)}
         for port, mode in modes.items():
             if mode == "DISABLE":
-                return [Unkept(own, f"the mode of port {port} is DISABLE, and {_MTLS_ONLY}")]
+                return [Unenforced(own, f"the mode of port {port} is DISABLE, and {_MTLS_ONLY}")]
         if modes:
             return []
     if effective is not None and _mode(effective.spec.get("mtls")) == "DISABLE":
-        return [Unkept(effective, f"its mode is DISABLE, and {_MTLS_ONLY}")]
+        return [Unenforced(effective, f"its mode is DISABLE, and {_MTLS_ONLY}")]
     return []
 
 

@@ -1,13 +1,13 @@
-"""Whether the mTLS end keeps the mesh's policies: at the start, and later by looking again.
+"""Whether the mTLS end enforces the mesh's policies: at the start, and later by looking again.
 
 1. The policies are read if a mesh is configured and there is access to its API server. Nothing is asked
    without.
-2. Those that apply and that HBONE_ALLOW and HBONE_DENY do not keep end the start (`check`), or become part
+2. Those that apply and that HBONE_ALLOW and HBONE_DENY do not enforce end the start (`check`), or become part
    of the two as far as these can say it (`apply`).
 3. With `check`, what cannot be read is warned of: such a start does not depend on the API server. With
    `apply` it does: an end that is to have the mesh's policies does not open without.
-4. While krun serves it looks once a minute. A policy that is not kept is then a warning and a metric. It
-   does not end krun, for one object in the cluster would end all instances at once.
+4. While krun serves it looks every 30 to 60 s. A policy that is not enforced is then a warning and a metric.
+   It does not end krun, for one object in the cluster would end all instances at once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING
 from agent.config.own_identity import own_identity
 from agent.config.settings import Settings
 from agent.policy.istio_policies import (
-    ROOT_NAMESPACE,
     Policy,
-    Unkept,
+    Unenforced,
     Workload,
     covered,
     demands,
@@ -37,17 +36,15 @@ from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
 from shared.errors import (
     DeniedError,
     HboneError,
-    TokenError,
     UnavailableError,
-    UpstreamError,
 )
 from shared.patience import patiently
-from shared.tasks import spawn
+from shared.tasks import report, spawn
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SCHEME
 
 if TYPE_CHECKING:
-    from agent.policy.cluster_policies import ClusterPolicies
+    from agent.policy.cluster_policies import ClusterPolicies, Source
     from shared.credentials.kubernetes.kubernetes_access import Access
 
 log = logging.getLogger("hbone.policy")
@@ -77,28 +74,31 @@ class MeshPolicies:
         self._policies: ClusterPolicies | None = None
         self._workload: Workload
         self._known = False  # all of them
-        self._refusals = 0  # at the start
-        self._unkept: list[Unkept] = []
+        self._found: dict[Source, list[Policy]] = {}  # as last read
+        self._refused: Collection[Source] = ()
+        self._unenforced: list[Unenforced] = []
         self._watch: asyncio.Task[None] | None = None
 
     @property
-    def unkept(self) -> Sequence[str]:
-        """The policies that apply and are not kept, as far as that is known."""
-        return [str(one.policy) for one in self._unkept]
+    def unenforced(self) -> Sequence[str]:
+        """The policies that apply and are not enforced, as far as that is known."""
+        return [str(one.policy) for one in self._unenforced]
 
     async def start(self) -> Settings:
         """The settings that the mTLS end is to have.
 
-        Raises UnavailableError if policies apply that it would not keep, or are to be applied and cannot be
-        read; ConfigError if the kubeconfig is wrong.
+        Raises UnavailableError if policies apply that it would not enforce, or are to be applied and cannot
+        be read; DeniedError if no trust domain is known, without which policies mean nothing.
         """
         settings = self._settings
         applies = settings.policy == "apply"
         if settings.policy == "ignore" or not (applies or sign_of_a_mesh(settings)):
             return settings
         try:
-            policies = await self._found(START_S if applies else 0)
-        except (UpstreamError, TokenError, UnavailableError) as error:
+            policies = await self._read(START_S if applies else 0)
+        except DeniedError:
+            raise
+        except HboneError as error:
             if applies:
                 raise _unknown(error) from error
             log.warning("HBONE_POLICY=%s: the mesh's policies are not known: %s", settings.policy, error)
@@ -111,12 +111,17 @@ class MeshPolicies:
             return settings
         if applies:
             self._settings = settings = _applied(settings, policies, self._workload)
-        self._unkept, cure = _unkept(settings, policies, self._workload)
-        if self._unkept:
-            raise UnavailableError(f"{self._told()}: {cure}, or HBONE_POLICY=ignore")
+        self._unenforced, cure = _unenforced(settings, policies, self._workload)
+        if self._unenforced:
+            raise UnavailableError(
+                f"{self._workload} is under {self._told()}, which the {self._kind} mTLS end does not "
+                f"enforce: {cure}, or set HBONE_POLICY=ignore"
+            )
         applying = [str(policy) for policy in policies if policy.applies(self._workload)]
         if self._known:
-            log.info("policies of the mesh for %s, all kept: %s", self._workload, _some(applying) or "none")
+            log.info(
+                "policies of the mesh for %s, all enforced: %s", self._workload, _some(applying) or "none"
+            )
         return settings
 
     def warning(self, mtls_end: Address) -> str | None:
@@ -134,29 +139,28 @@ class MeshPolicies:
             self._watch.cancel()
             await asyncio.wait({self._watch})
 
-    async def _found(self, patience_s: float) -> list[Policy] | None:
+    async def _read(self, patience_s: float) -> list[Policy] | None:
         """Those that can be read; None: there is no access to an API server. One that is away is asked again
         for `patience_s` seconds. Where all have to be known, a refusal is raised."""
         access = self._access or _own_access(self._settings)
         if access is None:
             return None
         from agent.policy.cluster_policies import ClusterPolicies
-        from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 
         self._workload = _workload(self._settings, access)
-        namespaces = list(dict.fromkeys((self._workload.namespace, ROOT_NAMESPACE)))
-        policies = ClusterPolicies(KubernetesApi(access), namespaces)
+        namespaces = list(dict.fromkeys((self._workload.namespace, self._settings.root_namespace)))
+        policies = ClusterPolicies(access, namespaces)
         self._policies = policies
-        found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
+        self._found, refusals = await patiently(policies.read, "HBONE_POLICY", log, patience_s)
         self._known = not refusals
-        self._refusals = len(refusals)
+        self._refused = refusals.keys()
         if refusals:
+            first = next(iter(refusals.values()))
             if patience_s:
-                raise refusals[0]
-            self._policies = policies if found else None
+                raise first
             more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
-            log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", refusals[0], more)
-        return found
+            log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", first, more)
+        return [policy for those in self._found.values() for policy in those]
 
     async def _look_again(self, policies: ClusterPolicies) -> None:
         failed = False
@@ -164,30 +168,40 @@ class MeshPolicies:
             await asyncio.sleep(half_or_more(LOOK_S, random.random()))
             try:
                 found, refusals = await policies.read()
-                if len(refusals) > self._refusals:
-                    raise refusals[0]  # those that we no longer see may be there still
+                self._found |= found  # what is refused now stays as it was last read
+                lost = [error for source, error in refusals.items() if source not in self._refused]
+                self._judge_again([policy for those in self._found.values() for policy in those])
+                if lost:
+                    raise lost[0]
+                self._refused = refusals.keys()
+                failed = False
             except HboneError as error:
                 if not failed:
-                    log.warning("the mesh's policies cannot be looked at: %s", error)
+                    log.warning("the mesh's policies cannot be read again: %s", error)
                 failed = True
-                continue
-            failed = False
-            self._judge_again(found)
+            except Exception as error:  # of an object that nobody has thought of: the watch goes on
+                if not failed:
+                    report("watch policies", error)
+                failed = True
 
     def _judge_again(self, policies: Sequence[Policy]) -> None:
-        before, self._unkept = self._unkept, _unkept(self._settings, policies, self._workload)[0]
-        if [one for one in self._unkept if one not in before]:
+        before, self._unenforced = self._unenforced, _unenforced(self._settings, policies, self._workload)[0]
+        if [one for one in self._unenforced if one not in before]:
             log.warning(
-                "%s; it is so since krun has started, which goes on: new instances %s",
+                "policies of the mesh for %s: the %s mTLS end does not enforce %s. This krun "
+                "keeps running. New instances will %s",
+                self._workload,
+                self._kind,
                 self._told(),
-                "apply it if they can" if self._settings.policy == "apply" else "do not start",
+                "apply them, or not start" if self._settings.policy == "apply" else "not start",
             )
-        elif before and not self._unkept:
-            log.info("policies of the mesh for %s: all are kept again", self._workload)
+        elif before and not self._unenforced:
+            log.info("policies of the mesh for %s: all are enforced again", self._workload)
 
     def _told(self) -> str:
-        reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in self._unkept]
-        return f"{self._workload} is under {_some(reasons)}, which the {self._kind} mTLS end does not keep"
+        found = self._unenforced
+        reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in found]
+        return _some(reasons)
 
 
 def _unknown(error: HboneError) -> UnavailableError:
@@ -211,32 +225,36 @@ def _workload(settings: Settings, access: Access) -> Workload:
     try:
         own = own_identity(settings.certificates)
         namespace, domain = own.namespace, domain or own.trust_domain
-    except DeniedError:  # it names no workload
-        pass
+    except DeniedError as error:  # it names no workload
+        if not domain:
+            raise DeniedError(f"own certificate: {error}: set TRUST_DOMAIN") from error
     told = settings.pilot.namespace
     return Workload(
         namespace or (told if told != DEFAULT_NAMESPACE else access.namespace),
-        settings.pilot.labels,
+        settings.pilot.all_labels(),
         TrustDomain(domain, settings.trust_domain_aliases),
         (settings.app.port, settings.inbound_listen.port),
+        settings.root_namespace,
     )
 
 
-def _unkept(settings: Settings, policies: Sequence[Policy], workload: Workload) -> tuple[list[Unkept], str]:
-    """The policies that apply and are not kept with these settings, and what would change that."""
+def _unenforced(
+    settings: Settings, policies: Sequence[Policy], workload: Workload
+) -> tuple[list[Unenforced], str]:
+    """The policies that apply and are not enforced with these settings, and what would change that."""
     trust, others = workload.trust, _others(settings, workload.trust)
     asked = demands(policies, workload, others)
-    found = list(asked.unkept)
+    found = list(asked.unenforced)
     if _lacking(settings.deny, asked.deny, trust):
-        found += [Unkept(policy, "") for policy in asked.denying]
+        found += [Unenforced(policy, "") for policy in asked.denying]
     replaced = settings
     if asked.allow is not None and _more_than(settings, asked.allow, trust, others):
-        found += [Unkept(policy, "") for policy in asked.allowing]
+        found += [Unenforced(policy, "") for policy in asked.allowing]
         replaced = dataclasses.replace(settings, allow=()) if asked.allow else settings
-    if asked.unkept:
+    if asked.unenforced:
         return found, "set HBONE_INBOUND=pilot-agent"
     if settings.policy == "apply":
-        return found, "leave HBONE_ALLOW out, which lets in more"
+        return found, "HBONE_ALLOW lets in more than the policies: unset it"
     proposed = _applied(replaced, policies, workload)
     lists = {
         "HBONE_ALLOW": (settings.allow, proposed.allow),

@@ -6,14 +6,12 @@ provider is `default`, Traffic Director's `google_cloud_private_spiffe`.
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any
 
 from agent.config.mesh_name import TrafficDirector
-from agent.config.pilot_settings import PilotSettings
+from agent.config.pilot_settings import LABELS, PilotSettings, json_object
 from shared.address import Address
-from shared.errors import UsageError
 from shared.net.tls.certificate_folder import CertificatePaths
 from shared.trust.spiffe import SpiffeId
 
@@ -30,9 +28,9 @@ TRAFFIC_DIRECTOR_LISTENER = "grpc/server?xds.resource.listening_address=%s"
 TRAFFIC_DIRECTOR_PROVIDER = "google_cloud_private_spiffe"
 TRAFFIC_DIRECTOR_AUTHORITY = "traffic-director-global.xds.googleapis.com"
 
-META, META_JSON, LABELS = "ISTIO_META_", "ISTIO_METAJSON_", "ISTIO_METAJSON_LABELS"
+META, META_JSON = "ISTIO_META_", "ISTIO_METAJSON_"
 """How variables begin that are passed in the node's metadata. The rest of the first is the name of a value;
-the second have JSON objects, which are added: the last one to the labels, others to all."""
+the second have JSON objects, which are added: LABELS to the labels, others to all."""
 
 Bootstrap = dict[str, Any]
 
@@ -119,24 +117,12 @@ def _istio_node(workload: PilotSettings, identity: SpiffeId | None, address: str
         "MESH_ID": workload.trust_domain if identity is None else identity.trust_domain,
         "INTERCEPTION_MODE": "NONE",
         "INSTANCE_IPS": address,
-        "LABELS": dict(workload.labels),
+        "LABELS": workload.all_labels(),
     }
     for name, value in workload.passed.items():
         if name.startswith(META):
             metadata[name.removeprefix(META)] = value
-        elif name == LABELS:
-            metadata["LABELS"] |= _json_object(name, value)
-        elif name.startswith(META_JSON):
-            metadata |= _json_object(name, value)
+        elif name.startswith(META_JSON) and name != LABELS:
+            metadata |= json_object(name, value)
     node = f"sidecar~{address}~{workload.pod}.{namespace}~{namespace}.svc.cluster.local"
     return {"id": node, "metadata": metadata}
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UsageError(f"invalid {name} (has to be a JSON object)")
-    return found

@@ -371,9 +371,9 @@ MTLS_END_CONNECTIONS = _gauge(
 MTLS_END_RESTARTS = _counter(
     "hbone_mtls_end_restarts", "krun: times that Envoy or pilot-agent has ended by itself."
 )
-POLICIES_UNKEPT = _gauge(
-    "hbone_policies_unkept",
-    "krun: policies of the mesh that apply to the workload, and that its mTLS end does not keep.",
+POLICIES_UNENFORCED = _gauge(
+    "hbone_policies_unenforced",
+    "krun: policies of the mesh that apply to the workload, and that its mTLS end does not enforce.",
 )
 START_SECONDS = _gauge(
     "hbone_start_seconds",

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.config.settings import ENVIRONMENT, from_env
+from agent.config.settings import ENVIRONMENT, ROOT_NAMESPACE, from_env
 from agent.policy.cluster_policies import RESOURCES
-from agent.policy.istio_policies import ROOT_NAMESPACE
 from gateway.config.config import GatewayConfig, parse
 from gateway.config.limit_settings import Limits
 from gateway.drain import NOTICE_S

@@ -126,9 +126,7 @@ def test_without_it_and_with_captured_traffic_krun_says_so_too(mesh: Workloads) 
     mesh.plane.objects.delete(sidecars)
     krun = mesh.krun("pilot-agent")
     try:
-        told = (
-            "istiod has told Envoy nothing of port 15003: a Sidecar in namespace demo has to have an ingress"
-        )
+        told = "istiod has sent Envoy no listener for port 15003: a Sidecar in namespace demo has to have"
         until(lambda: True if told in krun.said else None, PATIENCE_S, told)
     finally:
         krun.end()

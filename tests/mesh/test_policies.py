@@ -15,7 +15,7 @@ from tests.mesh.workloads import Workloads, ask
 PATIENCE_S = 30.0
 
 LOOK_S = 80.0
-"""krun looks once a minute."""
+"""krun looks every 30 to 60 s."""
 
 LOOKS = {"WORKLOAD_NAME": "hello"}
 
@@ -28,7 +28,7 @@ def roles() -> list[Object]:
         about = {"name": "krun-policies", "namespace": namespace}
         rule = {
             "apiGroups": ["security.istio.io"],
-            "resources": ["authorizationpolicies", "peerauthentications"],
+            "resources": ["authorizationpolicies", "peerauthentications", "requestauthentications"],
             "verbs": ["list"],
         }
         made.append({"apiVersion": f"{group}/v1", "kind": "Role", "metadata": about, "rules": [rule]})
@@ -56,12 +56,12 @@ def started() -> Iterator[list[Process]]:
         process.end()
 
 
-def test_a_deny_that_nobody_keeps_ends_the_start(applied: Workloads) -> None:
+def test_a_deny_that_nobody_enforces_ends_the_start(applied: Workloads) -> None:
     krun = applied.krun("builtin", LOOKS)
     assert krun.started.wait(PATIENCE_S) == EXIT_UNAVAILABLE
     assert krun.said.strip().splitlines()[-1] == (
         "krun: demo/hello is under AuthorizationPolicy demo/no-guests, which the builtin mTLS end does not "
-        "keep: set HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or HBONE_POLICY=ignore"
+        "enforce: set HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or set HBONE_POLICY=ignore"
     )
 
 
@@ -80,16 +80,17 @@ def test_a_policy_that_comes_later_is_told(applied: Workloads, started: list[Pro
     krun = applied.krun("builtin", LOOKS)
     started.append(krun)
     applied.krun_ready(krun)
-    assert "policies of the mesh for demo/hello, all kept: PeerAuthentication demo/hello" in krun.said
+    assert "policies of the mesh for demo/hello, all enforced: PeerAuthentication demo/hello" in krun.said
     applied.plane.objects.apply(manifest("deny"))
-    until(lambda: True if "it is so since krun has started" in krun.said else None, LOOK_S, "a warning")
+    told = "mTLS end does not enforce AuthorizationPolicy demo/no-guests. This krun keeps running"
+    until(lambda: True if told in krun.said else None, LOOK_S, "a warning")
     assert ask("guest").status == 200
     assert (
-        "\nhbone_policies_unkept 1.0\n"
+        "\nhbone_policies_unenforced 1.0\n"
         in run_in("app", "curl", "-s", "http://127.0.0.1:15020/metrics").stdout
     )
     status = run_in("app", "curl", "-s", "http://127.0.0.1:15019/status").stdout
-    assert json.loads(status)["mtls_end"]["unkept_policies"] == ["AuthorizationPolicy demo/no-guests"]
+    assert json.loads(status)["mtls_end"]["unenforced_policies"] == ["AuthorizationPolicy demo/no-guests"]
 
 
 def test_without_the_role_krun_says_which(mesh: Workloads, started: list[Process]) -> None:

@@ -313,6 +313,9 @@ class LocalApiServer(NotingServer[Asked]):
             return self._object(user, found[1], found[2], found[3])
         if (found := _POLICIES_PATH.fullmatch(asked.path)) and asked.method == "GET":
             return self._policies(user, *found.groups())
+        if (asked.method, asked.path) == ("GET", "/apis"):
+            groups = [{"name": "security.istio.io"}] if self.istio_versions else []
+            return 200, json.dumps({"kind": "APIGroupList", "groups": groups}).encode()
         match = _PATH.fullmatch(asked.path)
         if match is None or asked.method != "POST":
             return status(404, "NotFound", "the server could not find the requested resource")
@@ -360,9 +363,11 @@ class LocalApiServer(NotingServer[Asked]):
             return status(403, "Forbidden", text)
         if version not in self.istio_versions:
             return 404, b"404 page not found\n"
-        kind = {"authorizationpolicies": "AuthorizationPolicy", "peerauthentications": "PeerAuthentication"}[
-            resource
-        ]
+        kind = {
+            "authorizationpolicies": "AuthorizationPolicy",
+            "peerauthentications": "PeerAuthentication",
+            "requestauthentications": "RequestAuthentication",
+        }[resource]
         items = [
             one for one in self.policies if (one["kind"], one["metadata"]["namespace"]) == (kind, namespace)
         ]

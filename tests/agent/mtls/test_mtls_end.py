@@ -16,6 +16,7 @@ from agent.mtls.mtls_end import MtlsEnd
 from shared.credentials.certificates.authority import Authority
 from shared.errors import UnavailableError
 from shared.tasks import spawn
+from shared.trust.spiffe import SpiffeId
 from tests.support.hbone_port import Mesh
 from tests.support.revocation import revocation_list
 from tests.support.tcp_peer import PATIENCE_S
@@ -38,6 +39,13 @@ async def test_none_leads_to_whoever_listens_there() -> None:
     await it.close()
 
 
+@pytest.mark.parametrize("inbound", ["auto", "none"])
+async def test_policies_are_not_applied_by_nobody(inbound: str, tmp_path: Path) -> None:
+    told = {"HBONE_INBOUND": inbound, "HBONE_CERTS": str(tmp_path), "HBONE_POLICY": "apply"}
+    with pytest.raises(UnavailableError, match=r"HBONE_POLICY=apply: krun has no mTLS end .*: set HBONE_"):
+        await end(**told).start()
+
+
 async def test_the_built_in_one(tmp_path: Path) -> None:
     it = end(HBONE_INBOUND="builtin", HBONE_CERTS=str(Mesh(tmp_path).member()))
     await it.start()
@@ -51,6 +59,18 @@ async def test_the_built_in_one(tmp_path: Path) -> None:
     await it.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(it.address.host, it.address.port)
+
+
+async def test_the_patterns_in_force(tmp_path: Path) -> None:
+    """They are also those that nobody has set; without an end of krun's there are none."""
+    folder = Mesh(tmp_path).member(SpiffeId.parse("spiffe://demo.local/ns/demo/sa/hello"))
+    ends = {"builtin": (("spiffe://demo.local/**",), ("ns/x/sa/y",)), "none": (None, None)}
+    for kind, expected in ends.items():
+        told = {"HBONE_INBOUND": kind, "HBONE_CERTS": str(folder), "HBONE_DENY": "ns/x/sa/y"}
+        mtls_end = end(**told)
+        await mtls_end.start()
+        assert (mtls_end.allow, mtls_end.deny) == expected
+        await mtls_end.close()
 
 
 async def test_envoy_s_admin_port_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

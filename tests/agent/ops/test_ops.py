@@ -181,7 +181,9 @@ async def test_an_envoy_that_does_not_answer_is_not_ready(tmp_path: Path) -> Non
     async with krun(**told) as it:
         await it.find_ports()
         await it.process.said("^started in ")
-        assert (await it.shown("/status"))["mtls_end"]["kind"] == "envoy"
+        shown = (await it.shown("/status"))["mtls_end"]
+        assert (shown["kind"], shown["deny"]) == ("envoy", [])
+        assert [one.endswith("/**") for one in shown["allow"]] == [True], "its own trust domain"
         envoy = _child_of(it.process.pid)
         os.kill(envoy, signal.SIGSTOP)
         assert await it.health() == (503, "not ready, pending: mTLS end")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent.policy.istio_policies import (
     AUTHENTICATION,
     AUTHORIZATION,
+    REQUEST_AUTHENTICATION,
     Demands,
     Policy,
     Workload,
@@ -22,7 +23,7 @@ from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SpiffeId
 
 TRUST = TrustDomain("demo.local")
-HELLO = Workload("demo", {"app": "hello"}, TRUST, (8080, 15003))
+HELLO = Workload("demo", {"app": "hello"}, TRUST, (8080, 15003), "istio-system")
 
 
 def policy(spec: dict[str, Any], namespace: str = "demo", kind: str = AUTHORIZATION, **about: Any) -> Policy:
@@ -39,7 +40,7 @@ def asked(*policies: Policy, workload: Workload = HELLO) -> Demands:
 
 
 def reasons(*policies: Policy) -> list[str]:
-    return [one.reason for one in asked(*policies).unkept]
+    return [one.reason for one in asked(*policies).unenforced]
 
 
 # Which ones apply.
@@ -156,19 +157,38 @@ def test_what_patterns_cannot_say(spec: dict[str, Any], reason: str) -> None:
     assert reasons(policy(spec)) == [reason]
 
 
+def test_a_suffix_that_istio_takes_for_a_regular_expression() -> None:
+    (reason,) = reasons(policy(source(principals=["*/sa/a.b"])))
+    assert reason.endswith("has principals '*/sa/a.b', which Istio takes for a regular expression")
+
+
+@pytest.mark.parametrize(
+    ("told", "is_dry_run"), [("true", True), ("T", True), ("1", True), ("tRue", False), ("yes", False)]
+)
+def test_a_dry_run_as_go_reads_it(told: str, is_dry_run: bool) -> None:
+    one = policy(source(namespaces=["x"]), annotations={"istio.io/dry-run": told})
+    assert one.is_dry_run == is_dry_run
+
+
+def test_an_authentication_of_requests_takes_an_end_that_reads_jwts() -> None:
+    about = {"namespace": "demo", "kind": REQUEST_AUTHENTICATION}
+    assert reasons(policy({"jwtRules": [{"issuer": "x"}]}, **about)) == ["the mTLS end does not check JWTs"]
+    assert reasons(policy({"jwtRules": []}, **about)) == []
+
+
 def test_peers_are_bounded() -> None:
     many = policy(source(namespaces=[f"n{number}" for number in range(700)]))
     found = asked(many, many)
     assert len(found.allow or ()) == 700
-    assert [one.reason for one in found.unkept] == ["with it they name more than 1000 peers"]
+    assert [one.reason for one in found.unenforced] == ["with it they name more than 1000 peers"]
 
 
 def test_a_part_of_a_name_is_of_one_trust_domain_only() -> None:
     """Istio knows aliases in whole names only, our patterns in all."""
-    aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), ())
+    aliases = Workload("demo", {}, TrustDomain("demo.local", ("old.local",)), (), "istio-system")
     assert asked(policy(source(principals=["old.local/ns/a/sa/b"])), workload=aliases).allow == ("ns/a/sa/b",)
-    (unkept,) = asked(policy(source(principals=["demo.local/ns/a/*"])), workload=aliases).unkept
-    assert unkept.reason.endswith("which is not of the aliases")
+    (unenforced,) = asked(policy(source(principals=["demo.local/ns/a/*"])), workload=aliases).unenforced
+    assert unenforced.reason.endswith("which is not of the aliases")
 
 
 # Beside Istio's own matchers (pilot/pkg/security/authz/matcher and model).
@@ -221,13 +241,13 @@ def test_patterns_mean_what_istio_means(told: tuple[str, str], name: str) -> Non
     """Of names in Istio's form, from trust domains that may come in; or there are no patterns."""
     field, value = told
     found = demands([policy({"action": "DENY", **source(**{field: [value]})})], HELLO, ["far.local"])
-    if found.unkept:
+    if found.unenforced:
         return
     matches = PeerPatterns(found.deny, TRUST).matches(SpiffeId.parse(name))
     assert matches == istio_matches(field, value, name), found.deny
 
 
-# Whether patterns keep what is asked for.
+# Whether patterns enforce what is asked for.
 
 
 @pytest.mark.parametrize(

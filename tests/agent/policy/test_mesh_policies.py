@@ -1,5 +1,5 @@
-"""krun under the mesh's policies: which end its start, which it applies, which it keeps, and what it says of
-those that it cannot read or that come later."""
+"""krun under the mesh's policies: which end its start, which it applies, which it enforces, and what it says
+of those that it cannot read or that come later."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 
 from agent.config.settings import Settings, from_env
 from agent.policy import mesh_policies
+from agent.policy.istio_policies import Policy
 from agent.policy.mesh_policies import MeshPolicies
-from shared.errors import UnavailableError
+from shared.errors import DeniedError, UnavailableError
 from shared.trust.spiffe import SpiffeId
 from tests.agent.test_app import Krun, krun
 from tests.support.api_server import LocalApiServer, access, kubeconfig
 from tests.support.hbone_port import Mesh
 from tests.support.metadata_server import closed_port
-from tests.support.process import started
 from tests.support.tcp_peer import PATIENCE_S
 from tests.support.world import find_envoy
 
@@ -117,24 +117,24 @@ async def comes_in(mesh: Mesh, name: str, port: int) -> bool:
     return greeting == b"x"
 
 
-# Policies that are not kept.
+# Policies that are not enforced.
 
 
-async def test_a_policy_that_nobody_keeps_ends_the_start(
+async def test_a_policy_that_nobody_enforces_ends_the_start(
     mesh: Mesh, tmp_path: Path, server: LocalApiServer
 ) -> None:
     environ = environment(mesh, tmp_path, server)
     under = "krun: demo/hello is under AuthorizationPolicy"
     server.policies = [NO_GUESTS]
     assert await refused(environ) == (
-        f"{under} demo/no-guests, which the builtin mTLS end does not keep: set "
-        "HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or HBONE_POLICY=ignore"
+        f"{under} demo/no-guests, which the builtin mTLS end does not enforce: set "
+        "HBONE_DENY=ns/clients/sa/guest, or HBONE_POLICY=apply, or set HBONE_POLICY=ignore"
     )
     server.policies = [NO_GUESTS, WEB_ONLY, STRICT]
     assert await refused({**environ, "HBONE_DENY": "ns/x/sa/y"}) == (
         f"{under} demo/no-guests, AuthorizationPolicy demo/web-only, which the builtin mTLS end does not "
-        "keep: set HBONE_ALLOW=ns/clients/sa/web and HBONE_DENY=ns/x/sa/y,ns/clients/sa/guest, or "
-        "HBONE_POLICY=apply, or HBONE_POLICY=ignore"
+        "enforce: set HBONE_ALLOW=ns/clients/sa/web and HBONE_DENY=ns/x/sa/y,ns/clients/sa/guest, or "
+        "HBONE_POLICY=apply, or set HBONE_POLICY=ignore"
     )
 
 
@@ -147,7 +147,7 @@ async def test_one_that_patterns_cannot_say_ends_the_start_with_apply_too(
         assert line.startswith(
             "krun: demo/hello is under AuthorizationPolicy istio-system/get-only (rules[0] is about to, too)"
         )
-        assert line.endswith(": set HBONE_INBOUND=pilot-agent, or HBONE_POLICY=ignore")
+        assert line.endswith(": set HBONE_INBOUND=pilot-agent, or set HBONE_POLICY=ignore")
 
 
 async def test_an_allow_list_that_lets_in_more_is_not_replaced(
@@ -156,7 +156,7 @@ async def test_an_allow_list_that_lets_in_more_is_not_replaced(
     server.policies = [WEB_ONLY]
     wide = {"HBONE_ALLOW": "ns/clients/sa/*", "HBONE_POLICY": "apply"}
     line = await refused({**environment(mesh, tmp_path, server), **wide})
-    assert line.endswith(": leave HBONE_ALLOW out, which lets in more, or HBONE_POLICY=ignore")
+    assert line.endswith(": HBONE_ALLOW lets in more than the policies: unset it, or set HBONE_POLICY=ignore")
 
 
 async def test_where_nobody_may_come_in_nobody_is_proposed(
@@ -170,6 +170,22 @@ async def test_where_nobody_may_come_in_nobody_is_proposed(
     assert f": set {lists}, or" in await refused({**environ, **far})
 
 
+async def test_labels_that_istio_s_variable_adds_select_the_workload(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    v2_only = policy("v2", {**of("DENY", GUEST), "selector": {"matchLabels": {"version": "v2"}}})
+    server.policies = [v2_only]
+    environ = environment(mesh, tmp_path, server) | {"ISTIO_METAJSON_LABELS": '{"version": "v2"}'}
+    assert "under AuthorizationPolicy demo/v2, which" in await refused(environ)
+
+
+async def test_another_root_namespace(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    server.policies = [policy("no-guests", of("DENY", GUEST), "mesh-root")]
+    server.may_list = {"demo", "mesh-root"}
+    environ = environment(mesh, tmp_path, server) | {"HBONE_ROOT_NAMESPACE": "mesh-root"}
+    assert "under AuthorizationPolicy mesh-root/no-guests, which" in await refused(environ)
+
+
 async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
     server.policies = [{**STRICT, "spec": {"mtls": {"mode": "DISABLE"}}}]
     assert "PeerAuthentication demo/hello (its mode is DISABLE, and the mTLS end accepts no plain text)" in (
@@ -177,7 +193,7 @@ async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, ser
     )
 
 
-# Policies that are kept, or let be.
+# Policies that are enforced, or let be.
 
 
 @pytest.mark.parametrize(
@@ -188,12 +204,12 @@ async def test_plain_text_that_the_mesh_asks_for(mesh: Mesh, tmp_path: Path, ser
         {"HBONE_DENY": "spiffe://demo.local/**"},
     ],
 )
-async def test_lists_that_keep_them(
+async def test_lists_that_enforce_them(
     environ: dict[str, str], mesh: Mesh, tmp_path: Path, server: LocalApiServer
 ) -> None:
     server.policies = [NO_GUESTS, WEB_ONLY, STRICT]
     async with krun(environ={**environment(mesh, tmp_path, server), **environ}) as it:
-        told = await it.process.said("^policies of the mesh for demo/hello, all kept: (.*)$")
+        told = await it.process.said("^policies of the mesh for demo/hello, all enforced: (.*)$")
         await it.listening()
     named = ["AuthorizationPolicy demo/no-guests", "AuthorizationPolicy demo/web-only"]
     assert told[1].split(", ") == [*named, "PeerAuthentication demo/hello"]
@@ -279,7 +295,7 @@ async def test_an_api_server_that_comes_late_is_waited_for(
         await it.process.said(r"^HBONE_POLICY: .* answered 503; again in 0\.5 s$")
         server.answer = lambda _: None
         await it.process.said(
-            "^policies of the mesh for demo/hello, all kept: AuthorizationPolicy demo/web-only$"
+            "^policies of the mesh for demo/hello, all enforced: AuthorizationPolicy demo/web-only$"
         )
         await it.listening()
 
@@ -293,7 +309,7 @@ async def test_a_role_that_is_missing_is_a_warning(
     (line,) = [one for one in it.process.messages if "not all policies" in one]
     assert line.startswith("HBONE_POLICY=check: not all policies of the mesh are known: https://127.0.0.1:")
     rule = "verb list on authorizationpolicies of security.istio.io in namespace demo"
-    assert line.endswith(f"a Role has to allow us the {rule} (and 3 more)")
+    assert line.endswith(f"a Role has to allow us the {rule} (and 5 more)")
     (said,) = [one for one in it.process.messages if "HBONE_ALLOW is not set" in one]
     assert "does not enforce the mesh's AuthorizationPolicy" in said
 
@@ -317,7 +333,7 @@ async def test_a_cluster_without_istio_and_an_older_one(
         assert "demo/no-guests, which" in await refused(environment(mesh, tmp_path, server))
         return
     async with krun(environ=environment(mesh, tmp_path, server)) as it:
-        await it.process.said("^policies of the mesh for demo/hello, all kept: none$")
+        await it.process.said("^policies of the mesh for demo/hello, all enforced: none$")
         await it.listening()
 
 
@@ -334,11 +350,40 @@ async def test_an_api_server_that_is_away_does_not_end_the_start(
 
 
 async def test_a_kubeconfig_that_is_wrong(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    """It may be the app's: it ends the start only where policies are to be applied."""
     environ = environment(mesh, tmp_path, server)
     (tmp_path / "kubeconfig").write_text("[")
-    async with started("agent", environ={**environ, "HBONE_LOG_FORMAT": "text"}) as process:
-        code, _, err = await process.ended()
-    assert (code, err.splitlines()[-1].startswith(f"krun: {tmp_path}/kubeconfig")) == (78, True), err
+    async with krun(environ=environ) as it:
+        await it.process.said(
+            f"^HBONE_POLICY=check: the mesh's policies are not known: {tmp_path}/kubeconfig"
+        )
+        await it.listening()
+    line = await refused({**environ, "HBONE_POLICY": "apply"}, 78)
+    assert line.startswith(
+        f"krun: HBONE_POLICY=apply: the mesh's policies are not known: {tmp_path}/kubeconfig"
+    )
+
+
+async def test_a_url_that_is_not_the_api_server_s(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    """It answers 404, as a cluster without Istio does."""
+    server.policies = [NO_GUESTS]
+    environ = environment(mesh, tmp_path, server) | {"HBONE_POLICY": "apply"}
+    text = (tmp_path / "kubeconfig").read_text().replace(server.url, f"{server.url}/wrong")
+    (tmp_path / "kubeconfig").write_text(text)
+    line = await refused(environ)
+    assert line.endswith("authorizationpolicies is not there: check the server's URL, and Istio's CRDs")
+
+
+async def test_without_a_trust_domain_policies_mean_nothing(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer
+) -> None:
+    server.policies = [NO_GUESTS]
+    environ = environment(mesh, tmp_path, server)
+    folder = Path(environ["HBONE_CERTS"])
+    mesh.authority.write(folder, mesh.authority.issue(dns_names=["hello.demo"]))
+    for more in ({}, {"HBONE_ALLOW": f"spiffe://{WEB}"}):
+        with pytest.raises(DeniedError, match=r"own certificate: .*no X509-SVID: set TRUST_DOMAIN"):
+            await MeshPolicies(settings_of({**environ, **more}), access(server), "builtin").start()
 
 
 # Later.
@@ -363,7 +408,7 @@ async def watching(
 async def looked_again(server: LocalApiServer) -> None:
     """Returns when the policies have been read as they are now."""
     before = len(server.asked)
-    await server.seen(before + 9)  # four requests a look: the second of these looks is over
+    await server.seen(before + 13)  # six requests a look: the second of these looks is over
 
 
 async def test_a_policy_that_comes_later_and_goes_again(
@@ -376,28 +421,28 @@ async def test_a_policy_that_comes_later_and_goes_again(
     caplog.set_level("INFO", "hbone.policy")
     settings = settings_of(environment(mesh, tmp_path, server))
     async with watching(settings, server, monkeypatch) as policies:
-        assert list(policies.unkept) == []
+        assert list(policies.unenforced) == []
         server.policies = [NO_GUESTS]
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.answer = lambda _: (500, b"")
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.answer = lambda _: None
         server.may_list = {"istio-system"}
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/no-guests"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
         server.may_list = {"istio-system", "demo"}
         server.policies = []
         await looked_again(server)
-        assert list(policies.unkept) == []
-    later, broken, gone = [one for one in caplog.messages if "all kept: none" not in one]
+        assert list(policies.unenforced) == []
+    later, broken, gone = [one for one in caplog.messages if "all enforced: none" not in one]
     assert later == (
-        "demo/hello is under AuthorizationPolicy demo/no-guests, which the builtin mTLS end does not keep; "
-        "it is so since krun has started, which goes on: new instances do not start"
+        "policies of the mesh for demo/hello: the builtin mTLS end does not enforce "
+        "AuthorizationPolicy demo/no-guests. This krun keeps running. New instances will not start"
     )
-    assert "cannot be looked at" in broken and "500" in broken
-    assert gone == "policies of the mesh for demo/hello: all are kept again"
+    assert "cannot be read again" in broken and "500" in broken
+    assert gone == "policies of the mesh for demo/hello: all are enforced again"
 
 
 async def test_a_policy_that_changes_what_was_applied(
@@ -408,7 +453,59 @@ async def test_a_policy_that_changes_what_was_applied(
     async with watching(settings, server, monkeypatch) as policies:
         server.policies = [policy("web-only", of("ALLOW", GUEST))]
         await looked_again(server)
-        assert list(policies.unkept) == ["AuthorizationPolicy demo/web-only"]
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/web-only"]
+
+
+async def test_a_refusal_takes_nothing_back(
+    mesh: Mesh,
+    tmp_path: Path,
+    server: LocalApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As many refusals as at the start, of another namespace: what was read there counts on."""
+    caplog.set_level("INFO", "hbone.policy")
+    server.may_list = {"demo"}
+    async with watching(settings_of(environment(mesh, tmp_path, server)), server, monkeypatch) as policies:
+        server.policies = [NO_GUESTS]
+        await looked_again(server)
+        server.may_list = {"istio-system"}
+        await looked_again(server)
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
+    assert "in namespace demo" in caplog.messages[-1]
+
+
+async def test_a_start_that_could_read_nothing_looks_again(
+    mesh: Mesh, tmp_path: Path, server: LocalApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.may_list = set()
+    async with watching(settings_of(environment(mesh, tmp_path, server)), server, monkeypatch) as policies:
+        server.may_list, server.policies = {"demo", "istio-system"}, [NO_GUESTS]
+        await looked_again(server)
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
+
+
+async def test_an_object_that_nobody_has_thought_of_does_not_end_the_watch(
+    mesh: Mesh,
+    tmp_path: Path,
+    server: LocalApiServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> bool:
+        raise KeyError("odd")
+
+    settings = settings_of(environment(mesh, tmp_path, server))
+    async with watching(settings, server, monkeypatch) as policies:
+        with monkeypatch.context() as broken:
+            broken.setattr(Policy, "applies", fails)
+            server.policies = [NO_GUESTS]
+            await looked_again(server)
+        await looked_again(server)
+        assert list(policies.unenforced) == ["AuthorizationPolicy demo/no-guests"]
+    assert [one for one in caplog.messages if "failed" in one] == [
+        "task watch policies failed: KeyError: 'odd'"
+    ]
 
 
 async def test_a_deny_is_for_the_trust_domains_that_an_allow_lets_in(
@@ -430,8 +527,8 @@ async def test_a_deny_is_for_the_trust_domains_that_an_allow_lets_in(
     lists = f"HBONE_ALLOW=spiffe://{far} and HBONE_DENY=ns/x/sa/*,spiffe://far.local/ns/x/sa/*"
     assert f": set {lists}, or HBONE_POLICY=apply" in str(caught.value)
     pair = dict(part.split("=") for part in lists.split(" and "))
-    kept = await MeshPolicies(settings_of({**told, **pair}), access(server), "builtin").start()
-    assert kept.allow == applied.allow, "what is proposed is enough"
+    enforced = await MeshPolicies(settings_of({**told, **pair}), access(server), "builtin").start()
+    assert enforced.allow == applied.allow, "what is proposed is enough"
 
 
 async def test_many_policies_are_read_in_pages(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
@@ -442,6 +539,14 @@ async def test_many_policies_are_read_in_pages(mesh: Mesh, tmp_path: Path, serve
     assert "AuthorizationPolicy demo/p4 and 2 more, which the envoy mTLS end" in str(caught.value)
 
 
+async def test_policies_of_a_megabyte(mesh: Mesh, tmp_path: Path, server: LocalApiServer) -> None:
+    large = policy("large", of("DENY", GUEST))
+    large["metadata"]["annotations"] = {"about": "x" * 1_200_000}
+    server.policies = [large]
+    with pytest.raises(UnavailableError, match="under AuthorizationPolicy demo/large, which"):
+        await MeshPolicies(settings_of(environment(mesh, tmp_path, server)), access(server), "envoy").start()
+
+
 async def test_a_proposal_that_would_fill_the_screen(
     mesh: Mesh, tmp_path: Path, server: LocalApiServer
 ) -> None:
@@ -449,4 +554,4 @@ async def test_a_proposal_that_would_fill_the_screen(
     settings = settings_of(environment(mesh, tmp_path, server))
     with pytest.raises(UnavailableError) as caught:
         await MeshPolicies(settings, access(server), "envoy").start()
-    assert str(caught.value).endswith("does not keep: set HBONE_POLICY=apply, or HBONE_POLICY=ignore")
+    assert str(caught.value).endswith("does not enforce: set HBONE_POLICY=apply, or set HBONE_POLICY=ignore")
