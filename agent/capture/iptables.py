@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ SYSTEM_PATH = "/usr/sbin:/sbin"
 
 TIMEOUT_S = 10.0
 """For one program: it takes milliseconds, but another may hold the lock."""
+
+KILL_S = 1.0
+"""For the processes of a program that was killed: the kernel ends them after what they are at."""
 
 WAIT_S = 5
 """For the lock."""
@@ -204,6 +208,7 @@ class Iptables:
                 stdin=told_it,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # with the programs that it starts
             )
         except OSError as error:
             raise UnavailableError(f"cannot start {name}: {error.strerror or error}") from error
@@ -215,12 +220,11 @@ class Iptables:
                 output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 await process.wait()
         except TimeoutError as error:
+            await _end(process)
             raise UnavailableError(f"{name} has not ended within {TIMEOUT_S:g} s") from error
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        except BaseException:
+            await _end(process)
+            raise
         return process.returncode or 0, output, _last_line(complaint)
 
 
@@ -255,6 +259,18 @@ def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(_NO_CAUSES) and "memlimit" not in line]
     return told[-1].rpartition("\t")[2][:200] if told else ""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kills a program and those that it has started: pilot-agent's iptables-restore would still add rules
+    while ours are being removed."""
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        async with asyncio.timeout(KILL_S):
+            while True:  # those are not our children
+                os.killpg(process.pid, 0)
+                await asyncio.sleep(KILL_S / 100)
 
 
 async def _read(stream: asyncio.StreamReader) -> str:

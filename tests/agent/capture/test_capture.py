@@ -4,16 +4,22 @@ here, and Envoy's ports the test's; with the real ones: tests/mesh."""
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from agent.app import Agent
+from agent.capture.capture import Capture
+from agent.config.settings import from_env
 from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.http1 import get
+from shared.ops.access_log import AccessLog
 from tests.support.captured_network import CapturedNetwork, captured_network
 from tests.support.other_user import root_only, shared_folder
 from tests.support.process import Process, run, started
@@ -98,6 +104,24 @@ async def test_a_start_that_fails_removes_them(net: CapturedNetwork, environ: di
         await process.said("^outbound traffic: iptables")
         code, _, told = await process.ended()
     assert (code, "/nowhere" in told) == (EXIT_UNAVAILABLE, True)
+    assert net.rules() == []
+
+
+async def test_what_fails_at_the_end_leaves_no_rules(
+    net: CapturedNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(from_env({}), [], {}, AccessLog(sys.stderr, "text", "krun"))
+    capture = Capture(from_env({}).capture, os.environ["PATH"])
+    await capture.start("pilot-agent", Path("/bin/false"))
+    assert net.rules() != []
+    monkeypatch.setattr(agent, "_capture", capture)
+
+    async def fails() -> None:
+        raise OSError("no such process")
+
+    monkeypatch.setattr(agent, "_stop_app", fails)
+    with pytest.raises(OSError, match="no such process"):
+        await agent._close()
     assert net.rules() == []
 
 
