@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from pathlib import Path
 
+from agent.capture import leftovers
 from agent.capture.iptables import Iptables
 from agent.config.capture_settings import CaptureMode, CaptureSettings
 from agent.config.pilot_settings import UID
@@ -39,6 +41,7 @@ class Capture:
         self._settings = settings
         self._iptables = Iptables(search_path)
         self._may_have_rules = False
+        self._name: socket.socket | None = None  # held while there may be rules
 
     async def start(self, inbound: str, pilot_agent: Path | None) -> None:
         """Chooses, and applies the rules if it is `iptables`. `inbound` is the mTLS end; pilot-agent's path
@@ -84,15 +87,23 @@ class Capture:
             log.warning("%s; `krun capture remove` tries again", error)
         except TimeoutError:
             log.warning("rules are not removed within %.1f s; `krun capture remove` tries again", timeout_s)
+        finally:
+            if self._name is not None:
+                self._name.close()  # what is left now is nobody's
 
     async def _remove(self) -> None:
         """Raises UnavailableError; then krun keeps its group, because rules may be left."""
         await self._iptables.remove()
         self._may_have_rules = False
+        if self._name is not None:
+            self._name.close()
         _set_group(os.getegid())
 
     async def _apply(self, pilot_agent: Path) -> str:
         """Applies the rules; returns whose they are."""
+        self._name = leftovers.held()
+        if self._name is None:
+            raise UnavailableError("another krun captures in this network namespace already")
         self._may_have_rules = True
         if not _set_group(UID):
             raise UnavailableError(

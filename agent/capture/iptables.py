@@ -123,11 +123,12 @@ class Iptables:
         interface of the kernel than its rules are in, so it is not used."""
         await self.remove()
         try:
+            await self._restored("iptables", rules.mark())
             code, output, complaint = await self._run(*self.istio_command(pilot_agent, settings))
             if code:
                 last = complaint or _last_line(output)
                 raise UnavailableError(f"pilot-agent istio-iptables: {last or f'exit code {code}'}")
-            if not await self.found():
+            if await self.found() == [rules.MARK]:
                 raise UnavailableError("pilot-agent istio-iptables has added no rules")
         except BaseException:
             await self.remove()
@@ -152,17 +153,25 @@ class Iptables:
     async def remove(self) -> int:
         """Removes our rules and Istio's; how many chains that were. Raises UnavailableError if some cannot be
         removed."""
+        return await self._remove(rules.PREFIXES)
+
+    async def remove_left(self) -> int:
+        """As `remove`, but Istio's only if krun has made them."""
+        is_istio_s_ours = rules.MARK in await self.found()
+        return await self._remove(rules.PREFIXES if is_istio_s_ours else rules.PREFIXES[:1])
+
+    async def _remove(self, prefixes: tuple[str, ...]) -> int:
         count = 0
-        for program, variant in self._all():
+        for program, variant in reversed(self._all()):  # the mark last: a removal may be broken off
             saved = await self._saved(program, variant)
-            text = rules.removal(saved)
+            text = rules.removal(saved, prefixes)
             if not text:
                 continue
             code, _, complaint = await self._run(*_restore(variant), text=text)
             if code:
                 told = complaint or f"exit code {code}"
                 raise UnavailableError(f"rules cannot be removed: {variant}-restore: {told}")
-            count += len(rules.chains(saved))
+            count += len(rules.chains(saved, prefixes))
         return count
 
     async def found(self) -> list[str]:

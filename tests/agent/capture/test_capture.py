@@ -99,6 +99,38 @@ async def test_a_krun_that_was_killed_leaves_no_doubles_to_the_next(
     assert net.rules() == []
 
 
+@pytest.mark.parametrize("left", ["KRUN_OUTPUT", "KRUN_ISTIO ISTIO_OUTPUT"])
+async def test_rules_that_nobody_holds_do_not_capture_the_next_krun(net: CapturedNetwork, left: str) -> None:
+    """Krun's own, and those that pilot-agent has made for it."""
+    for chain in left.split():
+        await run("iptables", "-t", "nat", "-N", chain)
+    await run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", left.split()[-1])
+    plain = {"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0", "HBONE_LOG_FORMAT": "json"}
+    async with krun({**plain, "HBONE_CAPTURE": "none"}, "true") as process:
+        await process.said("^removed [12] chains of iptables, which a krun that was killed has left$")
+        await process.ended()
+    assert net.rules() == []
+
+
+async def test_the_rules_of_a_krun_that_runs_stay(net: CapturedNetwork, environ: dict[str, str]) -> None:
+    async with krun(environ, *net.app("10.1.2.3")) as process:
+        await process.said("^tunnels on")
+        there = net.rules()
+        plain = {"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0"}
+        async with krun(plain, "true") as other:
+            await other.ended()
+        assert net.rules() == there != []
+
+
+async def test_the_rules_of_an_istio_init_stay(net: CapturedNetwork) -> None:
+    """Which has run in the same pod."""
+    for rule in ("-N ISTIO_OUTPUT", "-A OUTPUT -p tcp --dport 7 -j ISTIO_OUTPUT", "-N KRUN_OUTPUT"):
+        await run("sh", "-c", f"iptables -t nat {rule}")
+    async with krun({"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0"}, "true") as process:
+        await process.ended()
+    assert net.rules() == ["-N ISTIO_OUTPUT", "-A OUTPUT -p tcp -m tcp --dport 7 -j ISTIO_OUTPUT"]
+
+
 async def test_a_start_that_fails_removes_them(net: CapturedNetwork, environ: dict[str, str]) -> None:
     async with krun({**environ, "HBONE_ROOTS": "/nowhere"}, "true") as process:
         await process.said("^outbound traffic: iptables")

@@ -404,5 +404,7 @@ def test_where_krun_would_capture_itself_nothing_is_captured(
     run(it.start("pilot-agent", FAILING))
     assert (it.mode, net.rules()) == ("proxy", [])
     assert "krun may not change its group (SETGID)" in caplog.messages[-1]
+    it = capture(HBONE_CAPTURE="iptables")
     with pytest.raises(UnavailableError, match=r"HBONE_CAPTURE=iptables: krun may not change its group"):
-        run(capture(HBONE_CAPTURE="iptables").start("pilot-agent", FAILING))
+        run(it.start("pilot-agent", FAILING))
+    run(it.close())
