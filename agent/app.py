@@ -12,6 +12,7 @@ The app's exit code is krun's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import signal
@@ -59,6 +60,9 @@ FLUSH_S = 1.0
 
 CLOSE_S = 0.5
 """For Envoy to end, where the app has taken all the time that it had."""
+
+CAPTURE_CLOSE_S = 0.3
+"""For rules to be removed, at the least: it takes tens of milliseconds."""
 
 EXIT_SIGKILL = 137
 """The app's exit code if the kernel has killed it, which it does when the container has no memory left."""
@@ -461,32 +465,43 @@ class Agent:
         return await self._app.wait()
 
     async def _close(self) -> None:
-        if self._port is not None:
-            self._port.close()
-        if self._reverse is not None:
-            self._reverse.close()
-        self._drop_connections()
-        if self._memory is not None:
-            self._memory.close()
-        if self._requests is not None:
-            self._requests.close()
+        async with contextlib.AsyncExitStack() as last:  # upwards, and each whatever the others raise
+            last.callback(self._access_log.close)
+            last.push_async_callback(self._ops.close)
+            if self._mounts is not None:
+                last.callback(self._mounts.close)
+            last.push_async_callback(self._identity.close)
+            last.push_async_callback(self._close_mtls_end)
+            if self._grpc is not None:
+                last.callback(self._grpc.close)
+            last.push_async_callback(self._close_capture)
+            if self._services is not None:
+                last.push_async_callback(self._services.close)
+            last.push_async_callback(self._stop_app)
+            if self._requests is not None:
+                last.callback(self._requests.close)
+            if self._memory is not None:
+                last.callback(self._memory.close)
+            last.callback(self._drop_connections)
+            if self._reverse is not None:
+                last.callback(self._reverse.close)
+            if self._port is not None:
+                last.callback(self._port.close)
+
+    async def _stop_app(self) -> None:
         if self._app is not None and not self._app.exited.done():
             self._stopping_app = True
             await self._app.stop(self._settings.drain_timeout_s)
         if self._overdue is not None:
             self._overdue.cancel()
-        if self._services is not None:
-            await self._services.close()
+
+    async def _close_capture(self) -> None:
         if self._capture is not None:
-            await self._capture.close()
-        if self._grpc is not None:
-            self._grpc.close()
+            left_s = self._left_s()
+            await self._capture.close(None if left_s is None else max(left_s, CAPTURE_CLOSE_S))
+
+    async def _close_mtls_end(self) -> None:
         await self._mtls_end.close(self._left_s())
-        await self._identity.close()
-        if self._mounts is not None:
-            self._mounts.close()
-        await self._ops.close()
-        self._access_log.close()
 
     def _left_s(self) -> float | None:
         """The seconds that are left for Envoy; None: there is no hurry."""

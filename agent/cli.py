@@ -79,6 +79,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     mesh = _mesh(layers)
     own = None if mesh else from_env(layers.merged())  # a mistake costs no import
     from agent.app import Agent
+    from agent.capture import leftovers
     from shared import loop
     from shared.ops.access_log import AccessLog
 
@@ -91,6 +92,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     _set_up_log(layers)
 
     async def serve() -> int:
+        await leftovers.remove(layers.merged().get("PATH"))
         if own is not None:
             settings, known, access = own, layers, None
         else:

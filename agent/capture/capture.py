@@ -10,10 +10,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import socket
 from pathlib import Path
 
+from agent.capture import leftovers
 from agent.capture.iptables import Iptables
 from agent.config.capture_settings import CaptureMode, CaptureSettings
 from agent.config.pilot_settings import UID
@@ -23,6 +26,9 @@ log = logging.getLogger("hbone.capture")
 
 SHOWN = 5
 """Ranges and ports that a line of the log names."""
+
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+"""linux/prctl.h."""
 
 
 class Capture:
@@ -35,12 +41,14 @@ class Capture:
         self._settings = settings
         self._iptables = Iptables(search_path)
         self._may_have_rules = False
+        self._name: socket.socket | None = None  # held while there may be rules
 
     async def start(self, inbound: str, pilot_agent: Path | None) -> None:
         """Chooses, and applies the rules if it is `iptables`. `inbound` is the mTLS end; pilot-agent's path
         if it is that. May be cancelled; `close` then undoes it.
 
-        Raises UnavailableError if HBONE_CAPTURE asks for what cannot be had here.
+        Raises UnavailableError if HBONE_CAPTURE asks for what cannot be had here, or if rules cannot be
+        removed.
         """
         asked = self._settings.mode
         if pilot_agent is None:
@@ -60,27 +68,42 @@ class Capture:
             except UnavailableError as error:
                 if asked == "iptables":
                     raise UnavailableError(f"HBONE_CAPTURE=iptables: {error}") from error
-                self._fall_back(str(error))
+                await self._fall_back(str(error))
             else:
                 self._told("iptables", f"{self._what()}, by {by}")
         elif asked == "iptables":
             raise UnavailableError(f"HBONE_CAPTURE=iptables: {lacking}: set HBONE_CAPTURE=proxy")
         else:
-            self._fall_back(lacking)
+            await self._fall_back(lacking)
 
-    async def close(self) -> None:
-        """Removes the rules; what cannot be removed is logged."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Removes the rules, within `timeout_s` seconds; what cannot be removed is logged."""
         if not self._may_have_rules:
             return
-        self._may_have_rules = False
         try:
-            await self._iptables.remove()
+            async with asyncio.timeout(timeout_s):
+                await self._remove()
         except UnavailableError as error:
             log.warning("%s; `krun capture remove` tries again", error)
+        except TimeoutError:
+            log.warning("rules are not removed within %.1f s; `krun capture remove` tries again", timeout_s)
+        finally:
+            if self._name is not None:
+                self._name.close()  # what is left now is nobody's
+
+    async def _remove(self) -> None:
+        """Raises UnavailableError; then krun keeps its group, because rules may be left."""
+        await self._iptables.remove()
+        self._may_have_rules = False
+        if self._name is not None:
+            self._name.close()
         _set_group(os.getegid())
 
     async def _apply(self, pilot_agent: Path) -> str:
         """Applies the rules; returns whose they are."""
+        self._name = leftovers.held()
+        if self._name is None:
+            raise UnavailableError("another krun captures in this network namespace already")
         self._may_have_rules = True
         if not _set_group(UID):
             raise UnavailableError(
@@ -88,11 +111,10 @@ class Capture:
             )
         return await self._iptables.apply(pilot_agent, self._settings)
 
-    def _fall_back(self, reason: str) -> None:
-        """From `auto`, where there can be no rules."""
+    async def _fall_back(self, reason: str) -> None:
+        """From `auto`, where there can be no rules. Raises UnavailableError if some cannot be removed."""
         if self._may_have_rules:
-            self._may_have_rules = False
-            _set_group(os.getegid())
+            await self._remove()
         if self._settings.services is not None:
             self._told("none", f"{reason}, and HTTP_PROXY is for HBONE_SERVICES")
         else:
@@ -115,5 +137,8 @@ def _set_group(group: int) -> bool:
     import ctypes  # 10 ms, for those who capture
 
     libc = ctypes.CDLL(None)
+    dumpable = libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
     libc.setfsgid(group)
-    return bool(libc.setfsgid(group) == group)
+    done = bool(libc.setfsgid(group) == group)
+    libc.prctl(_PR_SET_DUMPABLE, dumpable, 0, 0, 0)  # the kernel has cleared it with the group (prctl(2))
+    return done

@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,9 @@ SYSTEM_PATH = "/usr/sbin:/sbin"
 
 TIMEOUT_S = 10.0
 """For one program: it takes milliseconds, but another may hold the lock."""
+
+KILL_S = 1.0
+"""For the processes of a program that was killed: the kernel ends them after what they are at."""
 
 WAIT_S = 5
 """For the lock."""
@@ -119,11 +123,12 @@ class Iptables:
         interface of the kernel than its rules are in, so it is not used."""
         await self.remove()
         try:
+            await self._restored("iptables", rules.mark())
             code, output, complaint = await self._run(*self.istio_command(pilot_agent, settings))
             if code:
                 last = complaint or _last_line(output)
                 raise UnavailableError(f"pilot-agent istio-iptables: {last or f'exit code {code}'}")
-            if not await self.found():
+            if await self.found() == [rules.MARK]:
                 raise UnavailableError("pilot-agent istio-iptables has added no rules")
         except BaseException:
             await self.remove()
@@ -148,17 +153,25 @@ class Iptables:
     async def remove(self) -> int:
         """Removes our rules and Istio's; how many chains that were. Raises UnavailableError if some cannot be
         removed."""
+        return await self._remove(rules.PREFIXES)
+
+    async def remove_left(self) -> int:
+        """As `remove`, but Istio's only if krun has made them."""
+        is_istio_s_ours = rules.MARK in await self.found()
+        return await self._remove(rules.PREFIXES if is_istio_s_ours else rules.PREFIXES[:1])
+
+    async def _remove(self, prefixes: tuple[str, ...]) -> int:
         count = 0
-        for program, variant in self._all():
+        for program, variant in reversed(self._all()):  # the mark last: a removal may be broken off
             saved = await self._saved(program, variant)
-            text = rules.removal(saved)
+            text = rules.removal(saved, prefixes)
             if not text:
                 continue
             code, _, complaint = await self._run(*_restore(variant), text=text)
             if code:
                 told = complaint or f"exit code {code}"
                 raise UnavailableError(f"rules cannot be removed: {variant}-restore: {told}")
-            count += len(rules.chains(saved))
+            count += len(rules.chains(saved, prefixes))
         return count
 
     async def found(self) -> list[str]:
@@ -204,6 +217,7 @@ class Iptables:
                 stdin=told_it,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # with the programs that it starts
             )
         except OSError as error:
             raise UnavailableError(f"cannot start {name}: {error.strerror or error}") from error
@@ -215,12 +229,11 @@ class Iptables:
                 output, complaint = await asyncio.gather(_read(process.stdout), _read(process.stderr))
                 await process.wait()
         except TimeoutError as error:
+            await _end(process)
             raise UnavailableError(f"{name} has not ended within {TIMEOUT_S:g} s") from error
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        except BaseException:
+            await _end(process)
+            raise
         return process.returncode or 0, output, _last_line(complaint)
 
 
@@ -255,6 +268,18 @@ def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if not line.startswith(_NO_CAUSES) and "memlimit" not in line]
     return told[-1].rpartition("\t")[2][:200] if told else ""
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kills a program and those that it has started: pilot-agent's iptables-restore would still add rules
+    while ours are being removed."""
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        async with asyncio.timeout(KILL_S):
+            while True:  # those are not our children
+                os.killpg(process.pid, 0)
+                await asyncio.sleep(KILL_S / 100)
 
 
 async def _read(stream: asyncio.StreamReader) -> str:

@@ -29,6 +29,9 @@ PREFIXES = ("KRUN_", "ISTIO_")
 
 OUTPUT, REDIRECT = "KRUN_OUTPUT", "KRUN_REDIRECT"
 
+MARK = "KRUN_ISTIO"
+"""An empty chain, which says that krun has made Istio's chains."""
+
 METADATA = "169.254.169.254/32"
 """Google's metadata server, on Cloud Run the name server, too: Envoy may be told to let nothing through."""
 
@@ -85,20 +88,25 @@ def _of(ranges: Iterable[str], version: int) -> list[str]:
     return [one for one in dict.fromkeys(told) if ipaddress.ip_network(one).version == version]
 
 
-def removal(saved: str) -> str:
-    """What takes our chains and Istio's out of what iptables-save tells, for iptables-restore without flush;
-    empty if there are none."""
+def mark() -> str:
+    """What adds the MARK, for iptables-restore."""
+    return f"*nat\n:{MARK} - [0:0]\nCOMMIT\n"
+
+
+def removal(saved: str, prefixes: tuple[str, ...] = PREFIXES) -> str:
+    """What takes our chains and Istio's, or those with other `prefixes`, out of what iptables-save tells, for
+    iptables-restore without flush; empty if there are none."""
     lines: list[str] = []
     table: list[str] = []
     chains: list[str] = []
     for line in saved.splitlines():
         if line.startswith("*"):
             table, chains = [line], []
-        elif (declared := _DECLARED.match(line)) and _is_ours(declared[1]):
+        elif (declared := _DECLARED.match(line)) and declared[1].startswith(prefixes):
             chains.append(declared[1])
-        elif line.startswith("-A ") and not _is_ours(line.split(" ", 2)[1]):
+        elif line.startswith("-A ") and not line.split(" ", 2)[1].startswith(prefixes):
             target = _TARGET.search(line)
-            if target is not None and _is_ours(target[1]):
+            if target is not None and target[1].startswith(prefixes):
                 table.append(f"-D {line.removeprefix('-A ')}")
         elif line == "COMMIT" and chains:
             emptied = [f"-F {chain}" for chain in chains]
@@ -106,14 +114,11 @@ def removal(saved: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _is_ours(chain: str) -> bool:
-    return chain.startswith(PREFIXES)
-
-
-def chains(saved: str) -> list[str]:
-    """The names of the chains in what iptables-save tells that are ours or Istio's."""
+def chains(saved: str, prefixes: tuple[str, ...] = PREFIXES) -> list[str]:
+    """The names of the chains in what iptables-save tells that are ours or Istio's, or have other
+    `prefixes`."""
     found = (_DECLARED.match(line) for line in saved.splitlines())
-    return [declared[1] for declared in found if declared and _is_ours(declared[1])]
+    return [declared[1] for declared in found if declared and declared[1].startswith(prefixes)]
 
 
 def name_servers(resolv_conf: str) -> list[str]:

@@ -54,12 +54,17 @@ def app_environment(environ: Mapping[str, str], settings: Settings) -> dict[str,
     def is_hidden(name: str) -> bool:
         if _names(settings.passed_to_app, name):
             return False
-        if name == "KUBECONFIG" and (settings.kubernetes is not None or settings.mounts.asks_cluster):
+        if name == "KUBECONFIG" and _uses_kubeconfig(environ, settings):
             return True
         own = name.startswith(OWN_PREFIX) and name not in FOR_THE_APP
         return own or _names(settings.hidden_from_app, name)
 
     return {name: value for name, value in environ.items() if not is_hidden(name)}
+
+
+def _uses_kubeconfig(environ: Mapping[str, str], settings: Settings) -> bool:
+    asks_cluster = settings.kubernetes is not None or settings.mounts.asks_cluster
+    return asks_cluster or environ.get("MESH", "").strip() == "kubernetes"
 
 
 def with_proxy(environ: Mapping[str, str], proxy: Address) -> dict[str, str]:

@@ -4,16 +4,22 @@ here, and Envoy's ports the test's; with the real ones: tests/mesh."""
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from agent.app import Agent
+from agent.capture.capture import Capture
+from agent.config.settings import from_env
 from shared.credentials.certificates.authority import Authority
 from shared.errors import EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from shared.net.http1 import get
+from shared.ops.access_log import AccessLog
 from tests.support.captured_network import CapturedNetwork, captured_network
 from tests.support.other_user import root_only, shared_folder
 from tests.support.process import Process, run, started
@@ -93,11 +99,61 @@ async def test_a_krun_that_was_killed_leaves_no_doubles_to_the_next(
     assert net.rules() == []
 
 
+@pytest.mark.parametrize("left", ["KRUN_OUTPUT", "KRUN_ISTIO ISTIO_OUTPUT"])
+async def test_rules_that_nobody_holds_do_not_capture_the_next_krun(net: CapturedNetwork, left: str) -> None:
+    """Krun's own, and those that pilot-agent has made for it."""
+    for chain in left.split():
+        await run("iptables", "-t", "nat", "-N", chain)
+    await run("iptables", "-t", "nat", "-A", "OUTPUT", "-p", "tcp", "-j", left.split()[-1])
+    plain = {"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0", "HBONE_LOG_FORMAT": "json"}
+    async with krun({**plain, "HBONE_CAPTURE": "none"}, "true") as process:
+        await process.said("^removed [12] chains of iptables, which a krun that was killed has left$")
+        await process.ended()
+    assert net.rules() == []
+
+
+async def test_the_rules_of_a_krun_that_runs_stay(net: CapturedNetwork, environ: dict[str, str]) -> None:
+    async with krun(environ, *net.app("10.1.2.3")) as process:
+        await process.said("^tunnels on")
+        there = net.rules()
+        plain = {"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0"}
+        async with krun(plain, "true") as other:
+            await other.ended()
+        assert net.rules() == there != []
+
+
+async def test_the_rules_of_an_istio_init_stay(net: CapturedNetwork) -> None:
+    """Which has run in the same pod."""
+    for rule in ("-N ISTIO_OUTPUT", "-A OUTPUT -p tcp --dport 7 -j ISTIO_OUTPUT", "-N KRUN_OUTPUT"):
+        await run("sh", "-c", f"iptables -t nat {rule}")
+    async with krun({"HBONE_INBOUND": "none", "HBONE_LISTEN": "127.0.0.1:0"}, "true") as process:
+        await process.ended()
+    assert net.rules() == ["-N ISTIO_OUTPUT", "-A OUTPUT -p tcp -m tcp --dport 7 -j ISTIO_OUTPUT"]
+
+
 async def test_a_start_that_fails_removes_them(net: CapturedNetwork, environ: dict[str, str]) -> None:
     async with krun({**environ, "HBONE_ROOTS": "/nowhere"}, "true") as process:
         await process.said("^outbound traffic: iptables")
         code, _, told = await process.ended()
     assert (code, "/nowhere" in told) == (EXIT_UNAVAILABLE, True)
+    assert net.rules() == []
+
+
+async def test_what_fails_at_the_end_leaves_no_rules(
+    net: CapturedNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(from_env({}), [], {}, AccessLog(sys.stderr, "text", "krun"))
+    capture = Capture(from_env({}).capture, os.environ["PATH"])
+    await capture.start("pilot-agent", Path("/bin/false"))
+    assert net.rules() != []
+    monkeypatch.setattr(agent, "_capture", capture)
+
+    async def fails() -> None:
+        raise OSError("no such process")
+
+    monkeypatch.setattr(agent, "_stop_app", fails)
+    with pytest.raises(OSError, match="no such process"):
+        await agent._close()
     assert net.rules() == []
 
 

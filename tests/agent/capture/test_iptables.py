@@ -6,7 +6,7 @@ import asyncio
 import os
 import pwd
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,6 +158,21 @@ def test_a_program_that_hangs(net: CapturedNetwork, tmp_path: Path, monkeypatch:
         run(Iptables(PATH).apply_istio(hanging, settings()))
 
 
+def test_a_program_s_own_programs_end_with_it(
+    net: CapturedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pilot-agent's iptables-restore, which waits for the lock."""
+    pid = tmp_path / "pid"
+    parent = tmp_path / "pilot-agent"
+    parent.write_text(f"#!/bin/sh\nsleep 100 >/dev/null 2>&1 &\necho $! >{pid}\nwait\n")
+    parent.chmod(0o755)
+    monkeypatch.setattr("agent.capture.iptables.TIMEOUT_S", 0.5)
+    with pytest.raises(UnavailableError, match=r"pilot-agent has not ended within 0.5 s"):
+        run(Iptables(PATH).apply_istio(parent, settings()))
+    status = Path(f"/proc/{pid.read_text().strip()}/status")
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
 # Istio's own.
 
 
@@ -288,6 +303,97 @@ def test_what_is_chosen_and_why(net: CapturedNetwork, caplog: pytest.LogCaptureF
         assert chosen(capture()) == "outbound traffic: proxy (krun is not root)"
 
 
+@pytest.fixture
+def locked(net: CapturedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], str]:
+    """A PATH whose iptables-restore adds rules and then fails; it removes none while `locked(True)`."""
+    folder, lock = tmp_path / "locked", tmp_path / "lock"
+    folder.mkdir()
+    for name in ("iptables-restore", "iptables-save"):
+        real = shutil.which(name)
+        (folder / name).write_text(
+            f"""#!/bin/sh
+[ {name} = iptables-save ] && exec {real} "$@"
+rules=$(cat)
+if echo "$rules" | grep -q ^-X; then
+    [ -e {lock} ] && echo "Another app is currently holding the xtables lock" >&2 && exit 4
+    echo "$rules" | exec {real} "$@"
+fi
+echo "$rules" | {real} "$@"
+echo "no such target" >&2
+exit 2
+"""
+        )
+        (folder / name).chmod(0o755)
+    monkeypatch.setattr("agent.capture.iptables.SYSTEM_PATH", "/bin")
+    monkeypatch.setattr("agent.capture.iptables.VARIANTS", ("",))
+
+    def path(is_locked: bool) -> str:
+        lock.touch() if is_locked else lock.unlink()
+        return f"{folder}:/usr/bin:/bin"
+
+    return path
+
+
+def test_rules_that_cannot_be_removed_end_the_start_and_are_removed_at_the_end(
+    net: CapturedNetwork, locked: Callable[[bool], str]
+) -> None:
+    async def story() -> None:
+        it = capture(locked(True))
+        with pytest.raises(UnavailableError, match=r"rules cannot be removed: .* xtables lock$"):
+            await it.start("pilot-agent", FAILING)
+        assert net.rules() != []
+        reader, writer = await asyncio.open_connection("10.1.2.3", 80)
+        assert await reader.read() == b"world", "krun's own traffic, while rules are left"
+        writer.close()
+        locked(False)
+        await it.close()
+        assert net.rules() == []
+
+    run(story())
+
+
+def test_the_end_waits_no_longer_than_it_may(
+    net: CapturedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        it = capture()
+        await it.start("pilot-agent", FAILING)
+        stuck = tmp_path / "stuck"
+        stuck.mkdir()
+        for name in ("iptables-save", "iptables-restore"):
+            (stuck / name).write_text("#!/bin/sh\nexec sleep 100\n")
+            (stuck / name).chmod(0o755)
+        monkeypatch.setattr(it, "_iptables", Iptables(f"{stuck}:{PATH}"))
+        await it.close(0.2)
+
+    run(story())
+    assert caplog.messages == ["rules are not removed within 0.2 s; `krun capture remove` tries again"]
+
+
+def test_cores_are_as_before(net: CapturedNetwork) -> None:
+    """The kernel forbids them with a change of the group."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+
+    async def story() -> list[int]:
+        told = []
+        for dumpable in (1, 0):
+            libc.prctl(4, dumpable, 0, 0, 0)
+            it = capture()
+            await it.start("pilot-agent", FAILING)
+            told.append(libc.prctl(3, 0, 0, 0, 0))
+            await it.close()
+            told.append(libc.prctl(3, 0, 0, 0, 0))
+        return told
+
+    before = libc.prctl(3, 0, 0, 0, 0)
+    try:
+        assert run(story()) == [1, 1, 0, 0]
+    finally:
+        libc.prctl(4, before, 0, 0, 0)
+
+
 def test_where_krun_would_capture_itself_nothing_is_captured(
     net: CapturedNetwork, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,5 +404,7 @@ def test_where_krun_would_capture_itself_nothing_is_captured(
     run(it.start("pilot-agent", FAILING))
     assert (it.mode, net.rules()) == ("proxy", [])
     assert "krun may not change its group (SETGID)" in caplog.messages[-1]
+    it = capture(HBONE_CAPTURE="iptables")
     with pytest.raises(UnavailableError, match=r"HBONE_CAPTURE=iptables: krun may not change its group"):
-        run(capture(HBONE_CAPTURE="iptables").start("pilot-agent", FAILING))
+        run(it.start("pilot-agent", FAILING))
+    run(it.close())

@@ -46,6 +46,7 @@ def test_the_kubeconfig_stays_with_krun_where_krun_uses_it() -> None:
     assert app_gets(**KUBERNETES) == set()
     assert app_gets(**KUBERNETES, HBONE_PASS_TO_APP="KUBECONFIG") == {"KUBECONFIG"}
     assert app_gets(KUBECONFIG="/home/me/.kube/config") == {"KUBECONFIG"}
+    assert app_gets(KUBECONFIG="/etc/krun/kubeconfig", MESH="kubernetes") == {"MESH"}
 
 
 def test_more_can_be_hidden() -> None:
