@@ -16,6 +16,9 @@ from shared.errors import ConfigError
 
 log = logging.getLogger("hbone.mounts")
 
+MAX_VARIABLE_BYTES = 128 * 1024
+"""Of a name, =, a value and a NUL: Linux' MAX_ARG_STRLEN (execve(2))."""
+
 
 async def variables(sources: Sequence[EnvFrom], objects: ClusterObjects) -> dict[str, str]:
     """The variables of all `sources`. Raises what `ClusterObjects.need` raises, and ConfigError for a value
@@ -30,6 +33,10 @@ async def variables(sources: Sequence[EnvFrom], objects: ClusterObjects) -> dict
             if b"\0" in value:
                 reason = "has a NUL byte, which no variable can have: mount it as a file"
                 raise ConfigError(objects.place(source.object), None, ascii(key), reason)
-            found[f"{source.prefix}{key}"] = os.fsdecode(value)
+            name = f"{source.prefix}{key}"
+            if len(os.fsencode(name)) + len(value) + 2 > MAX_VARIABLE_BYTES:
+                reason = "is too long for a variable: mount it as a file"
+                raise ConfigError(objects.place(source.object), None, ascii(key), reason)
+            found[name] = os.fsdecode(value)
         log.info("%s: as variables, keys: %d", source.object, len(values.texts))
     return found

@@ -120,7 +120,7 @@ class Mounts:
 
             resolver = Resolver(settings, Platform(settings.metadata_host).bearer, self._files)
             left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
-            variables.update(await resolver.resolve(variables, left_s))
+            variables.update(await resolver.resolve(variables, left_s, own=self._environ))
         self._variables = variables
 
     async def _in_time(self, variable: str, work: Callable[[], Awaitable[T]], deadline: float) -> T:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Container, Hashable, Mapping
 from typing import Any, TypeVar
 
 from agent.config.layers import PROCESS
@@ -19,6 +19,7 @@ from agent.config.references import ClusterKey, Reference, SecretVersion, Source
 from agent.mesh.gke_clusters import GkeClusters, reachable
 from agent.mounts.blame import about
 from agent.mounts.cluster_objects import ClusterObjects, Values
+from agent.mounts.env_from import MAX_VARIABLE_BYTES
 from agent.mounts.google_secrets import GoogleSecrets
 from agent.mounts.value_files import ValueFiles
 from shared.credentials.kubernetes.kubernetes_access import Access, Bearer
@@ -41,9 +42,6 @@ MOMENT_S = 1.0
 MAX_NAMED = 5
 """Variables that an error names behind the first."""
 
-MAX_VARIABLE_BYTES = 128 * 1024
-"""Of a name, =, a value and a NUL: Linux' MAX_ARG_STRLEN (execve(2))."""
-
 
 class Resolver:
     """Asks as the account that krun runs as."""
@@ -57,8 +55,12 @@ class Resolver:
         self._slots = asyncio.Semaphore(MAX_REQUESTS)
         self._flights: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def resolve(self, environ: Mapping[str, str], timeout_s: float) -> dict[str, str]:
-        """The values of those variables of `environ` that are references, within `timeout_s` seconds.
+    async def resolve(
+        self, environ: Mapping[str, str], timeout_s: float, *, own: Container[str]
+    ) -> dict[str, str]:
+        """The values of those variables of `environ` that are references, within `timeout_s` seconds. `own`
+        are the container's: others, which an object of the cluster says, may name no file. krun may be root,
+        and whoever edits the object is not.
 
         Raises:
             ConfigError: one is malformed.
@@ -68,6 +70,7 @@ class Resolver:
         if len(found) > MAX_REFERENCES:
             raise ConfigError(PROCESS, None, "", f"{len(found)} references are more than {MAX_REFERENCES}")
         _demand_own_files(found)
+        _refuse_files_of_others(found, own)
         self._timeout_s = timeout_s
         values = await self._values(found)
         resolved = {}
@@ -172,6 +175,14 @@ def _demand_own_files(references: Mapping[str, Reference]) -> None:
     for name, reference in references.items():
         if reference.path is not None and paths[reference.path] > 1:
             raise ConfigError(PROCESS, None, name, "another variable's reference has the same destination")
+
+
+def _refuse_files_of_others(references: Mapping[str, Reference], own: Container[str]) -> None:
+    """Raises ConfigError if a value that is not the container's own is to be in a file that it names."""
+    for name, reference in references.items():
+        if reference.path is not None and name not in own:
+            reason = "only the container's own variables may have destination=/PATH: use destination=tempfile"
+            raise ConfigError("HBONE_ENV_FROM", None, name, reason)
 
 
 def _failure(task: asyncio.Task[bytes]) -> HboneError | None:

@@ -177,7 +177,10 @@ class _ServiceExchange(Exchange):
         if self.source is not None and self.token is not None:
             if status == HTTPStatus.UNAUTHORIZED:
                 self.source.invalidate(self.token)
-            else:
+            elif status not in (
+                HTTPStatus.FORBIDDEN,
+                HTTPStatus.NOT_FOUND,
+            ):  # there may be no such service
                 self.source.accepted()
         super().respond(status, fields, end=end)
 

@@ -40,13 +40,16 @@ class World:
         self.files = ValueFiles()
         self.bearer: Bearer = GivenToken(TOKEN)
         self.more: dict[str, str] = {}
+        self.own: set[str] = set()
+        """The container's variables; empty: all are."""
 
     @property
     def settings(self) -> MountSettings:
         return from_env({**self.google.settings(), "HBONE_GKE_URL": self.gke.url, **self.more}).mounts
 
     async def resolved(self, timeout_s: float = 5.0, /, **environ: str) -> dict[str, str]:
-        return await Resolver(self.settings, self.bearer, self.files).resolve(environ, timeout_s)
+        resolver = Resolver(self.settings, self.bearer, self.files)
+        return await resolver.resolve(environ, timeout_s, own=self.own or environ)
 
     async def failed(self, code: int, /, **environ: str) -> str:
         timeout_s = 0.4
@@ -241,6 +244,14 @@ async def test_a_key_or_an_object_that_is_missing(world: World) -> None:
     assert text == "A is not resolved: the Secret has no such key"
     text = await world.failed(69, A=f"$ConfigMapKeyRef:/{IN_CLUSTER}/configmaps/absent/keys/a")
     assert text.startswith("A is not resolved: there is no configmap/absent of namespace demo on https://")
+
+
+async def test_an_object_of_the_cluster_names_no_file(world: World, tmp_path: Path) -> None:
+    """krun may be root; whoever edits a ConfigMap is not."""
+    world.own = {"B"}
+    text = await world.failed(78, A=f"sm://proj/db?destination={tmp_path}/app", B="sm://proj/db")
+    assert text.startswith("HBONE_ENV_FROM: A: only the container's own variables may have destination=/PATH")
+    assert not (tmp_path / "app").exists()
 
 
 async def test_a_destination_that_cannot_be_written(world: World, tmp_path: Path) -> None:
