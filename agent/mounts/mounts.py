@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.config.mount_settings import MountSettings
-from agent.mounts.blame import about
 from agent.mounts.value_files import ValueFiles
+from shared.blame import about
 from shared.errors import HboneError, UnavailableError
 from shared.patience import patiently
 from shared.tasks import spawn

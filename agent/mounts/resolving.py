@@ -17,11 +17,11 @@ from agent.config.layers import PROCESS
 from agent.config.mount_settings import MountSettings, is_reference
 from agent.config.references import ClusterKey, Reference, SecretVersion, Source, parse
 from agent.mesh.gke_clusters import GkeClusters, reachable
-from agent.mounts.blame import about
 from agent.mounts.cluster_objects import ClusterObjects, Values
 from agent.mounts.env_from import MAX_VARIABLE_BYTES
 from agent.mounts.google_secrets import GoogleSecrets
 from agent.mounts.value_files import ValueFiles
+from shared.blame import about
 from shared.credentials.kubernetes.kubernetes_access import Access, Bearer
 from shared.errors import ConfigError, HboneError, UnavailableError
 from shared.patience import patiently

@@ -8,6 +8,7 @@ from agent.mtls.leg_transport import LegTransport
 from agent.proxy.downstream import Downstream
 from agent.proxy.http1_server import Http1Server
 from shared.errors import HboneError
+from shared.http2.frames import PREFACE_WORD
 from shared.http2.session_limits import SessionLimits
 from shared.net.http2.connection import Connection
 from shared.net.legs.contract import Buffer, Leg
@@ -19,15 +20,12 @@ HTTP1 = "http/1.1"
 LIMITS = SessionLimits(extended_connect=True)
 """WebSockets are among the requests (RFC 8441)."""
 
-_PREFACE = b"PRI"
-"""How HTTP/2 begins (RFC 9113 section 3.4), and no request of HTTP/1.1."""
-
 
 class HttpConnection:
     """Serves what comes on `leg`, whose handshake is complete; `serve(request)` gets each request. ALPN
     says which version it is, or else the first bytes do."""
 
-    __slots__ = ("_draining", "_early", "_http1", "_http2", "_leg", "_serve", "_transport")
+    __slots__ = ("_early", "_http1", "_http2", "_leg", "_serve", "_transport")
 
     def __init__(self, leg: TlsServerLeg, serve: Callable[[Downstream], None]) -> None:
         self._leg = leg
@@ -36,7 +34,6 @@ class HttpConnection:
         self._http1: Http1Server | None = None
         self._http2: Connection | None = None
         self._transport: LegTransport | None = None
-        self._draining = False
 
     def start(self) -> None:
         """Serves the first request, if it has come, and those that follow."""
@@ -46,7 +43,6 @@ class HttpConnection:
 
     def drain(self) -> None:
         """Tells the client to open nothing new, and closes once all is answered."""
-        self._draining = True
         if self._http1 is not None:
             self._http1.drain()
         elif self._http2 is not None:
@@ -93,13 +89,13 @@ class HttpConnection:
     def _is_known(self) -> bool:
         if self._http1 is not None or self._http2 is not None:
             return False  # any more
-        begin = self._early[: len(_PREFACE)]
-        return bool(self._leg.alpn) or begin == _PREFACE or not _PREFACE.startswith(begin)
+        begin = self._early[: len(PREFACE_WORD)]
+        return bool(self._leg.alpn) or begin == PREFACE_WORD or not PREFACE_WORD.startswith(begin)
 
     def _begin(self) -> None:
         early, self._early = self._early, b""
         leg = self._leg
-        if leg.alpn == HTTP2 or (not leg.alpn and early.startswith(_PREFACE)):
+        if leg.alpn == HTTP2 or (not leg.alpn and early.startswith(PREFACE_WORD)):
             self._http2 = Connection(client=False, limits=LIMITS, on_request=self._serve)
             self._transport = LegTransport(leg, self._http2)
             leg.pass_to(self._transport)

@@ -7,13 +7,9 @@ import time
 from typing import Any
 
 from shared.errors import HboneError
-from shared.net.http2.connection import Connection
+from shared.net.http2.connection import FAIR_S, Connection
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.legs.tls import TlsServerLeg
-
-FAIR_S = 0.001
-"""Work on one read beyond which others get their turn before the next. The connection measures its own reads
-only, which are larger than TLS records."""
 
 
 class LegTransport(asyncio.Transport):
@@ -48,7 +44,7 @@ class LegTransport(asyncio.Transport):
         protocol = self._protocol
         if protocol is None:
             return
-        started = time.monotonic()
+        started = time.monotonic()  # the connection measures full reads only, which a TLS record is not
         protocol.feed(data)
         if time.monotonic() - started > FAIR_S and not (self._yields or self._closing):
             self._yields = True

@@ -32,6 +32,7 @@ from agent.policy.istio_policies import (
 from agent.policy.policy_warning import policy_warning, sign_of_a_mesh
 from shared.address import Address
 from shared.backoff import half_or_more
+from shared.blame import about
 from shared.credentials.kubernetes.kubernetes_names import DEFAULT_NAMESPACE
 from shared.errors import (
     DeniedError,
@@ -100,7 +101,7 @@ class MeshPolicies:
             raise
         except HboneError as error:
             if applies:
-                raise _unknown(error) from error
+                raise about("HBONE_POLICY=apply: the mesh's policies are not known", error) from error
             log.warning("HBONE_POLICY=%s: the mesh's policies are not known: %s", settings.policy, error)
             return settings
         if policies is None:
@@ -160,6 +161,10 @@ class MeshPolicies:
                 raise first
             more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
             log.warning("HBONE_POLICY=check: not all policies of the mesh are known: %s%s", first, more)
+        return self._read_last
+
+    @property
+    def _read_last(self) -> list[Policy]:
         return [policy for those in self._found.values() for policy in those]
 
     async def _look_again(self, policies: ClusterPolicies) -> None:
@@ -170,7 +175,7 @@ class MeshPolicies:
                 found, refusals = await policies.read()
                 self._found |= found  # what is refused now stays as it was last read
                 lost = [error for source, error in refusals.items() if source not in self._refused]
-                self._judge_again([policy for those in self._found.values() for policy in those])
+                self._judge_again(self._read_last)
                 if lost:
                     raise lost[0]
                 self._refused = refusals.keys()
@@ -202,12 +207,6 @@ class MeshPolicies:
         found = self._unenforced
         reasons = [f"{one.policy} ({one.reason})" if one.reason else str(one.policy) for one in found]
         return _some(reasons)
-
-
-def _unknown(error: HboneError) -> UnavailableError:
-    told = UnavailableError(f"HBONE_POLICY=apply: the mesh's policies are not known: {error}")
-    told.exit_code = error.exit_code
-    return told
 
 
 def _own_access(settings: Settings) -> Access | None:

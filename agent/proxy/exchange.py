@@ -100,6 +100,11 @@ class Exchange:
         self._repeat: Callable[[Exchange], None] | None = repeat
         self.wait()
 
+    @property
+    def upstream_name(self) -> str:
+        """Who carries out its request, for messages."""
+        return "the app"
+
     # Its request.
 
     def wait(self) -> None:

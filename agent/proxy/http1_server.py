@@ -40,6 +40,7 @@ from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
 from shared.http2.events import Headers
 from shared.http2.header_rules import Shape, examine, list_bytes
+from shared.net.http2.connection import FAIR_S
 from shared.net.legs.contract import Buffer, Leg, RelayEnd
 from shared.net.legs.stream import header_value, status_of
 from shared.net.legs.tcp_end import LAST_BYTES_TIMEOUT_S
@@ -58,9 +59,6 @@ DROPPED_BYTES = 256 << 10
 
 DROP_TIMEOUT_S = 10.0
 """How long that may take."""
-
-FAIR_S = 0.001
-"""Work on one read beyond which others get their turn before the next."""
 
 DRAIN_IDLE_S = 1.0
 """How long a request may still come in a drain: one that is on its way would be lost if we closed at once."""

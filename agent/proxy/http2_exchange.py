@@ -161,7 +161,7 @@ class Http2Exchange:
         if (refused or connection.lost) and exchange.repeat(dealt_with=not refused):
             return
         exchange.carrier = None
-        exchange.fail(HTTPStatus.BAD_GATEWAY, f"the app broke off: {error}", code)
+        exchange.fail(HTTPStatus.BAD_GATEWAY, f"{exchange.upstream_name} broke off: {error}", code)
 
     def full(self, leg: Leg) -> None:
         self._other(leg).pause_reading()

@@ -19,6 +19,7 @@ from agent.services.service_requests import ServiceRequests, is_service
 from shared.address import Address
 from shared.errors import LimitError, UnavailableError
 from shared.http2.flood_guard import FloodLimits
+from shared.http2.frames import PREFACE_WORD
 from shared.http2.session import SessionLimits
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
@@ -32,8 +33,6 @@ log = logging.getLogger("hbone.services")
 
 LIMITS = SessionLimits(floods=FloodLimits(front_end=True))
 """An app may carry all that it does on one connection, and give up many requests of it."""
-
-PREFACE_WORD = b"PRI"
 
 IDLE_S = 60.0
 """How long a connection that speaks HTTP/1.1 may be without a request: as long as with runsd."""

@@ -24,7 +24,6 @@ from shared.address import Address
 from shared.credentials.tokens.minting import Minter
 from shared.credentials.tokens.token_cache import CachedToken, TokenCache
 from shared.errors import Flag, HboneError, LimitError, NoRouteError, RefusedError
-from shared.http2 import frames
 from shared.http2.events import Headers
 from shared.net.dial import Origin
 from shared.net.http2.answers import answer
@@ -38,6 +37,9 @@ log = logging.getLogger("hbone.services")
 
 TIMEOUT_S = 30.0
 """For a connection to a service, its token included."""
+
+MAYBE_NO_SERVICE = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+"""What Google's front end answers for names without a service, too, whose tokens are not worth keeping."""
 
 SCHEME = b"http://"
 
@@ -173,21 +175,17 @@ class _ServiceExchange(Exchange):
         self.source: CachedToken | None = None
         self.token: str | None = None
 
+    @property
+    def upstream_name(self) -> str:
+        return self.host
+
     def respond(self, status: int, fields: list[Field], *, end: bool = False) -> None:
         if self.source is not None and self.token is not None:
             if status == HTTPStatus.UNAUTHORIZED:
                 self.source.invalidate(self.token)
-            elif status not in (
-                HTTPStatus.FORBIDDEN,
-                HTTPStatus.NOT_FOUND,
-            ):  # there may be no such service
+            elif status not in MAYBE_NO_SERVICE:
                 self.source.accepted()
         super().respond(status, fields, end=end)
-
-    def fail(
-        self, status: int, text: str, code: int = frames.INTERNAL_ERROR, flag: Flag = Flag.UPSTREAM_RESET
-    ) -> None:
-        super().fail(status, text.replace("the app broke off", f"{self.host} broke off", 1), code, flag)
 
     def _fail(self, status: int, text: str, code: int, flag: Flag) -> None:
         super()._fail(status, f"krun: {text}", code, flag)

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from shared.http2.frames import PREFACE_WORD
 from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.legs.tcp import peer_of
@@ -27,7 +28,6 @@ overtake the answer (RFC 9112 section 9.6)."""
 MAX_LINE_BYTES = 8192
 """Of a request line (RFC 9112 section 3 wants 8000 at least): what is longer is not waited for."""
 
-_PREFACE_WORD = b"PRI"
 _ANSWER = (
     f"krun, the port of the tunnels: {H2C_ONLY}. "
     "From a command line: curl --http2-prior-knowledge, without https.\n"
@@ -42,10 +42,10 @@ _HEAD = (
 
 def _is_http1(early: bytes) -> bool | None:
     """Whether a connection that begins with `early` is one of HTTP/1; None: its first line is unfinished."""
-    word = early[: len(_PREFACE_WORD)]
-    if len(word) < len(_PREFACE_WORD):
+    word = early[: len(PREFACE_WORD)]
+    if len(word) < len(PREFACE_WORD):
         return None
-    if word == _PREFACE_WORD or not (word.isalpha() and word.isupper()):
+    if word == PREFACE_WORD or not (word.isalpha() and word.isupper()):
         return False
     line, end, _ = early[:MAX_LINE_BYTES].partition(b"\n")
     if not end:

@@ -85,6 +85,9 @@ MAX_STREAM_ID = 2**31 - 1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (RFC 9113 section 3.4)."""
 
+PREFACE_WORD = PREFACE[:3]
+"""How HTTP/2 begins, and no request of HTTP/1.1."""
+
 HEADER = struct.Struct(">HBBBI")
 """A frame header: the 24-bit length as 16 + 8, type, flags, the reserved bit and the stream."""
 
