@@ -166,3 +166,11 @@ def _read_port(text: str) -> int:
 
 def _shown(text: str) -> str:
     return ascii(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")
+
+
+def is_own_machine(host: str) -> bool:
+    """Whether `host` is a loopback address, or `localhost`, to which things may be said in the clear."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -196,6 +196,11 @@ class Session:
         return self._peer.seen
 
     @property
+    def peer_settings(self) -> PeerSettings:
+        """What the peer has announced; for looking at."""
+        return self._peer
+
+    @property
     def goaway_state(self) -> GoAwayState:
         """What we have told the peer of the connection's end."""
         return self._goaway.state

@@ -22,11 +22,15 @@ from shared.net.names.endpoint import Resolve, endpoint
 from shared.net.tls.contexts import ALPN_H2, certificate_end, client_context
 
 if TYPE_CHECKING:
+    from shared.net.http_proxy import HttpProxy
     from shared.net.tls.mesh_tls import MeshIdentity
     from shared.net.tls.revocation_watch import RevocationWatch
 
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_NONBLOCK: int = getattr(socket, "SOCK_NONBLOCK", 0)
+"""Linux makes a socket so in one system call; macOS in two."""
 
 
 async def dial(address: Address, timeout_s: float) -> TcpLeg:
@@ -66,11 +70,13 @@ def _at_once(address: Address) -> socket.socket | None:
     """A connection to a loopback address, an agent's every tunnel: there the kernel shakes hands with itself
     before `connect` returns. None if it did not, as with a listener whose queue is full. Raises OSError."""
     family, name = endpoint(address.host, address.port)
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    sock = socket.socket(family, socket.SOCK_STREAM | _NONBLOCK)
+    if not _NONBLOCK:
+        sock.setblocking(False)
     failure = sock.connect_ex(name)
     if failure == errno.EINPROGRESS:
-        failure = sock.connect_ex(name)  # what came of it
-    if not failure:
+        failure = sock.connect_ex(name)  # what came of it: 0 on Linux, EISCONN on macOS
+    if failure in (0, errno.EISCONN):
         return sock
     sock.close()
     if failure == errno.EALREADY:
@@ -133,18 +139,22 @@ class Origin:
     """Whether the search list of resolv.conf counts for the name in `address`: an operator has written it as
     a place to dial. That of a URL is absolute, for what clients make of it would be asked for many times."""
 
+    proxy: HttpProxy | None = None
+    """What leads to `address`; None: it is dialled itself."""
+
     _hash: int = field(init=False, repr=False, compare=False)
     """Made once: a tunnel looks its origin up in several tables."""
 
     def __post_init__(self) -> None:
-        told = (self.scheme, self.host, self.address, self.ca, self.identity, self.searched)
+        told = (self.scheme, self.host, self.address, self.ca, self.identity, self.searched, self.proxy)
         object.__setattr__(self, "_hash", hash(told))
 
     def __hash__(self) -> int:
         return self._hash
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host} at {self.address}"
+        by = f" by {self.proxy}" if self.proxy is not None else ""
+        return f"{self.scheme}://{self.host} at {self.address}{by}"
 
     @property
     def to_look_up(self) -> Address:
@@ -158,9 +168,11 @@ async def dial_http2(
     make: Callable[[], Connection],
     resolve: Resolve = names.resolve,
     revocations: RevocationWatch | None = None,
+    told: Callable[[str, str], None] | None = None,
 ) -> Connection:
     """Connects to `origin`, with TLS if its scheme is https, and runs an HTTP/2 connection from `make` on it.
-    `resolve` looks its name up, a server with an identity must not be on `revocations`.
+    `resolve` looks its name up, a server with an identity must not be on `revocations`. `told` gets the name
+    of each step and what came of it.
 
     Raises:
         DialError: TCP or TLS failed, the peer does not speak HTTP/2, or it all took over `timeout_s` seconds.
@@ -180,7 +192,7 @@ async def dial_http2(
         context = client_context(origin.ca, loop.time()) if origin.scheme == "https" else None
     try:
         async with asyncio.timeout(timeout_s):
-            sock = await happy_eyeballs.dial(origin.to_look_up, resolve)
+            sock = await _reached(origin, resolve, told)
             transport, connection = await loop.create_connection(
                 make, sock=sock, ssl=context, server_hostname=name if context else None
             )
@@ -190,6 +202,10 @@ async def dial_http2(
         raise DialError(f"connect to {origin}: {reason(error)}") from error
     if context is not None:
         tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        if told is not None:
+            cipher = tls.cipher()
+            alpn = tls.selected_alpn_protocol() or "none"
+            told("TLS", f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}, ALPN {alpn}")
         demand_http2(connection, tls, origin)
         if identity is None:
             connection.certificate_ends = certificate_end(tls)
@@ -203,6 +219,28 @@ async def dial_http2(
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error
     return connection
+
+
+async def _reached(
+    origin: Origin, resolve: Resolve, told: Callable[[str, str], None] | None
+) -> socket.socket:
+    """A TCP connection to `origin`, or through its proxy to it. Raises OSError."""
+    if origin.proxy is not None:
+        from shared.net import http_proxy  # only people have one
+
+        sock, status = await http_proxy.connect(origin.proxy, origin.address, resolve)
+        if told is not None:
+            told("proxy", f"{origin.proxy.address} answered {status}")
+        return sock
+    if told is None:
+        return await happy_eyeballs.dial(origin.to_look_up, resolve)
+    endpoints = await resolve(origin.to_look_up)
+    if not origin.address.is_ip:
+        told("DNS", f"{origin.address.host} is {', '.join(name[0] for _, name in endpoints)}")
+    sock = await happy_eyeballs.connect(endpoints)
+    peer = sock.getpeername()
+    told("TCP", str(Address(peer[0], peer[1])))
+    return sock
 
 
 def demand_http2(connection: Connection, tls: ssl.SSLObject, target: object) -> None:

@@ -16,12 +16,15 @@ from urllib.parse import urlsplit
 
 from shared.address import Address
 from shared.errors import DialError, UpstreamError
+from shared.net import http_proxy
 from shared.net.dial import reason
 from shared.net.names import happy_eyeballs
 from shared.net.tls.contexts import ALPN_HTTP1, client_context
 
 if TYPE_CHECKING:
     import h11
+
+    from shared.net.http_proxy import HttpProxy
 
 READ_BYTES = 16 * 1024
 """How much one read takes: the answers that we ask for are a few KiB."""
@@ -94,10 +97,18 @@ async def get(
     max_bytes: int,
     tls: ssl.SSLContext | None = None,
     unix: Path | None = None,
+    proxy: HttpProxy | None = None,
 ) -> Response:
     """`request` with GET and no body."""
     return await request(
-        "GET", url, headers=headers, timeout_s=timeout_s, max_bytes=max_bytes, tls=tls, unix=unix
+        "GET",
+        url,
+        headers=headers,
+        timeout_s=timeout_s,
+        max_bytes=max_bytes,
+        tls=tls,
+        unix=unix,
+        proxy=proxy,
     )
 
 
@@ -111,14 +122,15 @@ async def request(
     max_bytes: int,
     tls: ssl.SSLContext | None = None,
     unix: Path | None = None,
+    proxy: HttpProxy | None = None,
 ) -> Response:
     """Sends one request, with `body` if there is one, and returns the answer, whatever its status.
 
     `timeout_s` bounds the whole exchange in seconds, name lookup included, `max_bytes` the answer's body.
     `tls` is for https only and None means the system's trust. `unix` is a socket to connect to, without TLS,
-    in place of the URL's host and port. Raises DialError when no connection comes about, UpstreamError when
-    the answer is broken, late or too long, both naming host and port; ValueError when `url` or `headers`
-    cannot be sent at all.
+    in place of the URL's host and port; `proxy` leads there, for https. Raises DialError when no connection
+    comes about, UpstreamError when the answer is broken, late or too long, both naming host and port;
+    ValueError when `url` or `headers` cannot be sent at all.
     """
     import h11
 
@@ -133,7 +145,8 @@ async def request(
         raise ValueError(f"request to {target} cannot be sent: malformed header or path") from None
     deadline = asyncio.get_running_loop().time() + timeout_s
     if unix is None:
-        reader, writer = await _dial(target, tls, deadline, timeout_s, max(LEAST_BUFFER_BYTES, max_bytes))
+        limit = max(LEAST_BUFFER_BYTES, max_bytes)
+        reader, writer = await _dial(target, tls, deadline, timeout_s, limit, proxy)
     else:
         reader, writer = await _dial_unix(unix, deadline, timeout_s)
     try:
@@ -147,7 +160,12 @@ async def request(
 
 
 async def _dial(
-    target: Target, tls: ssl.SSLContext | None, deadline: float, timeout_s: float, limit: int
+    target: Target,
+    tls: ssl.SSLContext | None,
+    deadline: float,
+    timeout_s: float,
+    limit: int,
+    proxy: HttpProxy | None,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     context: ssl.SSLContext | None = None
     if target.scheme == "https":
@@ -155,11 +173,16 @@ async def _dial(
     name = target.host if context is not None else None
     try:
         async with asyncio.timeout_at(deadline) as waiting:
-            sock = await happy_eyeballs.dial(Address(target.host, target.port))
+            address = Address(target.host, target.port)
+            if proxy is None:
+                sock = await happy_eyeballs.dial(address)
+            else:
+                sock, _ = await http_proxy.connect(proxy, address)
             return await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name, limit=limit)
     except OSError as error:
         cause = f"no connection within {timeout_s:g} s" if waiting.expired() else reason(error)
-        raise DialError(f"cannot connect to {target}: {cause}") from error
+        by = f" by {proxy}" if proxy is not None else ""
+        raise DialError(f"cannot connect to {target}{by}: {cause}") from error
 
 
 async def _dial_unix(

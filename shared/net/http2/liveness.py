@@ -52,9 +52,9 @@ def while_connected(interval_s: float) -> Keepalive:
     return Keepalive(When.ALWAYS, interval_s, interval_s)
 
 
-def while_streams(interval_s: float) -> Keepalive:
+def while_streams(interval_s: float, timeout_s: float = STREAMS_TIMEOUT_S) -> Keepalive:
     """For servers that punish PINGs without streams, as Google's front ends do."""
-    return Keepalive(When.STREAMS, interval_s, STREAMS_TIMEOUT_S)
+    return Keepalive(When.STREAMS, interval_s, timeout_s)
 
 
 WHEN_STALLED = Keepalive(When.STALLED, 40.0, 20.0)

@@ -49,6 +49,8 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 TCP_CLOSE = 7
 """First byte of TCP_INFO of a connection that is over (tcp(7), linux/tcp_states.h)."""
 
+_TCP_INFO = getattr(socket, "TCP_INFO", None)  # macOS has none
+
 _BYTES_ACKED_AT, _BYTES_ACKED_END = 120, 128
 """tcpi_bytes_acked in TCP_INFO (linux/tcp.h)."""
 
@@ -211,7 +213,7 @@ def close_if_taken(transport: asyncio.Transport, sock: socket.socket | None = No
     if lent is not None:
         try:
             # Both FINs taken, or a reset: nothing is left that the way of closing could make a difference to.
-            if lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != TCP_CLOSE:
+            if not _is_closed(lent):
                 if queued_bytes(lent.fileno()) > KERNEL_BYTES:
                     return False
                 lent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, FIN_ON_CLOSE)
@@ -239,11 +241,11 @@ def acknowledged_bytes(transport: asyncio.Transport) -> int | None:
     """How many bytes the peer's kernel has taken so far; None where that is not known (a closed transport, a
     kernel before Linux 4.1)."""
     fd = _descriptor(transport)
-    if fd < 0:
+    if fd < 0 or _TCP_INFO is None:
         return None
     sock: socket.socket = transport.get_extra_info("socket")
     with contextlib.suppress(OSError):
-        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED_END)
+        told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED_END)
         if len(told) == _BYTES_ACKED_END:
             return int.from_bytes(told[_BYTES_ACKED_AT:_BYTES_ACKED_END], sys.byteorder)
     return None
@@ -279,8 +281,17 @@ def _is_dead(transport: asyncio.Transport) -> bool:
     """Whether the peer has sent RST. A transport that neither reads nor has anything to write is not told."""
     if _descriptor(transport) < 0:
         return False
-    sock: socket.socket = transport.get_extra_info("socket")
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+    return _is_closed(transport.get_extra_info("socket"))
+
+
+def _is_closed(sock: socket.SocketType) -> bool:
+    """Whether the kernel is done with a TCP connection. A unix socket does not tell, nor does macOS."""
+    if _TCP_INFO is None:
+        return False
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] == TCP_CLOSE
+    except OSError:
+        return False
 
 
 def _descriptor(transport: asyncio.Transport) -> int:

@@ -1,4 +1,5 @@
-"""The mesh server's TLS: the context that OpenSSL gets, and one handshake under it. Bytes in and bytes out.
+"""The mesh's TLS, mostly a server's: the context that OpenSSL gets, and one handshake under it. Bytes in and
+bytes out.
 
 pyOpenSSL instead of the ssl module, which can neither end one direction of a connection nor ask us about a
 client certificate during the handshake. No session is resumed: every connection proves its certificate anew.
@@ -7,6 +8,7 @@ client certificate during the handshake. No session is resumed: every connection
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -49,6 +51,9 @@ _VERDICTS = {
     for name in dir(SSL.X509VerificationCodes)
     if name.startswith("ERR_")
 }
+_ALERTS = ("tlsv1 ", "tlsv13 ", "sslv3 alert ", "ssl/tls alert ")
+"""How OpenSSL's reasons begin that a peer's alert has caused."""
+
 _HANDSHAKE_RECORD = 22  # RFC 8446 section 5.1, ContentType
 
 
@@ -74,7 +79,32 @@ def server_context(
         UnavailableError: a file is missing or cannot be read.
         ConfigError: a file has not what it should, or key and certificate do not belong together.
     """
-    context = SSL.Context(SSL.TLS_SERVER_METHOD)
+    context = _context(SSL.TLS_SERVER_METHOD, certificates, private_key, roots, verify)
+    names = [name.encode("ascii") for name in alpn]
+    context.set_alpn_select_callback(
+        lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
+    )
+    return context
+
+
+def client_context(
+    certificates: Path,
+    private_key: Path,
+    roots: Path,
+    verify: Callable[[list[bytes]], None],
+    alpn: Sequence[str],
+) -> SSL.Context:
+    """The same for a client of the mesh, which offers all of `alpn`; `verify` gets the server's chain. Raises
+    as `server_context`."""
+    context = _context(SSL.TLS_CLIENT_METHOD, certificates, private_key, roots, verify)
+    context.set_alpn_protos([name.encode("ascii") for name in alpn])
+    return context
+
+
+def _context(
+    method: int, certificates: Path, private_key: Path, roots: Path, verify: Callable[[list[bytes]], None]
+) -> SSL.Context:
+    context = SSL.Context(method)
     context.set_min_proto_version(OLDEST)
     store = context.get_cert_store()
     assert store is not None, "a context has one"
@@ -90,10 +120,6 @@ def server_context(
     _load(private_key, "private key of the certificate", lambda _: context.use_privatekey(_key(private_key)))
     _load_roots(context, roots)
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _chain_checked)
-    names = [name.encode("ascii") for name in alpn]
-    context.set_alpn_select_callback(
-        lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
-    )
     context.set_app_data(verify)
     return context
 
@@ -169,6 +195,9 @@ class ServerHandshake:
         self._spoken = False  # OpenSSL has written something to the client
         self.tls = SSL.Connection(context, None)
         self.tls.set_app_data(self._notes)
+        self._choose_role()
+
+    def _choose_role(self) -> None:
         self.tls.set_accept_state()
 
     def receive_data(self, data: Buffer) -> bool:
@@ -228,6 +257,34 @@ class ServerHandshake:
             return StreamResetError(f"tls handshake: the client gave up: {cause}", CANCEL)
         if self._first_byte != _HANDSHAKE_RECORD:
             return ClientHelloError("tls handshake: the first bytes are no TLS, does the client know of it?")
+        return TlsFailureError(f"tls handshake: {cause}")
+
+
+class ClientHandshake(ServerHandshake):
+    """The same for a client under a context of `client_context`. What `begin` gives is sent first; errors are
+    about the server."""
+
+    __slots__ = ()
+
+    def __init__(self, context: SSL.Context, server_name: str) -> None:
+        super().__init__(context)
+        self.tls.set_tlsext_host_name(server_name.encode("ascii"))
+
+    def _choose_role(self) -> None:
+        self.tls.set_connect_state()
+
+    def begin(self) -> bytes:
+        """The ClientHello."""
+        with suppress(SSL.WantReadError):
+            self.tls.do_handshake()
+        return self.data_to_send()
+
+    def _failure(self, error: SSL.Error) -> HboneError:
+        if self._notes.verdict:
+            return TlsFailureError(f"tls handshake: server certificate refused: {self._notes.verdict}")
+        cause = reason(error)
+        if cause.startswith(_ALERTS):
+            return StreamResetError(f"tls handshake: refused by the far side: {cause}", CANCEL)
         return TlsFailureError(f"tls handshake: {cause}")
 
 

@@ -83,7 +83,7 @@ def _close_late(task: asyncio.Task[socket.socket]) -> None:
 
 async def _attempt(endpoint: Endpoint) -> socket.socket:
     family, name = endpoint
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -51,6 +51,10 @@ class DialBackoff:
         self._next = 0.0
         self.reason = ""
 
+    def age_s(self, now: float) -> float:
+        """Seconds since the last failure; 0 if there was none."""
+        return now - self._failed_at if self._failures else 0.0
+
     def left(self, now: float) -> float:
         """Seconds until the next attempt; 0 if there may be one `now`."""
         return max(0.0, self._next - now)

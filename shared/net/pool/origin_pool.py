@@ -88,7 +88,8 @@ class OriginPool:
         self._wall_clock = wall_clock
         self._queue = stream_queue(counts)
         self._awaiting_connection: WaitQueue[None, bool] = WaitQueue(counts)
-        self._name = NameWatch(origin.to_look_up, resolve, chance=chance, found=self._compare)
+        watched = origin.to_look_up if origin.proxy is None else origin.proxy.address  # of the peers
+        self._name = NameWatch(watched, resolve, chance=chance, found=self._compare)
         self._dialling: asyncio.Task[None] | None = None
         self._asked_again = False  # while it was there already
         self._is_warm = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,11 @@ class Pool:
             for pool in self.origins.values()
             for member in (*pool.members, *pool.draining)
         )
+
+    @property
+    def failing(self) -> Mapping[Origin, DialBackoff]:
+        """How the last dials failed, of origins without a connection."""
+        return self._backoffs
 
     def of(self, origin: Origin) -> OriginPool:
         """The pool of one origin; to be asked for anew each time, as one without connections is dropped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.http2.session import SessionLimits
+from shared.net.http2.liveness import STREAMS_TIMEOUT_S
 
 CONNECTION_WINDOW_BYTES = 128 << 20
 """More than 100 streams of 1 MiB that nobody reads can hold: they must not stop the others of their
@@ -42,6 +43,9 @@ class PoolLimits:
     ping_interval_s: float = 60.0
     """A PING goes to a peer that has been silent so long while streams are open. Google's front ends punish
     PINGs that come much more often, and those without streams (GOAWAY too_many_pings). 0: never."""
+
+    ping_timeout_s: float = STREAMS_TIMEOUT_S
+    """How long it may go unanswered."""
 
     resolve_interval_s: float = 30.0
     """How often an origin's name is looked up again while it has connections. 0: never."""

@@ -101,7 +101,7 @@ class PooledConnection:
             limits=self.limits.session,
             on_change=self._on_change,
             on_lost=self._on_lost,
-            keepalive=while_streams(self.limits.ping_interval_s),
+            keepalive=while_streams(self.limits.ping_interval_s, self.limits.ping_timeout_s),
         )
         return self.connection
 
@@ -137,7 +137,7 @@ class PooledConnection:
     def use_limits(self, limits: PoolLimits) -> None:
         """From now on these count."""
         self.limits = limits
-        self.connection.watch(while_streams(limits.ping_interval_s))
+        self.connection.watch(while_streams(limits.ping_interval_s, limits.ping_timeout_s))
         self.keep_time()
 
     def keep_time(self) -> None:

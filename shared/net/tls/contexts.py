@@ -178,8 +178,12 @@ def load_own(context: ssl.SSLContext, chain: Path, key: Path | None = None) -> N
 
 
 def load_own_pem(context: ssl.SSLContext, pem: bytes) -> None:
-    """The same for a chain and its key in one text, which is on no disk. Raises as `load_own`."""
-    # Python's ssl loads files only, so this is one in memory.
+    """The same for a chain and its key in one text, which is on no disk where the system has files in memory.
+    Raises as `load_own`."""
+    # Python's ssl loads files only.
+    if not hasattr(os, "memfd_create"):
+        _load_own_by_file(context, pem)
+        return
     file = os.memfd_create("client certificate", os.MFD_CLOEXEC)
     try:
         with os.fdopen(file, "wb", closefd=False) as writer:
@@ -187,6 +191,19 @@ def load_own_pem(context: ssl.SSLContext, pem: bytes) -> None:
         load_own(context, Path(f"/proc/self/fd/{file}"))
     finally:
         os.close(file)
+
+
+def _load_own_by_file(context: ssl.SSLContext, pem: bytes) -> None:
+    """By a file that only we can read, and that is there for as long as OpenSSL reads it (macOS)."""
+    import tempfile
+
+    descriptor, name = tempfile.mkstemp()  # with mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as writer:
+            writer.write(pem)
+        load_own(context, Path(name))
+    finally:
+        os.unlink(name)
 
 
 def _no_password() -> str:

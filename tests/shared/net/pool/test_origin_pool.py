@@ -15,6 +15,7 @@ import pytest
 from shared.address import Address
 from shared.errors import DialError, StreamResetError, UpstreamError
 from shared.net.dial import Origin
+from shared.net.http_proxy import HttpProxy
 from shared.net.names.endpoint import Endpoint
 from shared.net.pool.dial_backoff import MOST_S
 from shared.net.pool.origin_pool import ABSENCES
@@ -31,6 +32,7 @@ from tests.shared.http2.dialogue import (
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.loopback import PATIENCE_S, until
 from tests.shared.net.pooled import LONG_S, Pooled, allow, gated, h2c, pooled, serving
+from tests.support.connect_proxy import ConnectProxy
 from tests.support.http2_peer import Http2Peer, Service
 from tests.support.metadata_server import closed_port
 from tests.support.wall_clock import Clock
@@ -537,6 +539,29 @@ async def test_a_change_of_the_name_s_addresses_is_followed() -> None:
         for stream in list(old.connection.session.streams.values()):
             stream.owner.abort()
         await until(lambda: world.closed() == {"address": 1})
+
+
+@hasty
+async def test_behind_a_proxy_its_own_addresses_are_followed() -> None:
+    """Those of the service are never a peer's."""
+    asked: list[str] = []
+
+    async def resolve(address: Address) -> list[Endpoint]:
+        asked.append(address.host)
+        own = address.host == "proxy.example"
+        return [(socket.AF_INET, ("127.0.0.1" if own else "127.0.0.3", address.port))]
+
+    async with (
+        listening_everywhere() as zone,
+        ConnectProxy.listening(zone.port) as proxy,
+        pooled(resolve=resolve, resolve_interval_s=30.0) as world,
+    ):
+        way = HttpProxy(Address("proxy.example", proxy.port))
+        origin = Origin("http", "service", Address("service.example", 443), proxy=way)
+        old = await world.open(origin)
+        await asyncio.sleep(200)
+        assert len(asked) >= 6
+        assert (await world.open(origin)).connection is old.connection
 
 
 @hasty
