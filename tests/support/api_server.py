@@ -55,7 +55,7 @@ API_AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 MIN_SECONDS = 600
 MAX_SECONDS = 2**32
 
-OBJECTS = ("db-credentials", "app-config", "absent")
+OBJECTS = ("db-credentials", "app-config", "absent", "sshdebug")
 """Names of the Secrets and ConfigMaps of NAMESPACE that the user krun may read."""
 
 _OBJECT_PATH = re.compile(r"/api/v1/namespaces/([^/]+)/(secrets|configmaps)/([^/]+)")
@@ -159,11 +159,11 @@ class RealApiServer:
 
     def __init__(self, url: str, ca: str, allowed: str, forbidden: str, admin: str, pod_uid: str) -> None:
         self.url, self.ca_pem, self.pod_uid = url, ca.encode(), pod_uid
-        self.allowed, self.forbidden, self._admin = allowed, forbidden, admin
+        self.allowed, self.forbidden, self.admin = allowed, forbidden, admin
 
     async def put(self, resource: str, name: str, **content: Any) -> None:
         path, body = f"/api/v1/namespaces/{NAMESPACE}/{resource}", {"metadata": {"name": name}, **content}
-        api = KubernetesApi(access(self, self._admin), max_bytes=8 << 20)
+        api = KubernetesApi(access(self, self.admin), max_bytes=8 << 20)
         try:
             await api.ask("PUT", f"{path}/{name}", body)
         except StatusError as error:
@@ -174,12 +174,12 @@ class RealApiServer:
     async def delete(self, resource: str, name: str) -> None:
         path = f"/api/v1/namespaces/{NAMESPACE}/{resource}/{name}"
         with contextlib.suppress(StatusError):
-            await KubernetesApi(access(self, self._admin)).ask("DELETE", path)
+            await KubernetesApi(access(self, self.admin)).ask("DELETE", path)
 
     async def verify(self, token: str, audience: str) -> dict[str, Any]:
         response = await get(
             f"{self.url}/openid/v1/jwks",
-            headers={"authorization": f"Bearer {self._admin}", "accept": "application/jwk-set+json"},
+            headers={"authorization": f"Bearer {self.admin}", "accept": "application/jwk-set+json"},
             timeout_s=PATIENCE_S,
             max_bytes=65536,
             tls=access(self).tls(),

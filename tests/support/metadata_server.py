@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -62,6 +62,9 @@ class MetadataServer(NotingServer[Request]):
     host: str = ""
     """`127.0.0.1:PORT`, known once the block has begun."""
 
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """What it says of project and machine, by the path below /computeMetadata/v1/."""
+
     async def __aenter__(self) -> Self:
         self.host = f"127.0.0.1:{await self._listen(self._serve)}"
         return self
@@ -83,6 +86,8 @@ class MetadataServer(NotingServer[Request]):
     def _answer(self, request: Request) -> Answer:
         if request.headers.get("metadata-flavor") != "Google":
             return Answer(b"Missing Metadata-Flavor:Google header.", 403)
+        if (text := self.texts.get(request.path.removeprefix("/computeMetadata/v1/"))) is not None:
+            return Answer(text.encode())
         if request.path != IDENTITY_PATH:
             return Answer(b"not found", 404)
         return self.answer(request)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from shared.net.tls.certificate_files import in_use
-from shared.ops.families import CERTIFICATE_EXPIRY
+from shared.ops.families import CERTIFICATE_EXPIRY, CERTIFICATE_START
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -34,13 +34,14 @@ def rows() -> list[dict[str, Any]]:
 
 
 def families() -> Iterator[Metric]:
-    """When each certificate expires, or the first one of its chain."""
-    ends: dict[str, float] = {}
+    """When each certificate expires, or the first one of its chain, and since when that is valid."""
+    lives: dict[str, tuple[float, float]] = {}
     for files in in_use():
         for certificate in _readable(files.chain_pem):
-            end = certificate.not_valid_after_utc.timestamp()
-            ends[files.purpose] = min(end, ends.get(files.purpose, end))
-    yield CERTIFICATE_EXPIRY.metric(ends.items())
+            life = certificate.not_valid_after_utc.timestamp(), certificate.not_valid_before_utc.timestamp()
+            lives[files.purpose] = min(life, lives.get(files.purpose, life))
+    yield CERTIFICATE_EXPIRY.metric((purpose, end) for purpose, (end, _) in lives.items())
+    yield CERTIFICATE_START.metric((purpose, start) for purpose, (_, start) in lives.items())
 
 
 def _readable(pem: bytes) -> Sequence[x509.Certificate]:

@@ -1,24 +1,21 @@
 """Exec plugins of a kubeconfig: a program that prints the token for the API server.
 
-It has a deadline, and a bound on what it prints (Kubernetes, "client-go credential plugins", ExecCredential
-of client.authentication.k8s.io). Plugins that ask a person, or that give a client certificate in place of a
-token, are refused by name. What a plugin prints, on either stream, is in no error text or log.
+Kubernetes, "client-go credential plugins", ExecCredential of client.authentication.k8s.io. Plugins that ask a
+person, or that give a client certificate in place of a token, are refused by name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from shared.credentials.kubernetes.kubernetes_access import Pem
+from shared.credentials.tokens.programs import TIMEOUT_S, output_of
 from shared.credentials.tokens.tokens import fits_header
 from shared.errors import TokenError
 
@@ -26,15 +23,6 @@ if TYPE_CHECKING:
     from shared.credentials.kubernetes.kubeconfig_entry import Entry
 
 API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-
-TIMEOUT_S = 20.0
-"""Google's and Amazon's plugins take one or two seconds, a cold start of Python among them some more."""
-
-MAX_OUTPUT_BYTES = 64 * 1024
-"""An ExecCredential is a few KiB."""
-
-END_S = 1.0
-"""For what is left of a program that has been killed."""
 
 AHEAD_S = 60.0
 """A token this close to its end is replaced before it is sent."""
@@ -72,35 +60,8 @@ class ExecToken:
             self._token = ""
 
     async def _run(self) -> bytes:
-        name = self._command[0]
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                env={**os.environ, **self._environ},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # so that its own children end with it
-            )
-        except OSError as error:
-            raise TokenError(f"cannot run exec plugin {name}: {error.strerror}", "file") from error
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                output = await _read(process.stdout)
-                if len(output) > MAX_OUTPUT_BYTES:
-                    text = f"exec plugin {name} printed more than {MAX_OUTPUT_BYTES} bytes"
-                    raise TokenError(text, "garbled")
-                code = await process.wait()
-        except TimeoutError as error:
-            text = f"exec plugin {name} has not ended within {self._timeout_s:g} s"
-            raise TokenError(text, "unreachable") from error
-        finally:
-            await _end(process, process.stdout)
-        if code != 0:
-            text = f"exec plugin {name} ended with exit code {code}; run it by hand to see why"
-            raise TokenError(text, "refused")
-        return output
+        what = f"exec plugin {self._command[0]}"
+        return await output_of(self._command, self._environ, what, timeout_s=self._timeout_s)
 
     def _judge(self, output: bytes) -> tuple[str, float]:
         """The token, and until when it is to be used, in seconds since 1970."""
@@ -161,23 +122,3 @@ def _texts(user: Entry, values: object) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise user.wrong("exec.args", "has to be a list of texts")
     return list(values)
-
-
-async def _end(process: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
-    """Ends the program and its children, if it has not ended, and closes the pipe: by reading to its end."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_S):  # a daemon that it has left behind may hold the pipe for ever
-            while await output.read(MAX_OUTPUT_BYTES):
-                pass
-            await process.wait()
-
-
-async def _read(stream: asyncio.StreamReader) -> bytes:
-    """All of it, or one byte more than the bound."""
-    output = bytearray()
-    while len(output) <= MAX_OUTPUT_BYTES and (part := await stream.read(MAX_OUTPUT_BYTES + 1 - len(output))):
-        output += part
-    return bytes(output)

@@ -37,6 +37,11 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
+def is_label(name: str) -> bool:
+    """Whether `name` is a label of RFC 1123, as names of namespaces and Services are."""
+    return _NAMESPACE.fullmatch(name) is not None
+
+
 def check_namespace(name: str) -> str:
     """The name of a namespace. Raises ValueError if it can be none."""
     if not _NAMESPACE.fullmatch(name):

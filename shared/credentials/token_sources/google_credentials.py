@@ -37,10 +37,34 @@ from shared.credentials.token_sources.impersonation import Impersonated, id_toke
 from shared.credentials.token_sources.token_answers import access_token, jwt_for
 from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.credentials.tokens.minting import Minted, Minter
-from shared.errors import TokenError
+from shared.errors import OwnClientError, TokenError
 from shared.watched_file import Stamp, stamp
 
 T = TypeVar("T")
+
+
+class GoogleAccess(KeptAccessToken):
+    """The access token of the credentials in a file, as they are when it is asked for."""
+
+    def __init__(
+        self,
+        settings: TokenSettings,
+        *,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """As GoogleCredentials."""
+        self._settings = settings
+        self._tls = tls
+        super().__init__(f"credentials file {settings.credentials or settings.gcloud}", self._asked, now=now)
+
+    async def _asked(self) -> Minted:
+        settings = self._settings
+        path = google_file.find(settings)
+        place = f"credentials file {path}"
+        # A file of a person's own machine; the request that follows has a deadline.
+        source = _Source(google_file.read(path), place, settings, self._tls, self._now)
+        return await _Access(source).access_token()
 
 
 class GoogleCredentials:
@@ -197,9 +221,10 @@ class _User(_Source):
 
     async def mint(self, audience: str) -> Minted:
         if audience != self.credentials.info["client_id"]:
-            raise TokenError(
+            raise OwnClientError(
                 f"no ID token for {audience} with {self.place}: a user's login gives one for its own client "
-                f"only; {IMPERSONATE}"
+                f"only; {IMPERSONATE}",
+                self.credentials.info["client_id"],
             )
 
         def work(request: Request) -> object:

@@ -23,8 +23,9 @@ from google.auth import exceptions
 from urllib3.exceptions import HTTPError, NewConnectionError, SSLError
 from urllib3.exceptions import TimeoutError as LateError
 
+from shared.address import is_own_machine
 from shared.credentials.token_sources.token_answers import MAX_ANSWER_BYTES, said
-from shared.credentials.token_sources.token_settings import is_own_machine, target_of
+from shared.credentials.token_sources.token_settings import target_of
 from shared.errors import TokenError
 from shared.net.dial import reason
 from shared.net.http1 import Response, Target

@@ -28,7 +28,7 @@ from typing import Any
 import jwt
 
 from shared import regular_files
-from shared.credentials.token_sources.token_settings import is_own_machine
+from shared.address import is_own_machine
 from shared.errors import HboneError, UnavailableError, UpstreamError
 from shared.net import http1
 from shared.tasks import spawn

@@ -8,12 +8,15 @@ chosen is not imported.
 3. the metadata server, if it answers: it is asked once, for a second at most, but not at all when
    GCE_METADATA_HOST names one. That it did not answer counts for PROBE_AGAIN_S, for on GKE it comes up later
    than the pod;
-4. the credentials in gcloud's file.
+4. the credentials in gcloud's file;
+5. the gcloud command's login, where the caller says so: for people. It goes before 4 if the file there is a
+   person's login, too, for what that gives is accepted by nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,10 +45,15 @@ MAX_PROBE_BYTES = 64 * 1024
 
 
 def minter_from_env(
-    environ: Mapping[str, str], file: TokenSettings | None = None, account: str = ""
+    environ: Mapping[str, str],
+    file: TokenSettings | None = None,
+    account: str = "",
+    *,
+    for_people: bool = False,
 ) -> Minter:
     """The minter that `environ` means, and where it says nothing `file`; its tokens are `account`'s, if one
-    is named. For `gke` without a projected token a pod asks for one itself.
+    is named. For `gke` without a projected token a pod asks for one itself. `for_people` makes the gcloud
+    command a source of `auto`.
 
     Raises:
         UsageError: a variable is wrong, or something that the set source needs is not set.
@@ -54,8 +62,10 @@ def minter_from_env(
     settings = from_env(environ, file)
     if account:
         settings = replace(settings, service_account=account)
+    if settings.source == "auto" and for_people and settings.credentials is None:
+        return AutomaticMinter(settings, gcloud=_gcloud(settings, environ))
     if settings.source != "gke" or settings.subject_token is not None:
-        return make_minter(settings)
+        return make_minter(settings, environ=environ)
     from shared.credentials.token_sources.pod_tokens import pod_tokens
 
     pod = pod_tokens(environ, settings.step_timeout_s)
@@ -67,14 +77,21 @@ def make_minter(
     *,
     subject_token: SubjectToken | None = None,
     tls: ssl.SSLContext | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Minter:
     """The minter that `settings` mean; it opens nothing yet. On the event loop's thread or before it.
 
-    `subject_token` is for `gke`, None: the file of the settings; `tls` for https, None: the system's trust.
+    `subject_token` is for `gke`, None: the file of the settings; `tls` for https, None: the system's trust;
+    `environ` has the PATH and the configuration of the gcloud command.
     Raises UsageError when something that the set source needs is not set.
     """
     if settings.source == "metadata":
         return _metadata(settings, tls)
+    if settings.source == "gcloud":
+        minter = _gcloud(settings, environ)
+        if minter is None:
+            raise UsageError("HBONE_TOKENS=gcloud: there is no gcloud in PATH")
+        return minter
     if settings.source == "google":
         return _google(settings, tls)
     if settings.source == "gke":
@@ -111,11 +128,14 @@ class AutomaticMinter:
         settings: TokenSettings,
         *,
         subject_token: SubjectToken | None = None,
+        gcloud: Minter | None = None,
         tls: ssl.SSLContext | None = None,
         usual_host: str = DEFAULT_METADATA_HOST,
         probe_again_s: float = PROBE_AGAIN_S,
     ) -> None:
-        """A metadata server with another name than `usual_host` is one that somebody has named."""
+        """`gcloud` is the command's login, None: it is no source. A metadata server with another name than
+        `usual_host` is one that somebody has named."""
+        self._command = gcloud
         self._usual_host = usual_host
         self._probe_again_s = probe_again_s
         self._settings = settings
@@ -160,6 +180,9 @@ class AutomaticMinter:
         if self._chosen is not None:
             return self._chosen
         settings = self._settings
+        if self._command is not None and not self._file_gives_tokens():
+            self._likeliest = self._command
+            return self._command
         if is_there(settings.gcloud):
             if self._gcloud is None:
                 self._gcloud = self._likeliest = _google(settings, self._tls)
@@ -184,6 +207,19 @@ class AutomaticMinter:
         if settings.metadata_host != self._usual_host:
             return _metadata(settings, self._tls)
         return None
+
+    def _file_gives_tokens(self) -> bool:
+        """Whether gcloud's file is there, and is more than a person's login."""
+        if not is_there(self._settings.gcloud):
+            return False
+        from shared.credentials.token_sources import google_file
+
+        assert self._settings.gcloud is not None
+        try:
+            kind = google_file.read(self._settings.gcloud).kind
+        except TokenError:
+            return True  # whoever uses it says what is wrong with it
+        return kind != "authorized_user" or bool(self._settings.service_account)
 
     async def _metadata_answers(self) -> bool:
         loop = asyncio.get_running_loop()
@@ -236,6 +272,13 @@ def _google(settings: TokenSettings, tls: ssl.SSLContext | None) -> Minter:
     from shared.credentials.token_sources.google_credentials import GoogleCredentials
 
     return GoogleCredentials(settings, tls=tls)
+
+
+def _gcloud(settings: TokenSettings, environ: Mapping[str, str]) -> Minter | None:
+    from shared.credentials.token_sources import gcloud
+
+    program = gcloud.find(environ)
+    return gcloud.GcloudMinter(program, settings, gcloud.GcloudConfig(environ, settings)) if program else None
 
 
 def _gke(settings: TokenSettings, subject_token: SubjectToken | None, tls: ssl.SSLContext | None) -> Minter:

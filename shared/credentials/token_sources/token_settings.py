@@ -7,7 +7,6 @@ begin with HBONE_. A variable that is set but empty counts as not set, for manif
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+from shared.address import is_own_machine
 from shared.config.fields import Environment, setting, table_of
 from shared.config.kinds import Choice, Duration, FilePath, Parsed, file_path
 
 if TYPE_CHECKING:
     from shared.net.http1 import Target
 
-Source = Literal["auto", "metadata", "google", "gke"]
+Source = Literal["auto", "metadata", "google", "gke", "gcloud"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 DEFAULT_METADATA_HOST = "metadata.google.internal"
@@ -81,14 +81,6 @@ def is_there(path: Path | None) -> bool:
     return path is not None and os.path.exists(path)
 
 
-def is_own_machine(host: str) -> bool:
-    """Whether `host` is a loopback address, or `localhost`, to which things may be said in the clear."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
 def metadata_host(text: str) -> str:
     """HOST or HOST:PORT."""
     try:
@@ -143,7 +135,7 @@ class TokenSettings:
         Choice(SOURCES),
         "auto",
         "where ID tokens come from",
-        "auto takes what the machine has.",
+        "auto takes what the machine has; the gcloud command only for `hbone`, and after all others.",
         variable="HBONE_TOKENS",
     )
     service_account: str = setting(

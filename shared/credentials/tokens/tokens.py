@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import TokenError
@@ -155,6 +156,7 @@ class FileToken:
         """What may be told of it. It is as old as the file."""
         from shared.ops.token_counts import TokenStatus
 
+        self._follow()
         return TokenStatus(
             identity=f"file {self._path}",
             audience=self._audience,
@@ -163,6 +165,13 @@ class FileToken:
             failure=self._failure,
             failed_at_s=self._failed_at_s if self._failure else None,
         )
+
+    def _follow(self) -> None:
+        """Reads a file that has been replaced since: a token that nobody asked for meanwhile looks as if it
+        were not renewed. Whatever is wrong with it, whoever asks for it is told."""
+        with suppress(OSError, TokenError):
+            if self._version is not None and stamp_of(os.stat(self._path)) != self._version:
+                self._read()
 
     def _failed(self, error: TokenError) -> TokenError:
         if self._counts is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles, in_use
 from shared.net.tls.certificate_folder import NAMES
 from shared.net.tls.mesh_tls import client_context
-from shared.ops.families import CERTIFICATE_EXPIRY
+from shared.ops.families import CERTIFICATE_EXPIRY, CERTIFICATE_START
 from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
 from tests.support.hbone_port import CALLER, GATEWAY, Mesh
@@ -40,6 +41,8 @@ async def test_what_hgate_shows_and_its_metric(tmp_path: Path) -> None:
         ends = [end_of_pem(files.chain_pem) for files in in_use() if files.purpose == "hbone"]
         assert end_of(own) in ends
         assert await gateway.metric(CERTIFICATE_EXPIRY.name, certificate="hbone") == min(ends)
+        begun = await gateway.metric(CERTIFICATE_START.name, certificate="hbone")
+        assert 0 < time.time() - begun < min(ends) - begun
         assert "PRIVATE" not in (await gateway.get("admin", "/certs")).body.decode()
 
 
@@ -50,8 +53,8 @@ async def test_a_text_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
     files.read()
     (row,) = [row for row in certificates_in_use.rows() if row["certificate"] == "odd"]
     assert (row["cert_chain"], row["ca_cert"]) == ([], [])
-    (family,) = certificates_in_use.families()
-    assert "odd" not in [sample.labels["certificate"] for sample in family.samples]
+    for family in certificates_in_use.families():
+        assert "odd" not in [sample.labels["certificate"] for sample in family.samples]
 
 
 def test_a_client_s_certificate_is_in_use_once_it_was_read(tmp_path: Path) -> None:
@@ -62,7 +65,7 @@ def test_a_client_s_certificate_is_in_use_once_it_was_read(tmp_path: Path) -> No
     client_context(identity, 0.0)
     (row,) = [row for row in certificates_in_use.rows() if row["certificate"] == purpose]
     assert row["cert_chain"][0]["identity"].endswith("/sa/shown")
-    (family,) = certificates_in_use.families()
+    family, _ = certificates_in_use.families()
     ends = {sample.labels["certificate"]: sample.value for sample in family.samples}
     assert ends[purpose] == end_of(identity.folder)
 

@@ -10,7 +10,7 @@ import pytest
 from shared.credentials.kubernetes.kubernetes_access import Access, Pem
 from shared.credentials.kubernetes.kubernetes_api import KubernetesApi, rbac_rule
 from shared.credentials.kubernetes.kubernetes_config import GivenToken
-from shared.errors import DialError, StatusError, UpstreamError
+from shared.errors import ConflictError, DialError, StatusError, UpstreamError
 from tests.support.api_server import LocalApiServer, access, status
 from tests.support.metadata_server import closed_port, unsigned_token
 
@@ -145,3 +145,54 @@ async def test_what_goes_wrong_on_the_way(server: LocalApiServer) -> None:
 )
 def test_the_rule_that_a_request_takes(method: str, path: str, rule: str) -> None:
     assert rbac_rule(method, path).startswith(rule)
+
+
+# Server-side apply; with a real server: tests/kube/test_register.py.
+
+SERVICE = {"kind": "Service", "metadata": {"name": "s", "namespace": "a"}}
+
+
+async def test_apply(server: LocalApiServer) -> None:
+    server.answer = lambda _: (200, b"{}")
+    api = KubernetesApi(access(server))
+    assert await api.apply("/api/v1/namespaces/a/services/s", SERVICE, "me") == {}
+    assert await api.apply("/api/v1/namespaces/a/services/s", SERVICE, "me", dry_run=True) == {}
+    real, dry = server.asked
+    assert (real.method, real.headers["content-type"]) == ("PATCH", "application/apply-patch+yaml")
+    assert real.path == "/api/v1/namespaces/a/services/s?fieldManager=me&force=false"
+    assert dry.path == f"{real.path}&dryRun=All"
+    assert json.loads(real.body) == SERVICE
+
+
+def conflict(*causes: object) -> tuple[int, bytes]:
+    return 409, json.dumps({"kind": "Status", "message": "no", "details": {"causes": causes}}).encode()
+
+
+def cause(owner: str, field: object) -> dict[str, object]:
+    return {"reason": "FieldManagerConflict", "message": f'conflict with "{owner}" using v1', "field": field}
+
+
+@pytest.mark.parametrize(
+    ("causes", "told"),
+    [
+        ([cause("kubectl", ".a")], ".a is kubectl's"),
+        ([cause("x\ny", f".{'f' * 200}\x1b")], rf".{'f' * 99}... is x\ny's"),
+        ([{**cause("x", ".a"), "message": None}], ".a is somebody's"),
+        (
+            [cause("x", f".{one}") for one in range(7)],
+            ".0 is x's, .1 is x's, .2 is x's, .3 is x's, .4 is x's, and 2 more",
+        ),
+    ],
+)
+async def test_fields_of_others(server: LocalApiServer, causes: list[object], told: str) -> None:
+    server.answer = lambda _: conflict(*causes)
+    with pytest.raises(ConflictError) as error:
+        await KubernetesApi(access(server)).apply(PATH, SERVICE, "me")
+    assert str(error.value) == f"Service a/s is not written, for others own fields of it: {told}"
+
+
+@pytest.mark.parametrize("causes", [[], ["x"], [{"reason": "other"}], "x"])
+async def test_another_conflict(server: LocalApiServer, causes: object) -> None:
+    server.answer = lambda _: (409, json.dumps({"kind": "Status", "details": {"causes": causes}}).encode())
+    with pytest.raises(StatusError, match=r"answered 409$"):
+        await KubernetesApi(access(server)).apply(PATH, SERVICE, "me")

@@ -52,7 +52,7 @@ def test_gclouds_folder_is_in_the_home_folder() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("HBONE_TOKENS", "x", "=x (must be auto, metadata, google or gke)"),
+        ("HBONE_TOKENS", "x", "=x (must be auto, metadata, google, gke or gcloud)"),
         ("HBONE_TOKEN_ACCOUNT", "x", "=x (has to be a service account's e-mail address)"),
         ("HBONE_TOKEN_ACCOUNT", "a@b/c?d", "=a@b/c?d (has to be a service account's e-mail address)"),
         ("HBONE_TOKEN_STEP_TIMEOUT", "soon", "=soon (must be a duration such as 10s, 500ms or 5m)"),

@@ -218,6 +218,17 @@ async def test_what_may_be_told_of_a_file(tmp_path: Path, clock: Clock) -> None:
     assert (told.failure, told.failed_at_s) == (str(error), START)
 
 
+async def test_a_file_that_is_renewed_while_nobody_asks(tmp_path: Path, clock: Clock) -> None:
+    file = jwt_file(tmp_path, aud=AUDIENCE, exp=START + 60)
+    tokens = FileToken(file, AUDIENCE, now=clock)
+    await tokens.token()
+    jwt_file(tmp_path, aud=AUDIENCE, exp=START + 3600)
+    assert tokens.status().expires_at_s == START + 3600
+    file.write_text("garbage, for another audience")
+    assert tokens.status().expires_at_s == START + 3600, "whoever asks for it is told"
+    assert tokens.status().failure == ""
+
+
 async def _error(tokens: TokenSource) -> TokenError:
     with pytest.raises(TokenError) as caught:
         await tokens.token()
