@@ -183,6 +183,9 @@ class AccessLog:
         self._closed = False
         self.dropped = 0
         """Lines lost so far."""
+        self.finished: Callable[[Any], None] | None = None
+        """Called with the record of each tunnel's line (`shared.tunnel.tunnel_record`), if somebody makes
+        more of it."""
 
     @property
     def waiting(self) -> int:

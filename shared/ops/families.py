@@ -76,7 +76,7 @@ def _gauge(name: str, help: str, **labels: str | tuple[str, ...]) -> Family:
     return _family(name, Kind.GAUGE, help, labels)
 
 
-_ROUTE = "the route's host; at krun: the tunnel's target, 15003, 22 or NAME"
+_ROUTE = "the route's host; at krun: the tunnel's target, 15003, 22 or NAME, listen/PORT, accepted/PORT"
 _ORIGIN = "URL of the origin"
 _FLAGS = "a response flag"
 _IDENTITY = "whose token it is"
@@ -236,6 +236,12 @@ CERTIFICATE_EXPIRY = _gauge(
     "the earliest.",
     certificate="`hbone`, `reverse` or `identity FOLDER`",
 )
+CERTIFICATE_START = _gauge(
+    "hbone_certificate_start_timestamp_seconds",
+    "When that certificate's life began, in seconds since 1970: the part of it that is left says whether a "
+    "renewal is overdue.",
+    certificate="as above",
+)
 JWT_CHECKS = _counter(
     "hbone_jwt_checks",
     "Tokens checked because a rule of the HBONE port asks for one. Whether the claims then match a rule is "
@@ -324,6 +330,15 @@ DNS_ANSWERS_LIMIT = _gauge("hbone_dns_answers_limit", "Answers that may be kept.
 
 # The process.
 
+READY = _gauge(
+    "hbone_ready", "hgate: 1 if it accepts new connections, as a readiness probe is told, or else 0."
+)
+LOOP_LAG = _family(
+    "hbone_event_loop_lag_seconds",
+    Kind.HISTOGRAM,
+    "hgate: how late the event loop was for a timer that is due every 0.25 s. All that it serves is as late.",
+    {},
+)
 CONFIG_RELOADS = _counter("hbone_config_reloads", "Times that the file was read again.", result=_RESULT)
 CONFIG_SUCCESSFUL = _gauge(
     "hbone_config_last_reload_successful", "1 if the file as it was last read is in effect, or else 0."
@@ -332,11 +347,51 @@ CONFIG_SUCCESS_TIME = _gauge(
     "hbone_config_last_reload_success_timestamp_seconds",
     "When the file was last read and put into effect, in seconds since 1970.",
 )
+_OBJECTS = "plural name of a kind, such as services"
+CLUSTER_OBJECTS = _gauge(
+    "hbone_cluster_objects", "Objects of the cluster that are known; only in hgate cluster.", kind=_OBJECTS
+)
+CLUSTER_FOLLOWED = _gauge(
+    "hbone_cluster_followed", "1 if what is known of a kind is current, or else 0.", kind=_OBJECTS
+)
+CLUSTER_EVENTS = _counter("hbone_cluster_events", "Changes that the API server told.", kind=_OBJECTS)
+CLUSTER_LISTS = _counter("hbone_cluster_lists", "Whole lists that were read.", kind=_OBJECTS)
+CLUSTER_FAILURES = _counter(
+    "hbone_cluster_failures",
+    "Lists and watches that failed.",
+    kind=_OBJECTS,
+    status="HTTP status, or connection; broken and left out: single objects",
+)
+CLUSTER_ROUTES = _gauge("hbone_cluster_routes", "Routes from objects that are handed to the gateway.")
+CLUSTER_REFUSED = _gauge("hbone_cluster_refused", "Objects that ask for a route and do not get it.")
+CLUSTER_SERVICES = _gauge("hbone_cluster_services", "Services whose endpoints are handed to the gateway.")
+CLUSTER_HANDOVERS = _counter(
+    "hbone_cluster_handovers",
+    "Times that a list was written for the gateway, or could not be.",
+    list=("routes", "endpoints"),
+    result=_RESULT,
+)
+CLUSTER_LEADER = _gauge("hbone_cluster_leader", "1 if this replica writes to the cluster, or else 0.")
+CLUSTER_WRITES = _counter(
+    "hbone_cluster_writes",
+    "Objects that were written, or could not be.",
+    what=("status", "mesh-env", "registration"),
+    result=_RESULT,
+)
 WORKERS = _gauge("hbone_workers", "Worker processes; only with --workers.")
 WORKER_RESTARTS = _counter(
     "hbone_worker_restarts", "Workers that were started in a dead one's place; only with --workers."
 )
 ACCESS_LOG_DROPPED = _counter("hbone_access_log_dropped", "Lines of the access log that nobody read in time.")
+TRACE_SPANS = _counter(
+    "hbone_trace_spans",
+    "Spans of tunnels that were sent to the collector, or could not be; only with traces.",
+    result=_RESULT,
+)
+TRACE_SPANS_DROPPED = _counter(
+    "hbone_trace_spans_dropped",
+    "Spans of tunnels that were given up because the collector is slow or away; only with traces.",
+)
 OPS_CONNECTIONS = _gauge("hbone_ops_connections_open", "Connections to the port.", port=_PORT)
 OPS_CONNECTIONS_LIMIT = _gauge(
     "hbone_ops_connections_limit", "Connections that the port may have.", port=_PORT
@@ -388,6 +443,24 @@ MOUNT_REFRESHES = _counter(
     "krun: times that the files of a Secret or ConfigMap have been compared with it.",
     mount="secret/NAME or configmap/NAME",
     result=_RESULT,
+)
+_SSH = "krun's sshd: "
+_SSH_KIND = ("shell", "exec", "sftp", "scp", "forward", "listen")
+
+SSH_CONNECTIONS = _gauge("hbone_ssh_connections", _SSH + "connections to it.")
+SSH_CONNECTIONS_LIMIT = _gauge("hbone_ssh_connections_limit", _SSH + "connections that it may have.")
+SSH_LOGGING_IN = _gauge("hbone_ssh_logging_in", _SSH + "connections that nobody has logged in on yet.")
+SSH_LOGINS = _counter(
+    "hbone_ssh_logins", _SSH + "connections by whether anybody logged in.", result=("accepted", "refused")
+)
+SSH_ACTIVE = _gauge("hbone_ssh_active", _SSH + "open sessions and forwards; listen: ports.", kind=_SSH_KIND)
+SSH_OPENED = _counter("hbone_ssh_opened", _SSH + "sessions and forwards that have begun.", kind=_SSH_KIND)
+SSH_CHANNELS = _gauge("hbone_ssh_channels_max", _SSH + "channels of the connection that has most.")
+SSH_CHANNELS_LIMIT = _gauge("hbone_ssh_channels_limit", _SSH + "channels that a connection may have.")
+SSH_REFUSED = _counter(
+    "hbone_ssh_refused",
+    _SSH + "what was refused because a limit was reached.",
+    limit=("connections", "attempts", "channels", "sessions", "listeners"),
 )
 # Istio's names, so that its dashboards work.
 

@@ -464,6 +464,8 @@ class _Connection(asyncio.Protocol):
             ("content-length", str(len(response.body))),
             *response.headers,
         ]
+        if self._server.local_only:  # browsers read what such a port shows, and peers have chosen parts of it
+            headers.append(("x-content-type-options", "nosniff"))
         if close:
             headers.append(("connection", "close"))
         data = self._h11.send(h11.Response(status_code=response.status, headers=headers))

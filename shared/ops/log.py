@@ -19,6 +19,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Literal, TextIO
 
 from shared.errors import HboneError, UsageError
+from shared.printable import printable
 
 Format = Literal["json", "text"]
 
@@ -95,6 +96,17 @@ def setup(
     _OURS.setLevel(number)
 
 
+def level() -> str:
+    """The level of our own loggers, a name in LEVELS."""
+    number = _OURS.getEffectiveLevel()
+    return next((name for name, one in LEVELS.items() if number <= one), "error")
+
+
+def set_level(level: str) -> None:
+    """From now on our own loggers have this level, a name in LEVELS. Raises UsageError for another one."""
+    _OURS.setLevel(_level_number(level))
+
+
 def set_worker(number: int) -> None:
     """From now on every line has this number: the process is one of several that do the same."""
     for handler in logging.getLogger().handlers:
@@ -123,10 +135,7 @@ def cut(text: str) -> str:
 
 def one_line(text: str) -> str:
     """`text` cut, with every character that is not printable as its escape."""
-    text = cut(text)
-    if text.isprintable():
-        return text
-    return cut("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+    return cut(printable(cut(text)))
 
 
 def text_value(value: str) -> str:

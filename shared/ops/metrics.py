@@ -14,7 +14,7 @@ opposite: there the bytes of the response are the sent ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TypeVar
 
@@ -40,6 +40,9 @@ UNKNOWN = "unknown"
 
 SETUP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """From a stream on a pooled connection (1 ms) to a cold start of the service (seconds)."""
+
+LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""From an idle loop to one that stands still."""
 
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -97,13 +100,14 @@ class TunnelMetrics:
         self._refused = dict.fromkeys(sorted(set(Flag) - {Flag.NONE}), 0)
         self._registry = prometheus_client.CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self._registry)
-        self._setup = prometheus_client.Histogram(
-            families.TUNNEL_SETUP.name,
-            families.TUNNEL_SETUP.help,
-            buckets=SETUP_BUCKETS_S,
-            registry=self._registry,
-        )
+        self.tunnel_setup = self.histogram(families.TUNNEL_SETUP, SETUP_BUCKETS_S)
+        """To be called with the seconds that a tunnel took to open."""
         self._registry.register(Scrape(self._families))
+
+    @property
+    def routes(self) -> Mapping[str, RouteCounts]:
+        """The counts of the routes that have had a tunnel."""
+        return self._routes
 
     def route(self, host: str) -> RouteCounts:
         """The counts of the route with the host glob `host`; hold on to them."""
@@ -117,9 +121,10 @@ class TunnelMetrics:
         """A connection was turned away before it had a tunnel; `flag` says why."""
         self._refused[flag] += 1
 
-    def tunnel_setup(self, seconds: float) -> None:
-        """A tunnel took `seconds` to open."""
-        self._setup.observe(seconds)
+    def histogram(self, family: Family, buckets: tuple[float, ...]) -> Callable[[float], None]:
+        """Adds the histogram `family`, which has no labels; what is returned counts one value."""
+        made = prometheus_client.Histogram(family.name, family.help, buckets=buckets, registry=self._registry)
+        return made.observe
 
     def watch(self, gauge: Family, read: Callable[[], float]) -> None:
         """Adds `gauge`, which has no labels; every scrape calls `read`."""

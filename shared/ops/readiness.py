@@ -12,6 +12,8 @@ from shared.ops.http_server import Request, Response
 
 log = logging.getLogger("hbone.readiness")
 
+READY = "ready"
+
 
 class Task:
     """Something that has to be up first. As a context manager it is done unless an exception leaves."""
@@ -58,13 +60,16 @@ class Readiness:
         """Whether new traffic is welcome."""
         return not self._pending and not self.draining
 
+    @property
+    def text(self) -> str:
+        """READY, or why it is not."""
+        if self.draining:
+            return "draining"
+        return f"not ready, pending: {', '.join(self.pending)}" if self._pending else READY
+
     def healthz(self, _: Request) -> Response:
         """Answers a readiness probe: 200, or 503 with the reason."""
-        if self.draining:
-            return Response.text(503, "draining")
-        if self._pending:
-            return Response.text(503, f"not ready, pending: {', '.join(self.pending)}")
-        return Response.text(200, "ready")
+        return Response.text(200 if self.ready else 503, self.text)
 
     def _done(self, task: Task) -> None:
         if task not in self._pending:

@@ -28,6 +28,12 @@ class RepeatedLog:
             known.count += 1
             known.text = text
 
+    def forget(self, kind: str) -> None:
+        """The next of its kind is written at once; what has been counted is not told, for it is over."""
+        known = self._kinds.pop(kind, None)
+        if known is not None:
+            known.timer.cancel()
+
     def close(self) -> None:
         """Writes what has been counted and not been told."""
         for kind in self._kinds.values():

@@ -47,3 +47,14 @@ async def test_an_end_tells_what_has_been_counted_once(caplog: pytest.LogCapture
     repeated.close()
     repeated.close()
     assert caplog.messages == ["failure", "failure (999 of these since the last line)"]
+
+
+async def test_what_is_over_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    repeated = RepeatedLog(log)
+    for number in range(3):
+        repeated.warning("503", f"failure {number}")
+    repeated.forget("503")
+    repeated.forget("502")
+    repeated.warning("503", "failure again")
+    repeated.close()
+    assert caplog.messages == ["failure 0", "failure again"]
