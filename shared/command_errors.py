@@ -19,8 +19,10 @@ def exit_code(program: str, work: Callable[[], int]) -> int:
         return int(stop.code or EXIT_OK)
     except HboneError as error:
         if sys.stderr is not None:  # else print would take standard output for it
+            from shared.printable import printable
+
             for line in _lines(error):
-                print(f"{program}: {line}", file=sys.stderr)
+                print(f"{program}: {printable(line)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGINT

@@ -33,6 +33,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
+    def wants_value(self, word: str) -> bool | None:
+        """Whether the word behind `word`, a flag, is its value; None if no flag of ours is meant."""
+        flag, has_value, _ = word.partition("=")
+        action = self._option_string_actions.get(flag)
+        return None if action is None else action.nargs != 0 and not has_value
+
     def add_log_flags(self) -> None:
         """Adds --log-level and --log-format. Without the flag the options have no such attribute."""
         self.add_argument(
@@ -67,9 +73,19 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def print_version(program: str) -> int:
+def add_version_flags(parser: argparse.ArgumentParser) -> None:
+    """Of a command `version`."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def print_version(program: str, *, as_json: bool = False) -> int:
     """Prints one line; returns the exit code."""
     from shared import version  # the distribution's metadata takes 20 ms to find
 
-    print(version.describe(program))
+    if as_json:
+        import json
+
+        print(json.dumps(version.facts(program)))
+    else:
+        print(version.describe(program))
     return EXIT_OK

@@ -39,6 +39,25 @@ _COMMANDS = {
 """Completes another command and its arguments."""
 
 
+_SERVICES = {
+    "bash": "_shtab_hbone_services",
+    "zsh": "_shtab_hbone_services",
+    "fish": "(command -q hbone; and hbone complete services 2>/dev/null)",
+    "preamble": {
+        # Not compgen -W, which expands its words: others name services, and a name may have $(COMMAND) in it.
+        "bash": "_shtab_hbone_services() {\n  local name\n  hbone complete services 2>/dev/null |\n"
+        '    while IFS= read -r name; do [[ $name == "$1"* ]] && printf \'%s\\n\' "$name"; done\n}',
+        "zsh": "_shtab_hbone_services() {\n"
+        '  local -a services=(${(f)"$(hbone complete services 2>/dev/null)"})\n'
+        "  compadd -a -- services\n}",
+    },
+}
+"""Completes services that the cluster, or Cloud Run's API, knows."""
+
+_WITH_SERVICE = ("connect", "ssh", "ssh-config", "forward", "doctor")
+"""Commands of hbone whose URL or SERVICE may be one of them."""
+
+
 def main(arguments: list[str]) -> int:
     """Writes everything below the folder in `arguments`, by the names that an installation has."""
     (folder,) = map(Path, arguments)
@@ -67,8 +86,12 @@ def completions(parser: Parser, shell: str) -> str:
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
             elif action.nargs == argparse.REMAINDER:
                 action.complete = _COMMANDS  # type: ignore[attr-defined]
-    for _, help, command in subcommands(parser):
+    for name, help, command in subcommands(parser):
         command.description = help  # in a list, beside the command's name
+        if parser.prog == "hbone" and name in _WITH_SERVICE:
+            for action in command._get_positional_actions():
+                if action.dest in ("url", "service", "services"):
+                    action.complete = _SERVICES  # type: ignore[attr-defined]
     return shtab.complete(parser, shell)
 
 

@@ -27,6 +27,7 @@
     - LeavingError            the gateway is ending, and its successor accepts registrations
   - TokenError                no token could be had, so nothing was sent
     - TokenRefusedError       a token service said no, with an HTTP status
+    - OwnClientError          a person's login gives tokens for its own client only
     - TokenDeniedError        the Kubernetes API server said no, and asking again changes nothing
     - SubjectRefusedError     the subject token of a token exchange was refused
     - TargetRefusedError      the token exchange has no token of that kind for anybody
@@ -35,6 +36,7 @@
     - DialError               TCP or TLS to it failed, or took too long
       - KeysError             an issuer's keys cannot be had, so no token can be checked
     - StatusError             it answered with something else than 200
+      - ConflictError         fields of an object of the cluster have another owner, and another value
     - StreamResetError        it reset the stream or lost the connection
       - StreamDoneError       it let go of the stream after it had our end, which is no fault
       - ExpelledError         we have ended the connection, for its certificate was revoked, or expired
@@ -412,6 +414,14 @@ class TokenRefusedError(TokenError):
         self.status = status
 
 
+class OwnClientError(TokenError):
+    """A person's login gives tokens for its own client only, whose name is the audience `client`."""
+
+    def __init__(self, text: str, client: str) -> None:
+        super().__init__(text)
+        self.client = client
+
+
 class TokenDeniedError(TokenError):
     """The Kubernetes API server said no: asking again changes nothing until somebody changes something."""
 
@@ -455,14 +465,25 @@ class StatusError(UpstreamError):
 
     flag = Flag.STATUS
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, pause_s: float = 0.0) -> None:
         super().__init__(text)
         self.status = status
+        self.pause_s = pause_s
+        """Seconds that the answer asks to wait (Retry-After, RFC 9110 section 10.2.3); 0: it says nothing."""
         if status in (401, 403):
             self.exit_code = EXIT_DENIED
             self.alert = ALERT_ACCESS_DENIED
         elif status == 404:
             self.alert = ALERT_UNRECOGNIZED_NAME
+
+
+class ConflictError(StatusError):
+    """Fields of an object of the cluster have another owner, and another value."""
+
+    exit_code = EXIT_DENIED
+
+    def __init__(self, text: str) -> None:
+        super().__init__(409, text)
 
 
 class StreamResetError(UpstreamError):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import resource
+import sys
 
 from shared import resource_limits
+
+MACOS_MOST = 10_240
+"""OPEN_MAX of macOS: its setrlimit(2) refuses more, whatever the hard limit says, which may be none."""
 
 
 def allow_many() -> int:
@@ -15,5 +19,7 @@ def allow_many() -> int:
     (`resource_limits.as_started`).
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if sys.platform == "darwin":
+        hard = MACOS_MOST if hard == resource.RLIM_INFINITY else min(hard, MACOS_MOST)
     resource_limits.set_soft(resource.RLIMIT_NOFILE, hard)
     return hard

@@ -44,6 +44,9 @@ METRICS = 15020
 HEALTH = 15021
 """Readiness of hgate, or of krun."""
 
+CLUSTER_OPS = 15023
+"""hgate's process at the API server: metrics and readiness, beside hgate's own in one pod."""
+
 PILOT_AGENT = 15030
 """pilot-agent under krun: its metrics and Envoy's. Elsewhere it has 15020, which is krun's here."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from shared.errors import UnavailableError
 MAX_PEM_BYTES = 4 << 20
 """Certificates or keys in one file. A system's bundle of roots has 230 KiB."""
 
+_DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 _KINDS = (
@@ -62,7 +64,7 @@ def opened(path: Path, most_bytes: int = MAX_PEM_BYTES) -> Iterator[str]:
     that open files by themselves, such as OpenSSL. Raises OSError."""
     descriptor, _ = _open(path, most_bytes)
     try:
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"{_DESCRIPTORS}/{descriptor}"
     finally:
         os.close(descriptor)
 

@@ -36,6 +36,19 @@ def describe(command: str) -> str:
     return f"{command} {version} ({kind}, Python {platform.python_version()}, {ssl.OPENSSL_VERSION})"
 
 
+def facts(command: str) -> dict[str, str | bool | None]:
+    """The same for programs; no version is None."""
+    return {
+        "command": command,
+        "version": installed(),
+        "compiled": is_compiled(),
+        "python": platform.python_version(),
+        "openssl": ssl.OPENSSL_VERSION,
+        "system": platform.system(),
+        "machine": platform.machine(),
+    }
+
+
 CPUINFO = Path("/proc/cpuinfo")
 
 FAST_OPENSSL = (3, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 RANDOM_BYTES = 24
 """Of a traceparent: 16 name the trace, 8 the span."""
@@ -29,13 +29,15 @@ _FORWARDED_FOR = re.compile(
 )
 
 
-def traceparents() -> Iterator[bytes]:
-    """Traceparents of new traces (W3C Trace Context, section 3.2), without end; not sampled, for nobody
-    records our span."""
+def traceparents(is_sampled: Callable[[str], bool] | None = None) -> Iterator[bytes]:
+    """Traceparents of new traces (W3C Trace Context, section 3.2), without end. `is_sampled` says by a
+    trace's id, 32 hexadecimal digits, whether our span is recorded; None: of no trace."""
     while True:
         drawn = os.urandom(TRACES_AT_ONCE * RANDOM_BYTES).hex().encode()
         for at in range(0, len(drawn), 2 * RANDOM_BYTES):
-            yield b"00-%b-%b-00" % (drawn[at : at + 32], drawn[at + 32 : at + 48])
+            trace, span = drawn[at : at + 32], drawn[at + 32 : at + 48]
+            flags = b"01" if is_sampled is not None and is_sampled(trace.decode()) else b"00"
+            yield b"00-%b-%b-%b" % (trace, span, flags)
 
 
 def baggage(namespace: str, service: str) -> bytes:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # krun's mTLS end makes records before there is a tunnel
         def __call__(self, **fields: Unpack[Fields]) -> None: ...
 
 
+MAX_PHASES = 16
+"""Of a tunnel's opening that are kept: three for the first attempt, and more for each further one."""
+
+
 @dataclass(slots=True)
 class TunnelRecord:
     """Filled in by whoever carries the tunnel, as it goes. The line leaves out a field that is None, and
@@ -48,6 +52,11 @@ class TunnelRecord:
     """The client behind the peer, as the peer says."""
     traceparent: str | None = None
     """W3C trace context of the tunnel request, by which its lines at other ends are found."""
+    traced_by_peer: bool = False
+    """The trace context came from the downstream, and its span is not ours."""
+    phases: list[tuple[str, float, float]] | None = None
+    """What its opening waited for, each with the loop's time when that began and ended; None: nobody wants to
+    know."""
     attempts: int = 1
     """How often the tunnel was asked for."""
     sent_bytes: int | None = None
@@ -82,13 +91,24 @@ class TunnelRecord:
         elif error is not None:
             self.flag = error.flag
 
+    def waited(self, phase: str, began: float, ended: float) -> None:
+        """Its opening waited for `phase` between these times of the loop."""
+        if self.phases is not None and len(self.phases) < MAX_PHASES:
+            self.phases.append((phase, began, ended))
+
     def write(self, access_log: AccessLog) -> None:
         """Writes its line."""
         self._write(access_log.tunnel if self.opened else access_log.refused)
+        if access_log.finished is not None:
+            access_log.finished(self)
 
     def write_registered(self, access_log: AccessLog) -> None:
-        """Writes the line of a registration that begins; `write` writes that of its end."""
+        """Writes the line of a registration that begins."""
         self._write(access_log.registered)
+
+    def write_unregistered(self, access_log: AccessLog) -> None:
+        """Writes the line of its end."""
+        self._write(access_log.tunnel)
 
     def _write(self, line: WriteLine) -> None:
         line(

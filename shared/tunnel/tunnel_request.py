@@ -9,10 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from shared.address import MAX_PORT
+
 TUNNEL_PREFIX = "/_hbone/"
 """Paths below it are tunnels, everything else is the app's (the original's rule)."""
 
+LISTEN_PREFIX = f"{TUNNEL_PREFIX}listen/"
+"""Behind it is a port that krun is to listen on, for whoever asks. No target has a slash in its name."""
+
 _TARGET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def post(
@@ -47,6 +53,14 @@ def target_name(path: bytes) -> str | None:
         return "" if text == TUNNEL_PREFIX.rstrip("/") else None
     name = text.removeprefix(TUNNEL_PREFIX)
     return name if _TARGET.fullmatch(name) else ""
+
+
+def listen_port(path: bytes) -> int | None:
+    """PORT of `/_hbone/listen/PORT`, a query ignored; 0 if that is no port; None for any other path."""
+    if not path.startswith(LISTEN_PREFIX.encode()):
+        return None
+    port = path.split(b"?", 1)[0].decode("latin-1").removeprefix(LISTEN_PREFIX)
+    return int(port) if _PORT.fullmatch(port) and int(port) <= MAX_PORT else 0
 
 
 def _finish(

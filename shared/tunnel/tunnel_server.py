@@ -184,4 +184,5 @@ class ServedTunnel:
         self.stream.on_gone = None  # likewise
         self.record.status = status
         self.record.traceparent = read_traceparent(header_value(self.stream.headers, b"traceparent"))
+        self.record.traced_by_peer = self.record.traceparent is not None
         self._finished(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -9,14 +10,18 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hbone import cli as hbone
 from shared import command_pages
+from shared.cluster.service_annotations import URL
 from shared.command_pages import MANUAL, SHELLS
+from tests.support.api_server import LocalApiServer, kubeconfig, threaded_api_server
+from tests.support.network import unanswering
 from tests.support.world import PATIENCE_S, find_program
 
 ROOT = Path(__file__).parent.parent.parent
@@ -24,15 +29,21 @@ ROOT = Path(__file__).parent.parent.parent
 COMMANDS = ("hgate", "krun", "hbone")
 
 OFFERED = [
-    ("hgate ", {"run", "check", "explain", "version"}),
+    ("hgate ", {"run", "check", "cluster", "doctor", "explain", "version"}),
     ("hgate --", {"--help", "--version", "--config", "--workers", "--log-level", "--log-format", "--check"}),
     ("hgate check --", {"--help", "--version", "--config"}),
     ("hgate explain --s", {"--sni"}),
     ("hgate --log-level ", {"debug", "info", "warning", "error"}),
     ("hgate check --config hga", {"hgate.yaml"}),
-    ("hbone ", {"connect", "token", "certs", "demo", "cloudrun", "version"}),
+    (
+        "hbone ",
+        {
+            *("connect", "ssh", "ssh-config", "token", "certs", "demo", "doctor", "forward", "register"),
+            *("cloudrun", "version"),
+        },
+    ),
     ("hbone connect --to", {"--token-file"}),
-    ("hbone token --source ", {"auto", "metadata", "google", "gke"}),
+    ("hbone token --source ", {"auto", "metadata", "google", "gke", "gcloud"}),
     ("hbone certs fol", {"folder/"}),
     ("krun --", {"--help", "--version", "--log-level", "--log-format"}),
     ("krun --log-format ", {"json", "text"}),
@@ -155,6 +166,80 @@ def test_a_shell_offers_commands_flags_and_values(
     assert ASK[shell](script, line, home) - {"-h"} == offered
 
 
+ANNOTATED = {"name": "hello", "namespace": "demo", "annotations": {URL: "https://hello.a.run.app"}}
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalApiServer]:
+    with threaded_api_server() as server:
+        yield server
+
+
+@pytest.fixture
+def with_cluster(home: Path, cluster: LocalApiServer) -> Path:
+    """`home` with an hbone that knows a cluster with a service."""
+    cluster.answer = lambda asked: (
+        (200, json.dumps({"items": [{"metadata": ANNOTATED}]}).encode())
+        if asked.path == "/api/v1/services?limit=500"
+        else None
+    )
+    (home / "kubeconfig").write_text(kubeconfig(cluster))
+    hbone = home / "bin" / "hbone"
+    hbone.write_text(
+        f'#!/bin/sh\ncd {ROOT}; KUBECONFIG={home}/kubeconfig exec {sys.executable} -m hbone "$@"\n'
+    )
+    hbone.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_a_shell_offers_the_services_of_the_cluster(pages: Path, with_cluster: Path, shell: str) -> None:
+    script = pages / SHELLS[shell].format("hbone")
+    for line in ("hbone ssh h", "hbone doctor ", "hbone connect "):
+        assert ASK[shell](script, line, with_cluster) == {"hello.demo"}, line
+        (with_cluster / "offered").unlink(missing_ok=True)
+
+
+HOSTILE = ("$(touch owned)", "`touch owned`", "$(touch${IFS}owned)", "a;touch owned", "-Jx")
+"""What somebody may have put where a service's name is read."""
+
+
+@pytest.mark.parametrize("shell", ASK)
+def test_no_name_of_a_service_is_run(pages: Path, home: Path, shell: str) -> None:
+    """Also by a completion that is newer than the `hbone` that it asks."""
+    ours = home / "bin" / "hbone"
+    ours.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join([*HOSTILE, "hello.demo"]) + "\nEND\n")
+    ours.chmod(0o755)
+    offered = ASK[shell](pages / SHELLS[shell].format("hbone"), "hbone ssh ", home)
+    assert "hello.demo" in offered
+    assert not (home / "owned").exists()
+
+
+def test_only_names_of_services_are_offered(with_cluster: Path, cluster: LocalApiServer) -> None:
+    names = (*HOSTILE, "two words", "esc\x1b[2J", "hello")
+    items = [{"metadata": {**ANNOTATED, "name": name}} for name in names]
+    cluster.answer = lambda _: (200, json.dumps({"items": items}).encode())
+    said = run(with_cluster / "bin" / "hbone", "complete", "services", env=shell_environ(with_cluster))
+    assert said.stdout == "hello.demo\n"
+
+
+def test_a_cluster_that_is_gone_offers_what_it_had(with_cluster: Path) -> None:
+    ask = (with_cluster / "bin" / "hbone", "complete", "services")
+    environ = shell_environ(with_cluster)
+    assert run(*ask, env=environ).stdout == "hello.demo\n"
+    with unanswering() as port:
+        access = json.loads((with_cluster / "kubeconfig").read_text())
+        access["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
+        (with_cluster / "kubeconfig").write_text(json.dumps(access))
+        began = time.monotonic()
+        said = run(*ask, env=environ)
+        assert (said.returncode, said.stdout, said.stderr) == (0, "", ""), "another context, another list"
+        assert time.monotonic() - began < 5
+    (with_cluster / "kubeconfig").write_text("{")
+    said = run(*ask, env=environ)
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_manual_page_renders_without_a_warning(pages: Path, command: str) -> None:
     page = pages / MANUAL.format(command)
@@ -166,6 +251,22 @@ def test_a_manual_page_renders_without_a_warning(pages: Path, command: str) -> N
     for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "FLAGS", "EXIT CODES"):
         assert f"\n{section}\n" in shown.stdout
     assert "--version" in shown.stdout
+
+
+def test_man_hbone_has_every_command_with_examples_variables_and_exit_codes(pages: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "MANWIDTH": "120", "LC_ALL": "C.UTF-8", "MANROFFOPT": "-c"}
+    shown = run(find_program("man"), "-l", pages / MANUAL.format("hbone"), env=environ).stdout
+    sections = dict(re.findall(r"^([A-Z][A-Z -]+)\n(.*?)(?=^\S|\Z)", shown, re.MULTILINE | re.DOTALL))
+    for name, _, command in command_pages.subcommands(hbone.parser()):
+        section = sections[f"COMMAND {name.upper()}"]
+        assert f"usage: hbone {name}" not in section
+        assert f"hbone {name}" in section
+        for words, _, _ in command_pages.flags_of(command, of_all=False):
+            assert words[-1] in section
+    assert "hbone ssh -t hello.demo top\n" in sections["COMMAND SSH"]
+    assert "scp file hello:\n" in sections["COMMAND SSH-CONFIG"]
+    assert "HBONE_TOKENS" in sections["ENVIRONMENT VARIABLES"]
+    assert re.search(r"^ +77 +the +far side refused", sections["EXIT CODES"], re.MULTILINE)
 
 
 def test_the_pages_of_one_source_are_alike(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import platform
 import re
 import ssl
@@ -71,3 +72,18 @@ def test_an_openssl_that_leaves_the_cpu_unused(
     said = version.slow_openssl(openssl, path)
     assert said.startswith(text)
     assert bool(said) is bool(text)
+
+
+@pytest.mark.parametrize(("command", "package"), [("hgate", "gateway"), ("hbone", "hbone")])
+def test_the_same_as_json(command: str, package: str) -> None:
+    asked = [sys.executable, "-m", package, "version", "--json"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(said) == {
+        "command": command,
+        "version": version.installed(),
+        "compiled": version.is_compiled(),
+        "python": platform.python_version(),
+        "openssl": ssl.OPENSSL_VERSION,
+        "system": "Linux",
+        "machine": platform.machine(),
+    }

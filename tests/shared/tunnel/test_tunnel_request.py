@@ -13,6 +13,7 @@ from shared.http2.session import Session
 from shared.tunnel.tunnel_request import (
     TUNNEL_PREFIX,
     connect,
+    listen_port,
     post,
     target_name,
 )
@@ -102,3 +103,25 @@ def test_any_path_is_a_name_or_none(path: bytes) -> None:
     name = target_name(path)
     if name:
         assert TUNNEL_PREFIX + name == path.partition(b"?")[0].decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "port"),
+    [
+        (b"/_hbone/listen/9229", 9229),
+        (b"/_hbone/listen/9229?x=1", 9229),
+        (b"/_hbone/listen/65535", 65535),
+        (b"/_hbone/listen/65536", 0),
+        (b"/_hbone/listen/0", 0),
+        (b"/_hbone/listen/09", 0),
+        (b"/_hbone/listen/", 0),
+        (b"/_hbone/listen/\xff", 0),
+        (b"/_hbone/listen", None),
+        (b"/_hbone/22", None),
+        (b"/listen/9229", None),
+    ],
+)
+def test_a_port_to_listen_on(path: bytes, port: int | None) -> None:
+    assert listen_port(path) == port
+    if port is not None:
+        assert target_name(path) == ""  # no target is called so
