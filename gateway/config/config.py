@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.config import hbone_settings, limit_settings, placeholders, reverse_settings
+from gateway.config import (
+    cluster_settings,
+    hbone_settings,
+    limit_settings,
+    placeholders,
+    reverse_settings,
+)
+from gateway.config.cluster_settings import ClusterSettings
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
@@ -107,6 +114,13 @@ class GatewayConfig:
         "the port for workloads that cannot be dialled and dial hgate",
         unset="no port",
     )
+    cluster: ClusterSettings | None = setting(
+        Section(ClusterSettings, cluster_settings.read),
+        None,
+        "routes from objects of the cluster, which hgate cluster reads",
+        "They come behind those of routes.",
+        unset="none",
+    )
     trust_domain: str = setting(
         Parsed(_domain, "name", quoted=True), "", "our trust domain, for rules that do not name one"
     )
@@ -126,6 +140,13 @@ class GatewayConfig:
     )
     warnings: tuple[str, ...] = field(default=(), compare=False)
     """What may be a mistake, each FILE:LINE: FIELD: REASON, sorted by line."""
+    awaits_cluster: bool = field(default=False, compare=False)
+    """Whether the cluster's routes are wanted and not there yet."""
+
+    def with_cluster(self, routes: tuple[Route, ...] | None) -> GatewayConfig:
+        """The same with the routes that the cluster's objects ask for behind its own; None: they are not
+        known yet."""
+        return replace(self, routes=(*self.routes, *(routes or ())), awaits_cluster=routes is None)
 
 
 def load(path: Path) -> GatewayConfig:

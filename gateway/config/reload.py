@@ -1,7 +1,8 @@
 """hgate's file while hgate runs: found to have changed, read again, put into effect or refused.
 
-It is read again on request (SIGHUP), and when it or a CA file that a route names has changed. `stat` is
-called every `WATCH_S` seconds; it sees a ConfigMap's swapped symlink as well as an editor's new file. A file
+It is read again on request (SIGHUP), and when it, a CA file that a route names, or the list of the
+cluster's routes has changed. `stat` is called every `WATCH_S` seconds, with a cluster every
+`CLUSTER_WATCH_S`; it sees a ConfigMap's swapped symlink as well as an editor's new file. A file
 that is still being written is left alone until two calls of `stat` agree. Reading 1,000 routes takes 0.3 s
 and is done in a thread, as is `stat`, because a file system may hang.
 """
@@ -13,15 +14,19 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gateway.config import cluster_files
+from gateway.config.cluster_settings import ClusterSettings
 from gateway.config.config import GatewayConfig, load
 from gateway.config.sections import Section
+from gateway.rules.cluster_rules import JudgedRoutes, ServiceRoute
+from gateway.rules.routes import Route
 from shared.config.fields import file_name, table_of
-from shared.errors import ConfigError, HboneError
+from shared.errors import ConfigError, HboneError, UnavailableError
 from shared.ops import families
 from shared.tasks import spawn
 from shared.watched_file import Stamp, stamp
@@ -36,6 +41,9 @@ T = TypeVar("T")
 WATCH_S = 2.0
 """Seconds between two checks of the files: a check costs microseconds, and the kubelet takes a minute to
 bring a changed ConfigMap."""
+
+CLUSTER_WATCH_S = 0.25
+"""The same where routes come from the cluster: an annotated Service is a route within two seconds."""
 
 SETTLE_S = 0.1
 """Seconds between the checks of a file that has changed."""
@@ -57,20 +65,54 @@ Stamps = dict[Path, Stamp | None]
 class ConfigFile:
     """The file and the CA files that it names. Its methods block; one is called at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, with_cluster: bool = True) -> None:
+        """Without `with_cluster` it is the file alone, for the process that makes the cluster's routes."""
         self.path = path
+        self._with_cluster = with_cluster
         self.seen: Stamps = {}
         """The files' stamps when they were read."""
+        self.watch_s = WATCH_S
+        """Seconds between two checks of them."""
+        self.is_as_before = False
+        """Whether only the list of the cluster's routes was read last, for nothing else had changed."""
+        self._loaded: GatewayConfig | None = None
+        self._wanted: Sequence[ServiceRoute] | None = None
+        self._judged = JudgedRoutes()
+        self._folder: Path | None = None
 
     def read(self) -> GatewayConfig:
         """What the file says now. Raises ConfigError for a mistake."""
         # The stamps come first: what changes while we read is a change.
-        self.seen = _stamps({self.path, *self.seen})
-        config = load(self.path)
+        before, self.seen = self.seen, _stamps({self.path, *self.seen})
+        changed = {path for path, now in self.seen.items() if path not in before or before[path] != now}
+        # Reading the file again for each object that changes would take most of a core from the tunnels.
+        last, self._loaded = self._loaded, None
+        of_cluster = {self._folder / cluster_files.ROUTES} if self._folder is not None else set()
+        self.is_as_before = last is not None and bool(changed) and changed == of_cluster
+        config = last if last is not None and self.is_as_before else load(self.path)
+        self._loaded = config
         files = {self.path, *(route.ca for route in config.routes if route.ca is not None)}
+        self.watch_s = WATCH_S
+        if config.cluster is not None and self._with_cluster:
+            self._folder = self._folder or config.cluster.folder  # another one counts at the next start
+            files.add(self._folder / cluster_files.ROUTES)
+            self.watch_s = CLUSTER_WATCH_S
         known = {path: before for path, before in self.seen.items() if path in files}
         self.seen = _stamps(files - known.keys()) | known
-        return config
+        if config.cluster is None or not self._with_cluster:
+            return config
+        return config.with_cluster(self._of_cluster(config.cluster, self._folder or config.cluster.folder))
+
+    def _of_cluster(self, settings: ClusterSettings, folder: Path) -> tuple[Route, ...] | None:
+        """What the cluster's objects ask for, as far as they may; what they asked for before if that cannot
+        be read now."""
+        try:
+            self._wanted = cluster_files.read_routes(folder)
+        except UnavailableError as error:
+            log.error("%s; the cluster's routes stay as they are", error)
+        if self._wanted is None:
+            return None
+        return self._judged.of(self._wanted, settings.allow, settings.domain)
 
     def check(self) -> Stamps:
         """Their stamps now."""
@@ -135,7 +177,7 @@ class Reloads:
             self.last_success = time.time()
             level = logging.DEBUG if self._quiet else logging.INFO
             log.log(level, "reload: %d routes from %s", len(config.routes), self._file.path)
-            if not self._quiet:
+            if not (self._quiet or self._file.is_as_before):
                 log_warnings(config)
 
     def close(self) -> None:
@@ -146,7 +188,7 @@ class Reloads:
     async def _watch(self, changes: bool) -> None:
         while True:
             try:
-                async with asyncio.timeout(WATCH_S if changes else None):
+                async with asyncio.timeout(self._file.watch_s if changes else None):
                     await self._asked.wait()
                 self._asked.clear()
             except TimeoutError:

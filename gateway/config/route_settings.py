@@ -14,10 +14,10 @@ from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
 from gateway.rules.routes import DEFAULT_AUTHORITY, Route, TokenRule
 from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
-from shared.address import Address
+from shared.address import Address, is_own_machine
 from shared.config.fields import Setting
 from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed, host_name
-from shared.credentials.token_sources.token_settings import is_own_machine, service_account
+from shared.credentials.token_sources.token_settings import service_account
 from shared.errors import ConfigError
 from shared.net.tls.mesh_tls import MeshIdentity
 

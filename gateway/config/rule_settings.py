@@ -9,7 +9,7 @@ from typing import TypeVar
 from gateway.config.sections import Context, Structure, Table, read_field
 from gateway.config.yaml_nodes import Value
 from shared.config.fields import Setting
-from shared.config.kinds import Choice, Parsed
+from shared.config.kinds import Choice, Kind, Parsed
 from shared.trust.peer_patterns import ANY, check_pattern, of_workloads
 
 T = TypeVar("T")
@@ -67,8 +67,11 @@ FROM: Setting[tuple[str, ...]] = Setting(
     "In a pattern * is any characters but a slash, and ** any characters at its end; '*' alone is anybody.",
     needed="",
 )
+TRUE_OR_FALSE: Kind[bool] = Parsed(
+    lambda text: Choice(("true", "false")).parse(text) == "true", "true or false"
+)
 DENY: Setting[bool] = Setting(
-    Parsed(lambda text: Choice(("true", "false")).parse(text) == "true", "true or false"),
+    TRUE_OR_FALSE,
     False,
     "whether the rule denies what it is about",
     unset="`false`",

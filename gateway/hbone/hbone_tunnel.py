@@ -264,6 +264,8 @@ class HboneTunnel(ServedTunnel):
             tunnels.counts.closed(record.flag)
         else:
             tunnels.metrics.refused(record.flag)
+        if record.error is not None:
+            tunnels.refusals.recent.add(record)
         record.forwarded_for = forwarded_for(header_value(self.stream.headers, b"forwarded"))
         record.write(tunnels.access_log)
 

@@ -74,6 +74,7 @@ class Registrations:
         self._registry = registry
         self._access_log = access_log
         self._workers = workers
+        self._refusals = refusals
         self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
         self._process = os.urandom(8).hex()
         self._rules = ReverseRules(settings.rules, settings.trust)
@@ -253,13 +254,13 @@ class Registrations:
             cause = member.cause or "closed by the workload"
             error = StreamResetError(f"registration lost: {cause}", CANCEL)
         record = _record(it)
-        record.opened = True
         duration_s = asyncio.get_running_loop().time() - it.since
         if error is None:
             record.duration_s = duration_s
         else:
             record.fail(error, duration_s)
-        record.write(self._access_log)
+            self._refusals.recent.add(record)
+        record.write_unregistered(self._access_log)
 
 
 def _record(it: Registration) -> TunnelRecord:

@@ -17,7 +17,7 @@ from gateway.ports.admission import Refusals
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.mesh_connections import MeshConnections
 from gateway.reverse.registrations import ROUTE, Registrations
-from gateway.reverse.registry import Registry
+from gateway.reverse.registry import Registration, Registry
 from gateway.reverse.workload_upstream import WorkloadUpstream
 from shared.address import Address
 from shared.http2.events import Headers
@@ -108,6 +108,11 @@ class ReverseListener:
     def addresses(self) -> list[Address]:
         """Where it listens; tells the ports that were 0."""
         return self._listeners.bound
+
+    @property
+    def names(self) -> Mapping[str, list[Registration]]:
+        """The registrations by their name."""
+        return self._registry.names
 
     def rows(self, now: float) -> list[dict[str, Any]]:
         """The registrations for the admin port's dump; `now` is the loop's clock."""

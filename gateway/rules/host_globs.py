@@ -33,7 +33,7 @@ def compile_glob(glob: str) -> re.Pattern[str]:
     Each `**` with the labels up to the next one is an atomic group, as in `globs.pattern` each star is with
     the text behind it.
     """
-    first, *rest = (r"\.".join(map(_of_label, part)) for part in _parts(_checked(glob)))
+    first, *rest = (r"\.".join(map(_of_label, part)) for part in _parts(check_glob(glob)))
     if not rest:
         return re.compile(first)
     middle = "".join(rf"(?>(?:[^.]+\.)+?{_dotted(part)})" for part in rest[:-1])
@@ -46,7 +46,8 @@ def _dotted(pattern: str) -> str:
     return rf"{pattern}\." if pattern else ""
 
 
-def _checked(glob: str) -> str:
+def check_glob(glob: str) -> str:
+    """The glob in lower case. Raises ValueError if it is none, with the reason."""
     text = glob.lower()
     if text.startswith(("outbound_.", "inbound_.", "outbound|", "inbound|")):
         raise ValueError("only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out")
@@ -95,7 +96,7 @@ class _Walk:
     def __init__(self, glob: str) -> None:
         self.labels: list[str | None] = []
         """None: any number of labels, or none."""
-        for label in _checked(glob).split("."):
+        for label in check_glob(glob).split("."):
             self.labels += [ANY_LABEL, None] if label == ANY_LABELS else [label]
         self._patterns = [None if label is None else re.compile(_of_label(label)) for label in self.labels]
         self.start = self._skipped({0})

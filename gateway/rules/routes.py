@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gateway.rules.host_globs import ANY_LABEL, compile_glob
+from gateway.rules.host_globs import ANY_LABEL, check_glob, compile_glob
 from gateway.rules.templates import (
     DEFAULT_PORTS,
     PLACEHOLDERS,
@@ -66,7 +66,7 @@ class TokenRule:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One rule of the table: one of `tunnel`, `forward` and `reverse` is set."""
+    """One rule of the table: one of `tunnel`, `forward`, `reverse` and `to_service` is set."""
 
     host: str
     """A glob on the destination's host: `*` is a label or a part of one, `**` one or more labels."""
@@ -79,6 +79,9 @@ class Route:
 
     reverse: TunnelUrl | None = None
     """Carry it in a tunnel request to a workload that has dialled us and registered this URL's host."""
+
+    to_service: bool = False
+    """Carry it as it is to an endpoint of the cluster's Service that the destination names."""
 
     alpn: Alpn = "istio"
     """Whom a forward lets in by an Istio name: clients that offer one of Istio's ALPN names, or anybody."""
@@ -116,6 +119,9 @@ class Route:
 
     line: int | None = None
     """Where in the file it is, counting from 1; None if it is from elsewhere."""
+
+    source: str = ""
+    """The object of the cluster that it is from, as KIND NAMESPACE/NAME; empty if it is from the file."""
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -197,6 +203,9 @@ class Target:
     named_by_client: bool = False
     """Which name has to be looked up depends on what the client asks for."""
 
+    is_service: bool = False
+    """`dial` is a Service of the cluster: connect to one of its endpoints instead."""
+
     @property
     def url(self) -> str:
         """The tunnel request's URL, or that of the origin which a CONNECT goes to."""
@@ -209,7 +218,15 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         """Raises ValueError if a route's glob is wrong."""
         self.routes = tuple(routes)
-        self._globs = tuple(compile_glob(route.host) for route in self.routes)
+        # Most hosts are whole names, thousands in a cluster: a table finds those.
+        self._names: dict[str, int] = {}
+        self._globs: list[tuple[int, re.Pattern[str]]] = []
+        for index, route in enumerate(self.routes):
+            if ANY_LABEL in route.host:
+                self._globs.append((index, compile_glob(route.host)))
+            else:
+                check_glob(route.host)
+                self._names.setdefault(route.host.lower(), index)
         self._targets: dict[Destination, Target] = {}
         self._by_name: dict[str, Target] = {}  # the same, by how clients write them
 
@@ -240,17 +257,40 @@ class RouteTable:
             if route.warm and route.tunnel is not None:
                 yield _tunnel_target(index, route, route.tunnel, _STAND_IN)
 
+    def leads(self) -> Iterator[tuple[Route, Target | None]]:
+        """Each route, and where it leads as far as that is known before a client has named anything; None:
+        that depends on the name."""
+        for index, route in enumerate(self.routes):
+            yield route, self._known(index, route)
+
+    def place(self, route: Route) -> str:
+        """Where a route of this table is, for people."""
+        return _place(self.routes.index(route), route)
+
+    def _known(self, index: int, route: Route) -> Target | None:
+        if route.to_service:
+            return None
+        if route.tunnel is not None and all(template.is_fixed for template in route.templates):
+            return _tunnel_target(index, route, route.tunnel, _STAND_IN)
+        try:
+            return None if "*" in route.host else self.find(route.host)
+        except NoRouteError:
+            return None  # it needs more of the name, such as the port
+
     def explain(self, sni: str) -> str:
         """Lines for people: what `sni` says, which routes were tried, and where it goes or why not."""
         lines = [f"name       {shown(sni)}"]
         try:
             destination = istio_sni.parse(sni)
             lines.append(f"parsed     {_described(destination)}")
-            for index, (route, glob) in enumerate(zip(self.routes, self._globs, strict=True)):
-                taken = glob.fullmatch(destination.host.lower()) is not None
-                lines.append(f"{_place(index, route.line)}: {route.host}: {'matches' if taken else 'no'}")
-                if taken:
-                    break
+            taken = self._first(destination.host.lower())
+            tried = self.routes[:taken]  # all of them if none is taken
+            of_file = [(index, route) for index, route in enumerate(tried) if not route.source]
+            lines += [f"{_place(index, route)}: {route.host}: no" for index, route in of_file]
+            if others := len(tried) - len(of_file):
+                lines.append(f"{others} of the cluster's routes: no")
+            if taken is not None:
+                lines.append(f"{_place(taken, self.routes[taken])}: {self.routes[taken].host}: matches")
             lines += _directions(self._find(destination))
         except NoRouteError as error:
             lines.append(f"refused    {error}")
@@ -261,15 +301,30 @@ class RouteTable:
             check_host_name(destination.host)
         except ValueError as error:
             raise NoRouteError(f"no route for {_name(destination)}: {error}") from error
-        host = destination.host.lower()
-        for index, glob in enumerate(self._globs):
+        index = self._first(destination.host.lower())
+        if index is None:
+            count = len(self.routes)
+            raise NoRouteError(f"no route for {_name(destination)}: none of {count} matches its host")
+        route = self.routes[index]
+        try:
+            return _target(index, route, destination)
+        except NoRouteError as error:
+            raise NoRouteError(f"{_place(index, route)} cannot take {_name(destination)}: {error}") from error
+
+    def first_for(self, host: str) -> Route | None:
+        """The route that decides about a host, in lower case, if there is one."""
+        index = self._first(host)
+        return None if index is None else self.routes[index]
+
+    def _first(self, host: str) -> int | None:
+        """The place of the first route that matches."""
+        named = self._names.get(host)
+        for index, glob in self._globs:
+            if named is not None and named < index:
+                break
             if glob.fullmatch(host):
-                try:
-                    return _target(index, self.routes[index], destination)
-                except NoRouteError as error:
-                    place = _place(index, self.routes[index].line)
-                    raise NoRouteError(f"{place} cannot take {_name(destination)}: {error}") from error
-        raise NoRouteError(f"no route for {_name(destination)}: none of {len(self.routes)} matches its host")
+                return index
+        return named
 
 
 def _values(destination: Destination) -> dict[str, str]:
@@ -294,6 +349,8 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
         # A bare name is no mesh client's: Istio's gateways do not check it either.
         wanted = route.alpn == "istio" and bool(destination.direction)
         return Target("forward", index, route.line, route.forward, wanted)
+    if route.to_service:
+        return _service_target(index, route, destination)
     url = route.tunnel or route.reverse
     if url is None:
         raise NoRouteError("the route has neither tunnel nor forward nor reverse")
@@ -310,6 +367,17 @@ def _target(index: int, route: Route, destination: Destination) -> Target:
             "reverse", index, route.line, dial, scheme="reverse", host=host, path=path, authority=host
         )
     return _tunnel_target(index, route, url, values)
+
+
+def _service_target(index: int, route: Route, destination: Destination) -> Target:
+    """As Istio's AUTO_PASSTHROUGH: only for names with a port, which only mesh clients may use."""
+    values = _values(destination)
+    if not destination.direction or not values["port"]:
+        raise NoRouteError("a Service is asked for by a name of the form outbound_.PORT_._.HOST")
+    if destination.subset:
+        raise NoRouteError(f"subset {shown(destination.subset)}: Services are reached as a whole")
+    dial = Address(values["host"], int(values["port"]))
+    return Target("forward", index, route.line, dial, istio_alpn=True, is_service=True)
 
 
 def _tunnel_target(index: int, route: Route, url: TunnelUrl, values: Mapping[str, str]) -> Target:
@@ -362,7 +430,8 @@ def _token(route: Route, values: Mapping[str, str]) -> Token:
 
 def _directions(target: Target) -> list[str]:
     if target.kind == "forward":
-        lines = [f"goes to    {target.dial}, as it is, without a tunnel"]
+        of_service = "an endpoint of " if target.is_service else ""
+        lines = [f"goes to    {of_service}{target.dial}, as it is, without a tunnel"]
         if target.istio_alpn:
             lines.append(f"lets in    who offers ALPN {', '.join(sorted(istio_sni.ISTIO_ALPN))}")
         return lines
@@ -396,8 +465,10 @@ def _described(destination: Destination) -> str:
     return ", ".join(f"{name} {value}" for name, value in parts.items())
 
 
-def _place(index: int, line: int | None) -> str:
-    return f"routes[{index}]" if line is None else f"routes[{index}] (line {line})"
+def _place(index: int, route: Route) -> str:
+    if route.source:
+        return f"route of {route.source}"
+    return f"routes[{index}]" if route.line is None else f"routes[{index}] (line {route.line})"
 
 
 def _name(destination: Destination) -> str:

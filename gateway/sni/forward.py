@@ -13,6 +13,8 @@ from gateway.config.limit_settings import Limits
 from gateway.ports.admission import DESCRIPTORS
 from gateway.ports.hello import ClientLeg
 from gateway.rules.routes import Target
+from gateway.sni.cluster_endpoints import ClusterEndpoints
+from shared.address import Address
 from shared.errors import AlpnError, ClientGoneError, LimitError, StreamResetError
 from shared.net.dial import dial_socket, reason
 from shared.net.relay.edge_poll import EdgePoll
@@ -24,7 +26,9 @@ from shared.tls.istio_sni import ISTIO_ALPN
 class Forward:
     """Opens spliced tunnels, which share one watch and one stock of pipes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, endpoints: ClusterEndpoints) -> None:
+        """`endpoints` are those of the cluster's Services."""
+        self._endpoints = endpoints
         self.pipes = Pipes(limits.splice_pipes)
         self._edges = EdgePoll()
         self.use_limits(limits)
@@ -41,8 +45,10 @@ class Forward:
         alpn: Iterable[str],
         finished: Callable[[SpliceRelay], None],
         half_closed_timeout_s: float,
+        dialled: Callable[[Address], None],
     ) -> SpliceRelay:
-        """The tunnel of the client at `leg`, whose hello has `alpn`, to be started at once.
+        """The tunnel of the client at `leg`, whose hello has `alpn`, to be started at once. Of a Service,
+        `dialled` is told the endpoint.
 
         Raises:
             AlpnError: the route demands Istio's ALPN and the client has none of it.
@@ -51,7 +57,11 @@ class Forward:
             LimitError: file descriptors, or watches, have run out.
         """
         check_alpn(target, alpn)
-        upstream = await dial_socket(target.dial, self._connect_timeout_s)
+        if target.is_service:
+            endpoint, upstream = await self._endpoints.dial(target.dial, self._connect_timeout_s)
+            dialled(endpoint)
+        else:
+            upstream = await dial_socket(target.dial, self._connect_timeout_s)
         leg.when_lost(None)  # its transport ends now, the connection does not
         sockets = [upstream]
         try:

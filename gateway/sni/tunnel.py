@@ -13,7 +13,7 @@ started for what has to be waited for, and ends when the tunnel is open or refus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from enum import Enum, auto
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from gateway.reverse.workload_upstream import WORKLOAD_RULES
 from gateway.rules.routes import MAX_CACHED_TARGETS, RouteTable, Target
 from gateway.sni.forward import Forward
 from gateway.sni.upstream import ServiceUpstream, TargetRequest, Upstreams
+from shared.address import Address
 from shared.errors import ClientGoneError, DialError, HboneError
 from shared.net.legs.stream import Stream
 from shared.net.relay.relay import Relay
@@ -60,9 +61,10 @@ class Tunnels:
         reverse: ReverseListener | None = None,
         limits: Limits,
         changed: Callable[[], None] = lambda: None,
+        traceparents: Iterator[bytes] | None = None,
     ) -> None:
         """`reverse` is where the workloads of `reverse` routes register. `changed` is called when there is
-        one tunnel less."""
+        one tunnel less. `traceparents` are those of new traces, by default such that are not recorded."""
         self.routes = routes
         self.use_limits(limits)
         self.open: set[Tunnel] = set()
@@ -77,7 +79,8 @@ class Tunnels:
         self.changed = changed
         self.deadlines: Deadlines[Opening] = Deadlines(Opening.overdue)
         self.loop = asyncio.get_running_loop()
-        self.traceparents = request_context.traceparents()
+        self.traceparents = traceparents or request_context.traceparents()
+        self.times_phases = traceparents is not None
         self.names: dict[str, str] = {}
         """What clients asked for: a name is kept once, not for each tunnel."""
 
@@ -89,7 +92,10 @@ class Tunnels:
         """Carries the connection of `leg`, admitted from `peer` at the loop's time `started`, to its end."""
         if len(self.names) >= MAX_CACHED_TARGETS:
             self.names.clear()
-        tunnel = Tunnel(self, leg, TunnelRecord(peer, hello.server_name or ""), started)
+        record = TunnelRecord(peer, hello.server_name or "")
+        if self.times_phases:
+            record.phases = []
+        tunnel = Tunnel(self, leg, record, started)
         self.open.add(tunnel)
         leg.when_lost(tunnel.client_gone)
         try:
@@ -254,7 +260,12 @@ class Tunnel:
     async def _dial(self, target: Target, alpn: Iterable[str]) -> SpliceRelay:
         tunnels = self._tunnels
         timeout_s = tunnels.half_closed_timeout_s
-        return await tunnels.forward.open(self.leg, target, alpn, self._relayed, timeout_s)
+        return await tunnels.forward.open(
+            *(self.leg, target, alpn, self._relayed, timeout_s), dialled=self._dialled
+        )
+
+    def _dialled(self, endpoint: Address) -> None:
+        self.record.target = endpoint
 
     def _wait_for(self, way: Callable[[], Awaitable[Stream | SpliceRelay]]) -> None:
         self._task = spawn(self._wait(way), name=f"tunnel {self.record.peer}")
@@ -374,6 +385,8 @@ class Tunnel:
         self.count_bytes()
         record.end(relay, tunnels.loop.time() - self._started)
         self._counts.closed(record.flag)
+        if record.error is not None:
+            tunnels.admission.refusals.recent.add(record)
         record.write(tunnels.access_log)
         self.leg.when_lost(self._client_left)
 

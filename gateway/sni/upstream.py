@@ -159,18 +159,24 @@ class ServiceUpstream(Upstream):
             if self._source.is_new:
                 shared.new_audiences.check(self._record.peer, self._audience)
             await self._look_up(deadline)
-            await shared.pool.of(origin).connected(deadline - shared.loop.time())
+            asked = shared.loop.time()
+            await shared.pool.of(origin).connected(deadline - asked)
             began = shared.loop.time()
+            self._record.waited("connect", asked, began)
             token = await self._source.token(self._admit)
-            took_s = shared.loop.time() - began
+            ended = shared.loop.time()
+            self._record.waited("token", began, ended)
+            took_s = ended - began
         self._token = token or None
         return took_s
 
     async def request(self, deadline: float) -> Stream:
         await self._look_up(deadline)
         shared = self._shared
-        left_s = deadline - shared.loop.time()
-        return await shared.pool.of(self._request.origin).open(self._headers(), left_s)
+        began = shared.loop.time()
+        stream = await shared.pool.of(self._request.origin).open(self._headers(), deadline - began)
+        self._record.waited("stream", began, shared.loop.time())
+        return stream
 
     def accepted(self) -> None:
         self._source.accepted()
@@ -183,7 +189,9 @@ class ServiceUpstream(Upstream):
         return True
 
     async def renew_token(self) -> bool:
+        began = self._shared.loop.time()
         self._token = await self._source.token(self._admit)
+        self._record.waited("token", began, self._shared.loop.time())
         return self._token != self._rejected
 
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:
@@ -204,10 +212,12 @@ class ServiceUpstream(Upstream):
         origin, shared = self._request.origin, self._shared
         if not self._request.target.named_by_client or shared.pool.is_connected(origin):
             return
-        timeout_s = min(deadline - shared.loop.time(), shared.pool.limits.connect_timeout_s)
+        began = shared.loop.time()
+        timeout_s = min(deadline - began, shared.pool.limits.connect_timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await names.resolve(origin.to_look_up, network_of(self._record.peer))
+            self._record.waited("look-up", began, shared.loop.time())
         except TimeoutError as error:
             text = f"connect to {origin}: its name was not looked up within {timeout_s:g} s"
             raise DialError(text) from error

@@ -383,7 +383,7 @@ ALL_OF_THEM = [
     "35: hbone.jwt.ca: ",
     "37: reverse.rules: missing, write rules: [] to refuse every registration",
     "38: reverse.keepalive: must be between 0.05s and 3600s, not 1ms",
-    "40: tokens.source: must be auto, metadata, google or gke",
+    "40: tokens.source: must be auto, metadata, google, gke or gcloud",
     "41: tokens.project_number: has to be a number",
 ]
 

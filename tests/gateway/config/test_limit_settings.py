@@ -24,7 +24,7 @@ def test_limits() -> None:
         " resolve_interval: 10s}",
         "f.yaml",
     )
-    assert config.limits.pool() == PoolLimits(3.0, 7, 8, 9, 60.0, 7200.0, 0.0, 10.0)
+    assert config.limits.pool() == PoolLimits(3.0, 7, 8, 9, 60.0, 7200.0, 0.0, resolve_interval_s=10.0)
     assert Limits().pool() == PoolLimits()
     assert parse("routes: []\nlimits: {max_connections: 5}", "f.yaml").limits == Limits(max_connections=5)
     limits = parse("routes: []\nlimits: {max_retries: 0, retry_budget_percent: 0}", "f.yaml").limits

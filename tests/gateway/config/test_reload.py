@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import reload
+from gateway.config import cluster_files, config, reload
 from gateway.config.config import GatewayConfig
 from gateway.config.limit_settings import Limits
 from gateway.config.reload import ConfigFile, Reloads, keep_fixed
 from gateway.config.reverse_settings import ReverseSettings
 from gateway.config.route_settings import MAX_ROUTES
+from gateway.rules.cluster_rules import ServiceRoute
 from gateway.rules.reverse_rules import ReverseRule
 from shared.address import Address
 from shared.credentials.certificates.authority import Authority
@@ -235,6 +236,52 @@ async def test_what_cannot_be_put_into_effect(path: Path, caplog: pytest.LogCapt
     applied.error = None
     await applied.reloads.now()
     assert (applied.reloads.succeeded, applied.reloads.last_succeeded) == (1, True)
+
+
+CLUSTER = """\
+cluster: {folder: ., allow: [{namespace: demo, hosts: ["**.run.app"]}]}
+hbone: {certificates: c, rules: [{from: ["*"], to: ["*.svc.cluster.local:80"]}]}
+routes: []
+"""
+HELLO = ServiceRoute(
+    host="hello.demo.svc.cluster.local",
+    url="https://hello.a.run.app/_hbone/15003",
+    audience="https://hello.a.run.app",
+    method="POST",
+    service_account="",
+    namespace="demo",
+    source="Service demo/hello",
+)
+
+
+async def test_routes_of_the_cluster_are_read_without_the_file(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object that changes would else have the whole file read, and its warnings told."""
+    loads: list[Path] = []
+
+    def load(file: Path) -> GatewayConfig:
+        loads.append(file)
+        return config.load(file)
+
+    monkeypatch.setattr(reload, "load", load)
+    put(path, CLUSTER.replace("folder: .", f"folder: {path.parent}"))
+    file, applied = ConfigFile(path), Applied(path)
+    file.read()
+    loads.clear()
+    reloads = Reloads(file, applied._apply)
+    for routes in ([HELLO], [], [HELLO]):
+        cluster_files.write_routes(path.parent, routes)
+        await reloads.now()
+        assert [route.source for route in file.read().routes] == ["Service demo/hello"] * len(routes)
+    told = [message for message in caplog.messages if "hbone.rules[0]" in message]
+    assert (len(loads), told) == (3, []), "when nothing has changed, by request"
+    put(path, "routes: [")
+    with pytest.raises(ConfigError):
+        await reloads.now()
+    cluster_files.write_routes(path.parent, [])
+    with pytest.raises(ConfigError):
+        await reloads.now()
 
 
 async def test_somebody_else_tells(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -82,7 +82,7 @@ def test_the_environment_goes_over_it() -> None:
     ("tokens", "field", "reason"),
     [
         ("{sauce: gke}", "tokens.sauce", "did you mean source?"),
-        ("{source: aws}", "tokens.source", "must be auto, metadata, google or gke"),
+        ("{source: aws}", "tokens.source", "must be auto, metadata, google, gke or gcloud"),
         ("{source: }", "tokens.source", "has no value"),
         (
             "{service_account: SECRET}",

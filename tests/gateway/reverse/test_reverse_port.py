@@ -175,3 +175,8 @@ async def test_close_does_not_wait_for_open_tunnels(port: ReversePort) -> None:
             await port.listener.close("the test is over")
         await workload.peer.until(lambda: workload.peer.lost)
         assert (await port.line())["error"] == "registration lost: the test is over"
+        (lost,) = port.listener._registrations._refusals.recent.rows()
+        assert (lost["flag"], lost["cases"][0]["message"]) == (
+            "UPSTREAM_RESET",
+            "registration lost: the test is over",
+        )

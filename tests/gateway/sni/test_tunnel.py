@@ -17,6 +17,7 @@ from gateway.config.limit_settings import Limits
 from gateway.ports.admission import Admission
 from gateway.ports.hello import Hellos
 from gateway.rules.routes import Route, RouteTable, Target
+from gateway.sni.cluster_endpoints import ClusterEndpoints
 from gateway.sni.forward import Forward
 from gateway.sni.token_sources import TokenSources
 from gateway.sni.tunnel import FIRST_FLIGHT_BYTES, Tunnels
@@ -447,7 +448,7 @@ def made(routes: RouteTable, access_log: AccessLog, metrics: TunnelMetrics) -> T
         metrics,
         Admission(LIMITS, open_connections=lambda: 0),
         TunnelClock(),
-        forward=Forward(LIMITS),
+        forward=Forward(LIMITS, ClusterEndpoints()),
         limits=LIMITS,
     )
 
