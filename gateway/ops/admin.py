@@ -11,17 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.config import GatewayConfig
+from gateway.ops.overview import source_of
+from gateway.rules.routes import Route
 from gateway.rules.templates import Template
 from shared.address import Address
+from shared.config.fields import table_of
+from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.net.pool.pool import Pool
 from shared.ops.http_server import Response
+from shared.ops.log import redact
 from shared.ops.token_counts import TokenStatus
 from shared.trust.token_claims import at_utc
 
+HIDDEN = "(set)"
+"""Instead of a value that may be a secret."""
+
 
 def config(running: GatewayConfig) -> Response:
-    """The configuration in effect."""
+    """The configuration in effect, as the file has it."""
     return Response.json(_plain(running))
+
+
+def config_dump(
+    running: GatewayConfig, file: Path, *, routes: Iterable[Route], tokens: TokenSettings
+) -> Response:
+    """All that is in effect, defaults included: the configuration from `file`, with the `routes` of the file
+    and the cluster, each with its source, and `tokens`, in which variables of the environment count, too."""
+    from shared import version
+
+    shown = _plain(running)
+    shown["routes"] = [{**_plain(route), "source": source_of(route, file)} for route in routes]
+    shown["tokens"] = _plain(tokens)
+    return Response.json({"version": version.describe("hgate"), "file": str(file), "config": shown})
 
 
 def connections(pool: Pool, now: float, registered: Iterable[Mapping[str, Any]] = ()) -> Response:
@@ -65,11 +86,19 @@ def tokens(statuses: Iterable[TokenStatus], now: float) -> Response:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Template):
-        return value.text
+        return redact(value.text)
     if isinstance(value, Address | Path):
-        return str(value)
+        return redact(str(value))
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
+        secret = {
+            name
+            for name, one in table_of(value).items()
+            if one.secret and getattr(value, name) != one.default
+        }
+        return {
+            field.name: HIDDEN if field.name in secret else _plain(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        }
+    return redact(value) if isinstance(value, str) else value

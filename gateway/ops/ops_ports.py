@@ -44,8 +44,10 @@ class OpsPorts:
         live: Handler,
         scrape: Handler,
         admin: Mapping[str, Handler],
+        changes: Mapping[str, Handler] | None = None,
     ) -> None:
-        """`admin` has the handlers of the admin port, by path."""
+        """`admin` has the handlers of the admin port, by path; they change nothing. `changes` has those for
+        POST."""
         self._ready = ready
         self._asked_at: float | None = None
         self._servers: dict[Address, HttpServer] = {}
@@ -58,7 +60,12 @@ class OpsPorts:
             {("GET", "/metrics"): scrape, ("GET", "/stats/prometheus"): scrape}, name="metrics"
         )
         self._admin = HttpServer(
-            {("GET", path): handler for path, handler in admin.items()}, name="admin", local_only=True
+            {
+                **{("GET", path): handler for path, handler in admin.items()},
+                **{("POST", path): handler for path, handler in (changes or {}).items()},
+            },
+            name="admin",
+            local_only=True,
         )
 
     async def start(self, config: GatewayConfig) -> None:

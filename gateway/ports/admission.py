@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
+from gateway.ports.recent_refusals import RecentRefusals
 from shared.address import client_network
 from shared.errors import EmptyConnectionError, HboneError, LimitError
 from shared.net.legs.read_buffer import READ_BUFFER
@@ -92,9 +93,10 @@ class Counts(dict[str, int]):
 
 
 class Refusals:
-    """How often each limit refused somebody."""
+    """How often each limit refused somebody, and who was refused lately, for whatever reason."""
 
     def __init__(self) -> None:
+        self.recent = RecentRefusals()
         self._by_limit = dict.fromkeys(LIMITS, 0)
 
     def add(self, error: LimitError) -> None:
@@ -122,6 +124,7 @@ def report_refusal(
         refusals.add(error)
     if not isinstance(error, EmptyConnectionError):
         record.fail(error, duration_s)
+        refusals.recent.add(record)
         record.write(access_log)
 
 
