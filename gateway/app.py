@@ -29,24 +29,30 @@ from gateway.config.reload import (
 )
 from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
-from gateway.ops import admin
+from gateway.ops import admin, log_level, overview, page
 from gateway.ops.ops_ports import OpsPorts
+from gateway.ops.overview_part import OverviewPart
 from gateway.ops.versions import log_versions
 from gateway.ports.admission import Admission, report_refusal
 from gateway.ports.hello import Hellos
 from gateway.ports.listeners import Listeners
 from gateway.reverse.reverse_port import ReverseListener
 from gateway.rules.routes import RouteTable
+from gateway.sni.cluster_endpoints import ClusterEndpoints
 from gateway.sni.forward import Forward
 from gateway.sni.new_audiences import NewAudiences
 from gateway.sni.token_sources import TokenSources
 from gateway.sni.tunnel import Tunnels
 from gateway.sni.upstream import Upstreams
 from gateway.sni.warm import WarmRoutes
+from gateway.traces import trace_settings
+from gateway.traces.exporting import Exporting
+from gateway.traces.spans import SpanPipe, Spans
 from gateway.workers import metric_sums
 from gateway.workers.worker_link import LinkServer, Worker, watch_parent
 from shared.credentials.certificates import certificates_in_use
 from shared.credentials.token_sources.minters import minter_from_env
+from shared.credentials.token_sources.token_settings import from_env
 from shared.errors import (
     EXIT_OK,
     EXIT_SIGINT,
@@ -65,9 +71,11 @@ from shared.net.tls import revocation_watch
 from shared.net.tls.contexts import read_again
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops import dns_metrics, families
+from shared.ops import log as logs
 from shared.ops.access_log import AccessLog
 from shared.ops.http_server import Handler, Request, Response
-from shared.ops.metrics import TunnelMetrics
+from shared.ops.loop_lag import LoopLag
+from shared.ops.metrics import LAG_BUCKETS_S, TunnelMetrics
 from shared.ops.readiness import Readiness
 from shared.ops.token_metrics import TokenMetrics
 from shared.tunnel.tunnel_record import TunnelRecord
@@ -99,6 +107,8 @@ class Gateway:
         Raises ConfigError if the file has a mistake, UsageError if a variable of `environ` is wrong.
         """
         file = ConfigFile(config_file)
+        self._file = config_file
+        self._environ = environ
         self._config = file.read()
         self._worker = worker or Worker()
         link = self._worker.link
@@ -106,9 +116,26 @@ class Gateway:
         self._access_log = access_log
         self._wall_clock = wall_clock
 
+        # Traces, if OpenTelemetry's variables ask for them.
+        self._span_pipe: SpanPipe | None = None
+        self._spans: Spans | None = None
+        self._exporting: Exporting | None = None
+        traces = trace_settings.from_env(environ)
+        if traces is not None:
+            write_end = self._worker.span_pipe
+            if write_end is None:
+                self._span_pipe = SpanPipe.open()
+                self._exporting = Exporting(traces, self._span_pipe, environ)
+                write_end = self._span_pipe.write_end
+            self._spans = Spans(write_end, traces.sampler)
+            access_log.finished = self._spans.finished
+
         # What all ports share.
         self.metrics = TunnelMetrics()
         self.readiness = Readiness()
+        self._cluster_list = (
+            self.readiness.task("the cluster's routes") if self._config.awaits_cluster else None
+        )
         limits = self._config.limits
         self._pool = Pool(
             limits=limits.pool(),
@@ -151,7 +178,8 @@ class Gateway:
             limits=limits,
         )
         self._warm = WarmRoutes(self._upstreams, self.readiness)
-        self._forward = Forward(limits)
+        self._endpoints = ClusterEndpoints()
+        self._forward = Forward(limits, self._endpoints)
         self._reverse = self._reverse_listener()
         self._tunnels = Tunnels(
             RouteTable(self._config.routes),
@@ -164,6 +192,7 @@ class Gateway:
             reverse=self._reverse,
             limits=limits,
             changed=self._tunnel_over,
+            traceparents=self._spans.traceparents() if self._spans is not None else None,
         )
         self._hellos = Hellos(
             limits,
@@ -183,12 +212,33 @@ class Gateway:
             "/connections": self._show_connections,
             "/certs": _show_certificates,
             "/tokens": self._show_tokens,
+            "/config_dump": self._dump_config,
         }
+        self._overview = OverviewPart(
+            self._tunnels,
+            self._hbone,
+            self._reverse,
+            readiness=self.readiness,
+            pool=self._pool,
+            admission=self._admission,
+            metrics=self.metrics,
+            file=config_file,
+            tokens=self._tokens.statuses,
+            connections=self._open_connections,
+            wall_clock=wall_clock,
+        )
         self._ports = OpsPorts(
             ready=self.readiness.healthz,
             live=_alive,
             scrape=self._scrape,
-            admin={"/config": lambda _: admin.config(self._config), **lists},
+            admin={
+                **page.handlers(),
+                "/overview": self._show_overview,
+                "/config": lambda _: admin.config(self._config),
+                **lists,
+                log_level.PATH: _show_log_level,
+            },
+            changes={log_level.PATH: log_level.changed},
         )
         self._link_server = LinkServer(link.requests, {**self._link_handlers(), **lists}) if link else None
 
@@ -205,7 +255,13 @@ class Gateway:
             second_cuts_short=link is None,
         )
         self._watch_limits()
+        self._loop_lag = LoopLag(self.metrics.histogram(families.LOOP_LAG, LAG_BUCKETS_S))
+        if self._spans is not None:
+            self.metrics.add(self._spans.families)
+        if self._exporting is not None:
+            self.metrics.add(self._exporting.families)
         if link is None:
+            self.metrics.watch(families.READY, lambda: float(self.readiness.ready))
             self.metrics.add(self._reloads.families)
             self.metrics.add(self._ports.families)
 
@@ -247,7 +303,11 @@ class Gateway:
         await self._listeners.open(self._config.listen)
         if self._hbone is not None:
             await self._hbone.start()
+        await self._follow_endpoints()
         self._memory.start()
+        if self._exporting is not None:
+            self._exporting.start()
+        self._loop_lag.start()
         self._warm.use(self._tunnels.routes.warm(), at_start=True)
         if self._reverse is not None:
             await self._reverse.start()
@@ -264,16 +324,23 @@ class Gateway:
             await self._hbone.close(stopped)
         self._clock.close()
         self._memory.close()
+        self._loop_lag.close()
         if self._reverse is not None:
             await self._reverse.close(str(stopped))
         self._warm.close()
         self._tokens.close()
         await self._pool.close(0.0 if self._drain.forced.is_set() else LAST_BYTES_S)
         self._forward.close()
+        self._endpoints.close()
         await self._ports.close()
         if self._link_server is not None:
             self._link_server.close()
         self._access_log.close()
+        self._access_log.finished = None
+        if self._exporting is not None:
+            await self._exporting.close()
+        if self._span_pipe is not None:
+            self._span_pipe.close()
 
     # Reload.
 
@@ -286,12 +353,20 @@ class Gateway:
         self._tunnels.routes = routes
         self._warm.use(routes.warm())
         self._config = keep_fixed(self._config, config)
+        await self._follow_endpoints()
+        if self._cluster_list is not None and not config.awaits_cluster:
+            self._cluster_list.done()
         if self._hbone is not None and self._config.hbone is not None:
             self._hbone.apply(self._config.hbone)
         if self._reverse is not None and self._config.reverse is not None:
             self._reverse.apply(self._config.reverse)
         self._use_limits()
         await self._listeners.keep_only(config.listen)
+
+    async def _follow_endpoints(self) -> None:
+        cluster = self._config.cluster
+        reaches = cluster is not None and any(rule.services for rule in cluster.allow)
+        await self._endpoints.follow(cluster.folder if cluster is not None and reaches else None)
 
     def _use_limits(self) -> None:
         """Hands the limits of the configuration to all that go by them."""
@@ -439,6 +514,8 @@ class Gateway:
             "/live": _alive,
             "/metrics": self._encode_metrics,
             "/reload": self._reload,
+            "/overview": self._overview.response,
+            **log_level.of_worker(),
         }
 
     def _encode_metrics(self, _: Request) -> Response:
@@ -458,6 +535,20 @@ class Gateway:
         self._tunnels.count_bytes()
         if self._hbone is not None:
             self._hbone.count_bytes()
+
+    def _show_overview(self, request: Request) -> Response:
+        return overview.shown(
+            {self._worker.number: self._overview.part(overview.wanted(request))},
+            reload_is_good=self._reloads.last_succeeded,
+        )
+
+    def _dump_config(self, _: Request) -> Response:
+        return admin.config_dump(
+            self._config,
+            self._file,
+            routes=self._tunnels.routes.routes,
+            tokens=from_env(self._environ, self._config.tokens),
+        )
 
     def _show_tunnels(self, _: Request) -> Response:
         of_hbone = self._hbone.rows() if self._hbone is not None else []
@@ -482,6 +573,10 @@ def _prepare(config: GatewayConfig) -> RouteTable:
 
 def _name(origin: Origin) -> str:
     return f"{origin.scheme}://{origin.host}"
+
+
+def _show_log_level(request: Request) -> Response:
+    return log_level.shown(request, {1: logs.level()})
 
 
 def _show_certificates(_: Request) -> Response:

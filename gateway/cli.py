@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from gateway.workers.worker_link import Worker
     from shared.ops.access_log import AccessLog
 
+NO_CLUSTER = "the cluster's routes are not known yet: is hgate cluster running?"
+
+MAX_TIMEOUT_S = 3600.0
+
 DEFAULT_CONFIG = Path("/etc/hgate/hgate.yaml")
 
 
@@ -26,7 +30,7 @@ def parser() -> Parser:
     it, and the default of one place would replace the value of the other."""
     top = Parser(
         "hgate",
-        usage="hgate [run] [flags]\n       hgate check|explain|version [flags]",
+        usage="hgate [run] [flags]\n       hgate check|explain|doctor|cluster|version [flags]",
         description="Carries a service mesh's mTLS connections to services that take only HTTP/2, such as\n"
         "Cloud Run's. Without a command it runs the gateway.",
     )
@@ -42,8 +46,23 @@ def parser() -> Parser:
         help="say which route a server name matches",
         description="Says which route a server name matches, and where its connections go.",
     )
-    commands.add_parser("version", help="print the version", description="Prints the version.")
-    for command in (top, running, check, explain):
+    cluster = commands.add_parser(
+        "cluster",
+        help="hand the routes of a cluster's objects to the gateway",
+        description="Follows a Kubernetes cluster and hands the routes that its objects ask for to the\n"
+        "gateway, as the section cluster of the gateway's file allows. It runs beside the gateway, in a\n"
+        "container of its own.",
+    )
+    doctor = commands.add_parser(
+        "doctor",
+        help="walk the path of each route, hop by hop",
+        description="Walks the path of each route as the gateway dials it, with the gateway's credentials,\n"
+        "and says what is wrong with the first hop that fails. Run it where the gateway runs.",
+    )
+    command_line.add_version_flags(
+        commands.add_parser("version", help="print the version", description="Prints the version.")
+    )
+    for command in (top, running, check, explain, cluster, doctor):
         command.add_argument(
             "--config",
             type=Path,
@@ -59,9 +78,24 @@ def parser() -> Parser:
             metavar="N",
             help="processes that share the ports; auto: one for each CPU (default: 1)",
         )
+    for command in (top, running, cluster):
         command.add_log_flags()
     top.add_argument("--check", action="store_true", help="the same as the command check")
     explain.add_argument("--sni", required=True, metavar="NAME", help="server name of a ClientHello")
+    doctor.add_argument(
+        "--sni",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="walk the path of this server name only; several are allowed",
+    )
+    doctor.add_argument(
+        "--timeout",
+        type=timeout,
+        metavar="SECONDS",
+        help="time for each hop (default: 10, and 60 for a service's first answer)",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     top.add_table(
         "exit codes",
         {
@@ -70,6 +104,7 @@ def parser() -> Parser:
             "69": "a port is in use, or a file cannot be had",
             "77": "explain: the name matches no route",
             "78": "the gateway's file has a mistake",
+            "80 to 98": "doctor: the hop that failed (docs/reference/doctor.md)",
             "130, 143": "run: a second SIGINT or SIGTERM cut the drain short",
         },
     )
@@ -86,11 +121,15 @@ def _run(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments, defaults)
     match options.command or ("check" if options.check else "run"):
         case "version":
-            return command_line.print_version("hgate")
+            return command_line.print_version("hgate", as_json=options.json)
         case "explain":
             return _explain(options.config, options.sni)
         case "check":
             return _check(options.config)
+        case "doctor":
+            return _examine(options)
+        case "cluster":
+            return _follow_cluster(options)
         case _:
             return _serve(options)
 
@@ -114,6 +153,19 @@ def _serve(options: argparse.Namespace) -> int:
     return loop.run(serve(AccessLog(sys.stdout, options.log_format, "hgate")))
 
 
+def _follow_cluster(options: argparse.Namespace) -> int:
+    from gateway.cluster.cluster_app import ClusterProcess
+    from shared import loop
+    from shared.ops import log
+
+    log.setup(options.log_format, options.log_level, component="hgate-cluster")
+
+    async def follow() -> int:
+        return await ClusterProcess(options.config, os.environ).run()
+
+    return loop.run(follow())
+
+
 def _check(config: Path) -> int:
     from gateway.config.config import load
 
@@ -127,12 +179,15 @@ def _check(config: Path) -> int:
 
 
 def _explain(config: Path, sni: str) -> int:
-    from gateway.config.config import load
+    from gateway.config.reload import ConfigFile
     from gateway.rules.routes import RouteTable
     from shared.errors import NoRouteError
     from shared.tls import istio_sni
 
-    table = RouteTable(load(config).routes)
+    read = ConfigFile(config).read()
+    if read.awaits_cluster:
+        print(NO_CLUSTER, file=sys.stderr)
+    table = RouteTable(read.routes)
     sni = sni.removesuffix(".")  # as for a ClientHello
     print(table.explain(sni))
     try:
@@ -140,6 +195,37 @@ def _explain(config: Path, sni: str) -> int:
     except NoRouteError:
         return EXIT_DENIED
     return EXIT_OK
+
+
+def _examine(options: argparse.Namespace) -> int:
+    import json
+
+    from gateway.doctor import route_doctor
+    from shared import loop
+    from shared.doctor.report import wants_colour
+    from shared.doctor.service_path import Deadlines
+
+    told: float | None = options.timeout
+    deadlines = Deadlines() if told is None else Deadlines(told, told)
+    report = loop.run(route_doctor.examine(options.config, options.sni, os.environ, deadlines))
+    if report.awaits_cluster:
+        print(NO_CLUSTER, file=sys.stderr)
+    if options.json:
+        print(json.dumps(route_doctor.as_object(report), indent=2))
+    else:
+        print(route_doctor.as_text(report, colour=wants_colour(sys.stdout, os.environ)), end="")
+    return report.exit_code
+
+
+def timeout(text: str) -> float:
+    """Seconds above 0 and up to an hour. Raises ArgumentTypeError if `text` says something else."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds up to {MAX_TIMEOUT_S:g}")
+    return seconds
 
 
 def workers(text: str) -> int:

@@ -39,6 +39,9 @@ from pathlib import Path
 from gateway.config.config import load
 from gateway.config.reload import log_warnings
 from gateway.ports.listeners import Key, keys
+from gateway.traces import trace_settings
+from gateway.traces.exporting import Exporting
+from gateway.traces.spans import SpanPipe
 from gateway.workers.ops_process import OpsProcess
 from gateway.workers.stopping import StopRequests
 from gateway.workers.worker_link import LinkClient, ParentLink, Worker, socket_pair
@@ -114,6 +117,9 @@ class Workers:
         config = load(config_file)
         log_warnings(config)
         minter_from_env(environ, config.tokens)
+        self._environ = environ
+        self._traces = trace_settings.from_env(environ)
+        self._span_pipe = SpanPipe.open() if self._traces is not None else None
         self._reserved = _Reserved("listen", config.listen)
         self._reserved_for_hbone = _Reserved("hbone", config.hbone.listen if config.hbone else ())
         self._reserved_for_reverse = _Reserved("reverse", config.reverse.listen if config.reverse else ())
@@ -233,8 +239,16 @@ class Workers:
         workers = [LinkClient(number, client) for number, (client, _) in self._requests.items()]
 
         async def serve() -> int:
-            is_replacement = child.generation > 1
-            process = OpsProcess(self._file, workers, self._parent_pipe, is_replacement=is_replacement)
+            exporting = None
+            if self._traces is not None and self._span_pipe is not None:
+                exporting = Exporting(self._traces, self._span_pipe, self._environ)
+            process = OpsProcess(
+                self._file,
+                workers,
+                self._parent_pipe,
+                is_replacement=child.generation > 1,
+                exporting=exporting,
+            )
             return await process.run()
 
         return loop.run(serve())
@@ -247,6 +261,7 @@ class Workers:
             self._reserved.ports,
             self._reserved_for_hbone.ports,
             self._reserved_for_reverse.ports,
+            self._span_pipe.write_end if self._span_pipe is not None else None,
         )
         set_worker(child.number)
 

@@ -13,6 +13,7 @@ import inspect
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
 
 from gateway.ports.listeners import Key
 from shared.address import Address
@@ -20,8 +21,8 @@ from shared.errors import HboneError, UpstreamError
 from shared.ops.http_server import Handler, Request, Response
 from shared.tasks import spawn
 
-MAX_PATH_BYTES = 256
-"""Of a request; all of them are our own."""
+MAX_PATH_BYTES = 1024
+"""Of a request, with what is looked for; all of them are our own."""
 
 MAX_RESPONSE_BYTES = 256 << 20
 """The tunnels of a million connections, at some 250 bytes each. A longer response is a mistake."""
@@ -59,6 +60,8 @@ class Worker:
     """The same for the HBONE port."""
     reverse_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the reverse port."""
+    span_pipe: int | None = None
+    """Where spans go, if traces are made: the write end, which is the parent's to close."""
 
     def share(self, total: int) -> int:
         """This worker's part of a limit that holds for all workers together. A worker among others has at
@@ -156,12 +159,13 @@ class LinkServer:
         finally:
             self._open -= 1
 
-    async def _response(self, path: str) -> Response:
+    async def _response(self, target: str) -> Response:
+        path, _, query = target.partition("?")
         handler = self._handlers.get(path)
         if handler is None:
             return Response.text(404, f"unknown path: {path}")
         try:
-            answer = handler(Request("GET", path))
+            answer = handler(Request("GET", path, dict(parse_qsl(query))))
             return await answer if inspect.isawaitable(answer) else answer
         except HboneError as error:
             return Response.text(500, str(error))

@@ -330,6 +330,7 @@ async def test_a_renewed_ca_counts_for_new_connections(tmp_path: Path) -> None:
 async def test_a_drain_lets_tunnels_finish(world: World) -> None:
     gateway = await world.start(drain_delay=0)
     assert (await gateway.get("health", "/healthz/ready")).status == 200
+    assert await gateway.metric("hbone_ready") == 1
     client, stream = await world.open()
     opening = await world.client()
     last = await world.service.request()
@@ -338,6 +339,7 @@ async def test_a_drain_lets_tunnels_finish(world: World) -> None:
     ready = await gateway.get("health", "/healthz/ready")
     assert (ready.status, ready.body) == (503, b"draining\n")
     assert (await gateway.get("health", "/healthz/live")).status == 200
+    assert await gateway.metric("hbone_ready") == 0
     with pytest.raises(ConnectionRefusedError):
         await TcpPeer.connect(gateway.port)
     last.respond(200)

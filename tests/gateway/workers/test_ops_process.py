@@ -10,14 +10,17 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from gateway.config import reload
+from gateway.ops import overview
 from gateway.ops.ops_ports import OpsPorts
-from gateway.workers import metric_sums
+from gateway.workers import metric_sums, ops_process
 from gateway.workers.ops_process import OpsProcess
 from gateway.workers.worker_link import LinkClient, LinkServer, socket_pair
 from shared.errors import EXIT_OK, Flag, HboneError
@@ -26,8 +29,20 @@ from shared.ops.http_server import Handler, Request, Response
 from shared.ops.metrics import TunnelMetrics
 from shared.tasks import spawn
 from tests.shared.net.loopback import until
+from tests.support import overview_parts
+from tests.support.overview_parts import tunnel
 from tests.support.running_gateway import Records, write_config
 from tests.support.tcp_peer import PATIENCE_S
+
+
+def part(number: int) -> dict[str, Any]:
+    """What a worker knows, which has one tunnel."""
+    return overview_parts.part(total=1, tunnels=[tunnel("ab"[number - 1], number)])
+
+
+def worker(number: int, client: str) -> dict[str, Any]:
+    """What the ops process adds to a tunnel's row."""
+    return {"worker": number, "id": f"{number} {client}"}
 
 
 class Worker:
@@ -50,7 +65,12 @@ class Worker:
             "/tunnels": lambda _: Response(200, "application/json", json.dumps([{"sni": number}]).encode()),
             "/connections": lambda _: Response(200, "application/json", b"[]"),
             "/tokens": lambda _: Response(200, "application/json", b'[{"audience": "a"}]'),
+            "/config_dump": lambda _: Response(200, "application/json", b'{"of": %d}' % number),
+            "/overview": lambda _: Response.json(part(number)),
+            "/logging": lambda _: Response.text(200, self.level),
+            **{f"/logging/{level}": partial(self._use_level, level) for level in ("debug", "info", "error")},
         }
+        self.level = "info"
         self.server = LinkServer(self._theirs, self.handlers)
         self.server.start()
 
@@ -58,6 +78,10 @@ class Worker:
         self.server.close()
         self._ours.close()
         self._theirs.close()
+
+    def _use_level(self, level: str, _: Request) -> Response:
+        self.level = level
+        return Response.text(200, level)
 
     def _reload(self, _: Request) -> Response:
         self.reloads += 1
@@ -85,6 +109,12 @@ class Running:
         answer = await http1.get(
             f"http://127.0.0.1:{port}{path}", headers={}, timeout_s=PATIENCE_S, max_bytes=1 << 20
         )
+        return answer.status, answer.body.decode()
+
+    async def post(self, path: str) -> tuple[int, str]:
+        port = (await self.records.match(r"^admin on 127\.0\.0\.1:(\d+)$"))[1]
+        url = f"http://127.0.0.1:{port}{path}"
+        answer = await http1.request("POST", url, headers={}, timeout_s=PATIENCE_S, max_bytes=1 << 20)
         return answer.status, answer.body.decode()
 
     async def rows(self, path: str) -> Any:
@@ -131,6 +161,13 @@ async def test_ready_once_all_workers_are(started: Running) -> None:
     assert await started.get("health", "/healthz/ready") == (503, "worker 2: not ready, pending: listeners\n")
 
 
+async def test_the_metric_says_as_much_without_being_a_probe(started: Running) -> None:
+    assert await started.metric("hbone_ready") == 1
+    started.workers[1].ready = Response.text(503, "draining")
+    assert await started.metric("hbone_ready") == 0
+    assert not started.ports.readiness_is_asked_for
+
+
 async def test_it_says_when_all_are_ready(tmp_path: Path) -> None:
     async with running(tmp_path / "hgate.yaml") as starting:
         starting.workers[0].ready = Response.text(503, "not yet")
@@ -168,6 +205,77 @@ async def test_lists_and_numbers_of_all(started: Running) -> None:
     assert await started.metric("hbone_worker_restarts_total") == 0
     started.workers[0].pid = 900
     assert await started.metric("hbone_worker_restarts_total") == 1
+
+
+async def test_the_page_is_made_of_the_parts_of_all(
+    started: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await started.get("admin", "/"))[1].startswith("<!doctype html>")
+    page = await started.rows("/overview")
+    assert (page["workers"], page["totals"]["tunnels"], page["silent"]) == (2, 2, [])
+    assert page["tunnels"] == {
+        "of": 2,
+        "rows": [tunnel("b", 2) | worker(2, "b"), tunnel("a", 1) | worker(1, "a")],
+    }
+    started.workers[0].server.close()
+    monkeypatch.setattr(OpsProcess._get_all, "__defaults__", (0.1,))
+    page = await started.rows("/overview")
+    assert page["silent"] == ["worker 1 does not answer /overview: no response within 0.1 s"]
+    assert (page["totals"]["tunnels"], page["reload_is_good"]) == (1, True)
+    started.workers[0].server.start()
+
+
+@pytest.mark.parametrize("text", ["hello.demo", "a&b=c ?#/%", "\u00fc\n\x00", "\U0001f512" * 100])
+async def test_what_is_looked_for_reaches_all(started: Running, text: str) -> None:
+    asked: list[str] = []
+
+    def looked_for(request: Request) -> Response:
+        asked.append(request.query["find"])
+        return Response.json(part(1))
+
+    for one in started.workers:
+        one.handlers["/overview"] = looked_for
+    assert (await started.rows(f"/overview?find={quote(text)}"))["silent"] == []
+    assert asked == [text[: overview.MAX_FIND_CHARS]] * 2
+
+
+async def test_the_configuration_is_that_of_the_first_that_answers(
+    started: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await started.rows("/config_dump") == {"of": 1}
+    started.workers[0].server.close()
+    monkeypatch.setattr(ops_process, "RESPONSE_S", 0.1)
+    assert await started.rows("/config_dump") == {"of": 2}
+    started.workers[1].server.close()
+    silence = "worker 2 does not answer /config_dump: no response within 0.1 s\n"
+    assert await started.get("admin", "/config_dump") == (500, silence)
+    for one in started.workers:
+        one.server.start()
+
+
+async def test_a_log_level_reaches_all(started: Running) -> None:
+    assert await started.get("admin", "/logging") == (200, "info\n")
+    assert await started.post("/logging?level=debug") == (200, "debug\n")
+    assert [one.level for one in started.workers] == ["debug", "debug"]
+    started.workers[1].level = "info"
+    assert await started.get("admin", "/logging") == (200, "worker 1: debug\nworker 2: info\n"), (
+        "it began anew"
+    )
+    assert (await started.get("admin", "/logging?level=error"))[0] == 400
+    assert (await started.post("/logging"))[0] == (await started.post("/logging?level=loud"))[0] == 400
+    assert [one.level for one in started.workers] == ["debug", "info"]
+
+
+async def test_a_log_level_that_one_does_not_hear_of(
+    started: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started.workers[1].server.close()
+    monkeypatch.setattr(OpsProcess._get_all, "__defaults__", (0.1,))
+    silence = "worker 2 does not answer /logging/error: no response within 0.1 s\n"
+    assert await started.post("/logging?level=error") == (503, silence)
+    assert await started.post("/logging?level=debug") == (503, silence.replace("error", "debug"))
+    assert [one.level for one in started.workers] == ["debug", "info"]
+    started.workers[1].server.start()
 
 
 async def test_a_reload_reaches_all(started: Running) -> None:

@@ -98,6 +98,23 @@ async def test_numbers_are_those_of_all(file: Path) -> None:
         await tunnels.end()
 
 
+async def test_the_page_is_that_of_all(file: Path) -> None:
+    async with workers(file, 2) as running, staying(running.port, 20):
+        async with TcpPeer.connected(running.port) as client:
+            await client.send(b"no TLS")
+            await client.rest()
+        page = await running.dump("/overview")
+        assert (page["workers"], page["silent"], page["totals"]["tunnels"]) == (2, [], 20)
+        assert {row["worker"] for row in page["tunnels"]["rows"]} == {1, 2}
+        assert page["routes"]["rows"][0]["connections"] == 20
+        assert sum(row["streams"] for row in page["origins"]["rows"]) == 20
+        assert [(one["flag"], one["count"]) for one in page["refusals"]] == [("NOT_TLS", 1)]
+        told = await running.dump("/config_dump")
+        assert told["config"]["routes"][0]["source"] == f"{file}:9"
+        assert (await running.get("admin", "/page.js")).status == 200
+        assert (await running.get("admin", "/logging")).body == b"info\n"
+
+
 async def test_limits_hold_for_all_together(tmp_path: Path, service: EchoService) -> None:
     file = tmp_path / "hgate.yaml"
     write_config(file, [tunnel(service.port)], max_connections=4)
