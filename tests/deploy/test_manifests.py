@@ -1,7 +1,7 @@
 """What deploy/ promises, held against the code: ports, names of settings, deadlines, versions, file names.
 
-Nothing here needs a cluster, a registry or a network. Whether Kubernetes and Cloud Run take the manifests is
-for them to say.
+Nothing here needs a cluster, a registry or a network. Whether Kubernetes accepts what kustomize renders,
+`make test-kube` finds out (tests/kube); whether Cloud Run does, is for it to say.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from shared.tls import istio_sni
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 K8S = DEPLOY / "k8s"
+BASE = K8S / "base"
+OVERLAYS = sorted((K8S / "overlays").iterdir())
+KUSTOMIZATIONS = sorted(K8S.rglob("kustomization.yaml"))
 MANIFESTS = sorted(DEPLOY.rglob("*.yaml"))
 CLOUD_RUN = sorted((DEPLOY / "cloudrun").glob("*.yaml"))
 DOCKERFILES = sorted(DEPLOY.rglob("Dockerfile"))
@@ -39,6 +42,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 GATEWAY_PORTS = {
     "tls-istio": ports.SNI_ISTIO,
     "tls-sni": ports.SNI,
+    "tls-istiod": ports.ISTIOD,
     "http-metrics": ports.METRICS,
     "http-health": ports.HEALTH,
 }
@@ -49,19 +53,33 @@ every_manifest = pytest.mark.parametrize(
 every_cloud_run = pytest.mark.parametrize(
     "service", [yaml.safe_load(path.read_text()) for path in CLOUD_RUN], ids=[path.name for path in CLOUD_RUN]
 )
+MOUNTING = [path for path in CLOUD_RUN if path.name != "mesh.yaml"]
+every_mounting = pytest.mark.parametrize(
+    "service", [yaml.safe_load(path.read_text()) for path in MOUNTING], ids=[path.name for path in MOUNTING]
+)
+every_overlay = pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+every_kustomization = pytest.mark.parametrize(
+    "path", KUSTOMIZATIONS, ids=lambda path: path.parent.relative_to(K8S).as_posix()
+)
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
 
 
-def k8s(name: str) -> Any:
-    return yaml.safe_load((K8S / name).read_text())
+def base(name: str) -> Any:
+    return yaml.safe_load((BASE / name).read_text())
+
+
+def services() -> dict[str, Any]:
+    """The gateway's Services, by name."""
+    found = yaml.safe_load_all((BASE / "services.yaml").read_text())
+    return {service["metadata"]["name"]: service["spec"] for service in found}
 
 
 def gateway_pod() -> Any:
-    return k8s("deployment.yaml")["spec"]["template"]["spec"]
+    return base("deployment.yaml")["spec"]["template"]["spec"]
 
 
-def gateway_config() -> GatewayConfig:
-    path = K8S / "hgate.yaml"
+def gateway_config(overlay: str = "gke") -> GatewayConfig:
+    path = K8S / "overlays" / overlay / "hgate.yaml"
     return parse(path.read_text(), str(path))
 
 
@@ -104,19 +122,24 @@ def instructions(dockerfile: Path) -> list[list[str]]:
 def test_what_a_user_has_to_replace_has_a_comment_above(path: Path) -> None:
     lines = path.read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
-        if re.search(r"\b(PROJECT|PROJECT_NUMBER|REGION)\b", line) and not line.lstrip().startswith("#"):
+        if re.search(
+            r"\b(PROJECT|PROJECT_NUMBER|REGION|CLUSTER|NETWORK|SUBNET|POOL|PROVIDER)\b|sha256:0", line
+        ) and not line.lstrip().startswith("#"):
             assert above.lstrip().startswith("#"), f"{path.name}: {line.strip()}"
 
 
 @every_manifest
 def test_images_have_a_fixed_version_and_ours_is_the_project_s(path: Path) -> None:
-    document = yaml.safe_load(path.read_text())
-    for image in values_of("image", document):
+    documents = list(yaml.safe_load_all(path.read_text()))
+    for image in values_of("image", documents):
+        if K8S in path.parents:
+            assert image == "hgate", "the overlay's kustomization names it"
+            continue
         name, _, tag = image.rpartition(":")
         assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", tag), image
         if "/hbone/" in name:
             assert tag == PROJECT["version"], image
-    for version in values_of("app.kubernetes.io/version", document):
+    for version in values_of("app.kubernetes.io/version", documents):
         assert version == PROJECT["version"]
 
 
@@ -157,7 +180,9 @@ def test_the_role_allows_what_krun_asks_for_and_nothing_else() -> None:
     of_mesh, to_mesh = (yaml.safe_load((DEPLOY / "workload" / name).read_text()) for name in names)
     about = {"name": "krun-policies", "namespace": ROOT_NAMESPACE}
     assert of_mesh["metadata"] == to_mesh["metadata"] == about
-    assert of_mesh["rules"] == [rule for rule in role["rules"] if rule["verbs"] == ["list"]]
+    settings, *policies_ = of_mesh["rules"]
+    assert policies_ == [rule for rule in role["rules"] if rule["verbs"] == ["list"]]
+    assert (settings["resources"], settings["resourceNames"]) == (["configmaps"], ["mesh-env"])
     assert to_mesh["roleRef"]["name"] == of_mesh["metadata"]["name"]
     binding = yaml.safe_load((DEPLOY / "workload" / "rolebinding.yaml").read_text())
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -166,59 +191,121 @@ def test_the_role_allows_what_krun_asks_for_and_nothing_else() -> None:
 # The gateway on Kubernetes.
 
 
-def test_kustomization_takes_every_file() -> None:
-    kustomization = k8s("kustomization.yaml")
-    (config_map,) = kustomization["configMapGenerator"]
-    taken = ["kustomization.yaml", *kustomization["resources"], *config_map["files"]]
-    assert sorted(taken) == sorted(path.name for path in K8S.iterdir())
+@every_kustomization
+def test_a_kustomization_takes_every_file_beside_it(path: Path) -> None:
+    kustomization = yaml.safe_load(path.read_text())
+    named = {
+        *kustomization.get("resources", []),
+        *(patch["path"] for patch in kustomization.get("patches", []) if "path" in patch),
+        *(file for one in kustomization.get("configMapGenerator", []) for file in one["files"]),
+        # Those that a user may add.
+        *re.findall(r"^ *# - (\S+\.yaml)$", path.read_text(), re.MULTILINE),
+    }
+    beside = {file.name for file in path.parent.iterdir() if file.is_file()} - {path.name}
+    assert {name for name in named if "/" not in name} == beside
+
+
+@every_overlay
+def test_an_overlay_offers_every_component(overlay: Path) -> None:
+    text = (overlay / "kustomization.yaml").read_text()
+    offered = set(re.findall(r"^  (?:# )?- \.\./\.\./components/(\S+)$", text, re.MULTILINE))
+    # On GKE the metadata server knows the pod.
+    assert {path.name for path in (K8S / "components").iterdir()} - offered == (
+        {"federation"} if overlay.name == "gke" else set()
+    )
+
+
+def test_ambient_is_plain_with_one_component_more() -> None:
+    one, other = (
+        yaml.safe_load((K8S / "overlays" / name / "kustomization.yaml").read_text())
+        for name in ("plain", "ambient")
+    )
+    assert other["components"] == [*one["components"], "../../components/hbone"]
+    assert {**other, "components": one["components"]} == one
+    plain, ambient = gateway_config("plain"), gateway_config("ambient")
+    assert ambient.hbone is not None
+    assert (ambient.routes, ambient.tokens, ambient.listen) == (plain.routes, plain.tokens, plain.listen)
+
+
+@every_overlay
+def test_an_overlay_names_the_image_by_its_digest(overlay: Path) -> None:
+    (image,) = yaml.safe_load((overlay / "kustomization.yaml").read_text())["images"]
+    assert image["name"] == gateway_pod()["containers"][0]["image"]
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", image["digest"])
+    assert "newTag" not in image
+
+
+@every_overlay
+def test_the_file_of_an_overlay_is_good(overlay: Path) -> None:
+    config = gateway_config(overlay.name)
+    assert config.routes
+    # What a user has to replace, and what only the pod has: nothing else is doubtful.
+    assert [
+        one for one in config.warnings if "placeholder of an example" not in one and "/var/run/" not in one
+    ] == []
 
 
 def test_selectors_find_the_pods() -> None:
-    labels = k8s("deployment.yaml")["spec"]["template"]["metadata"]["labels"].items()
+    labels = base("deployment.yaml")["spec"]["template"]["metadata"]["labels"].items()
     selectors = [
-        k8s("deployment.yaml")["spec"]["selector"]["matchLabels"],
-        k8s("service.yaml")["spec"]["selector"],
-        k8s("pdb.yaml")["spec"]["selector"]["matchLabels"],
-        k8s("networkpolicy.yaml")["spec"]["podSelector"]["matchLabels"],
+        base("deployment.yaml")["spec"]["selector"]["matchLabels"],
+        *(service["selector"] for service in services().values()),
+        base("pdb.yaml")["spec"]["selector"]["matchLabels"],
+        base("networkpolicy.yaml")["spec"]["podSelector"]["matchLabels"],
         *(rule["labelSelector"]["matchLabels"] for rule in gateway_pod()["topologySpreadConstraints"]),
     ]
     assert all(selector and selector.items() <= labels for selector in selectors)
 
 
-def test_names_hold_together() -> None:
+@every_overlay
+def test_names_hold_together(overlay: Path) -> None:
     pod = gateway_pod()
-    (config_map,) = k8s("kustomization.yaml")["configMapGenerator"]
-    assert pod["serviceAccountName"] == k8s("serviceaccount.yaml")["metadata"]["name"]
+    (config_map,) = yaml.safe_load((overlay / "kustomization.yaml").read_text())["configMapGenerator"]
+    assert pod["serviceAccountName"] == base("serviceaccount.yaml")["metadata"]["name"]
     assert pod["volumes"] == [{"name": "config", "configMap": {"name": config_map["name"]}}]
+    assert config_map["namespace"] == yaml.safe_load((BASE / "kustomization.yaml").read_text())["namespace"]
 
 
-def test_the_pod_starts_with_the_file_of_the_config_map() -> None:
+@every_overlay
+def test_the_pod_starts_with_the_file_of_the_config_map(overlay: Path) -> None:
     (container,) = gateway_pod()["containers"]
     (mount,) = container["volumeMounts"]
-    (file,) = k8s("kustomization.yaml")["configMapGenerator"][0]["files"]
-    assert container["args"] == ["--config", f"{mount['mountPath']}/{file}"]
+    (config_map,) = yaml.safe_load((overlay / "kustomization.yaml").read_text())["configMapGenerator"]
+    (file,) = config_map["files"]
+    assert container["args"] == ["run", "--config", f"{mount['mountPath']}/{file}"]
 
 
-def test_the_pod_declares_the_ports_that_the_gateway_listens_on() -> None:
+@every_overlay
+def test_the_pod_declares_the_ports_that_the_gateway_listens_on(overlay: Path) -> None:
     (container,) = gateway_pod()["containers"]
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == GATEWAY_PORTS
-    config = gateway_config()
-    assert [address.port for address in config.listen] == [ports.SNI_ISTIO, ports.SNI]
+    config = gateway_config(overlay.name)
+    assert [address.port for address in config.listen] == [ports.SNI_ISTIO, ports.SNI, ports.ISTIOD]
     assert config.metrics is not None and config.metrics.port == ports.METRICS
     assert config.health is not None and config.health.port == ports.HEALTH
 
 
-def test_admin_stays_on_loopback() -> None:
-    admin = gateway_config().admin
+@every_overlay
+def test_admin_stays_on_loopback(overlay: Path) -> None:
+    admin = gateway_config(overlay.name).admin
     assert admin is not None
     assert (admin.host, admin.port) == ("127.0.0.1", ports.ADMIN)
 
 
-def test_service_and_policy_open_the_tls_ports() -> None:
+@every_overlay
+def test_istiod_is_asked_through_the_gateway(overlay: Path) -> None:
+    (service,) = (port["port"] for port in services()["hgate-istiod"]["ports"])
+    route = RouteTable(gateway_config(overlay.name).routes).match(istio_sni.parse("istiod.istio-system.svc"))
+    assert (route.kind, str(route.dial)) == ("forward", f"istiod.istio-system.svc:{service}")
+
+
+def test_services_and_policy_open_the_tls_ports() -> None:
     tls_ports = {name: port for name, port in GATEWAY_PORTS.items() if name.startswith("tls-")}
-    service = k8s("service.yaml")["spec"]["ports"]
-    assert {port["targetPort"]: port["port"] for port in service} == tls_ports
-    clients, scrapers = k8s("networkpolicy.yaml")["spec"]["ingress"]
+    reached = {
+        port["targetPort"]: port["port"] for service in services().values() for port in service["ports"]
+    }
+    assert reached == tls_ports
+    clients, scrapers = base("networkpolicy.yaml")["spec"]["ingress"]
     assert sorted(port["port"] for port in clients["ports"]) == sorted(tls_ports.values())
     assert [port["port"] for port in scrapers["ports"]] == [ports.METRICS]
     # A rule without `from` would let everybody in.
@@ -238,7 +325,7 @@ def test_probes_ask_a_declared_port() -> None:
 
 def test_names_are_asked_as_they_are_first(tmp_path: Path) -> None:
     """A cluster's resolv.conf, with the pod's options in it as the kubelet puts them."""
-    spec = k8s("deployment.yaml")["spec"]["template"]["spec"]
+    spec = gateway_pod()
     (option,) = spec["dnsConfig"]["options"]
     assert option == {"name": "ndots", "value": "1"}
     assert spec.get("dnsPolicy", "ClusterFirst") == "ClusterFirst"
@@ -249,8 +336,9 @@ def test_names_are_asked_as_they_are_first(tmp_path: Path) -> None:
     assert "istiod.istio-system.svc.cluster.local." in search_list(file).candidates("istiod.istio-system.svc")
 
 
-def test_the_drain_ends_before_the_pod_is_killed() -> None:
-    limits = gateway_config().limits
+@every_overlay
+def test_the_drain_ends_before_the_pod_is_killed(overlay: Path) -> None:
+    limits = gateway_config(overlay.name).limits
     assert limits.drain_delay_s, "there are Services in front of it"
     assert limits.drain_delay_s + limits.drain_timeout_s < gateway_pod()["terminationGracePeriodSeconds"]
 
@@ -267,6 +355,7 @@ def test_the_pod_has_no_rights_it_does_not_need() -> None:
         "runAsNonRoot": True,
         "runAsUser": 65532,
         "runAsGroup": 65532,
+        "fsGroup": 65532,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     assert container["securityContext"] == {
@@ -276,7 +365,7 @@ def test_the_pod_has_no_rights_it_does_not_need() -> None:
     }
 
 
-# Workloads that cannot be dialled: what is commented out holds together once it is not.
+# Members that speak HBONE, and workloads that cannot be dialled: what is commented out holds together, too.
 
 
 def uncommented(path: Path, beginning: str) -> str:
@@ -290,34 +379,57 @@ def uncommented(path: Path, beginning: str) -> str:
     return "\n".join(lines)
 
 
-def test_the_gateways_file_with_reverse_tunnels() -> None:
-    path = K8S / "hgate.yaml"
-    reverse = parse(uncommented(path, "reverse:"), str(path)).reverse
-    assert reverse is not None
-    assert [address.port for address in reverse.listen] == [ports.REVERSE]
-    container = yaml.safe_load(
-        uncommented(
-            K8S / "deployment.yaml",
-            "- {name: mesh, mountPath: " + f"{reverse.certificates}, readOnly: true}}",
-        )
-    )["spec"]["template"]["spec"]["containers"][0]
-    assert {"name": "mesh", "mountPath": str(reverse.certificates), "readOnly": True} in container[
-        "volumeMounts"
-    ]
+@every_overlay
+@pytest.mark.parametrize(("section", "port"), [("hbone", ports.HBONE), ("reverse", ports.REVERSE)])
+def test_the_gateways_file_with_a_port_for_members(overlay: Path, section: str, port: int) -> None:
+    path = overlay / "hgate.yaml"
+    text = path.read_text()
+    if f"\n# {section}:" in text:
+        text = uncommented(path, f"{section}:")
+    found = getattr(parse(text, str(path)), section)
+    assert found is not None
+    assert [address.port for address in found.listen] == [port]
+    patch = yaml.safe_load((K8S / "components" / section / "certificates.yaml").read_text())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == [str(found.certificates)]
+    assert f"containerPort: {port}" in (K8S / "components" / section / "kustomization.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("file", "beginning", "found"),
-    [
-        ("deployment.yaml", "- {name: tls-reverse, containerPort: 15441}", "containerPort': 15441"),
-        ("deployment.yaml", "- name: mesh", "secretName': 'hgate-mesh"),
-        ("service.yaml", "- name: tls-reverse", "targetPort': 'tls-reverse"),
-        ("networkpolicy.yaml", "- from:", "port': 15441"),
-    ],
-)
-def test_the_manifests_with_reverse_tunnels(file: str, beginning: str, found: str) -> None:
-    assert found not in str(k8s(file))
-    assert found in str(yaml.safe_load(uncommented(K8S / file, beginning)))
+def test_both_components_mount_the_same_certificate() -> None:
+    one, other = (K8S / "components" / name / "certificates.yaml" for name in ("hbone", "reverse"))
+    assert one.read_text() == other.read_text()
+
+
+@every_overlay
+def test_the_gateways_file_with_the_cluster(overlay: Path) -> None:
+    path = overlay / "hgate.yaml"
+    cluster = parse(uncommented(path, "cluster:"), str(path)).cluster
+    assert cluster is not None
+    assert [rule.namespace for rule in cluster.allow] == ["demo"]
+    patch = yaml.safe_load((K8S / "components" / "cluster" / "container.yaml").read_text())
+    hgate, process = patch["spec"]["template"]["spec"]["containers"]
+    for container in (hgate, process):
+        assert str(cluster.folder) in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert [port["containerPort"] for port in process["ports"]] == [cluster.ops.port]
+
+
+@pytest.mark.parametrize("overlay", ["plain", "ambient"])
+def test_the_cluster_s_token_is_what_the_exchange_wants(overlay: str) -> None:
+    tokens = gateway_config(overlay).tokens
+    kustomization = yaml.safe_load((K8S / "overlays" / overlay / "kustomization.yaml").read_text())
+    ((added,),) = (
+        yaml.safe_load(patch["patch"])
+        for patch in kustomization["patches"]
+        if patch["target"]["kind"] == "Deployment"
+    )
+    (source,) = added["value"]["projected"]["sources"]
+    assert source["serviceAccountToken"]["audience"] == tokens.subject_audience
+    mounted = yaml.safe_load((K8S / "components" / "federation" / "token.yaml").read_text())
+    ((mount,),) = (
+        container["volumeMounts"] for container in mounted["spec"]["template"]["spec"]["containers"]
+    )
+    assert mount["name"] == added["value"]["name"]
+    assert f"{mount['mountPath']}/{source['serviceAccountToken']['path']}" == str(tokens.subject_token)
 
 
 def test_cloud_run_with_reverse_tunnels() -> None:
@@ -327,7 +439,16 @@ def test_cloud_run_with_reverse_tunnels() -> None:
     reverse = from_env(environment).reverse
     assert reverse is not None
     assert (reverse.gateways[0].port, reverse.behind_each) == (ports.REVERSE, 2)
-    assert reverse.behind_each == k8s("deployment.yaml")["spec"]["replicas"]
+    component = yaml.safe_load((K8S / "components" / "reverse" / "kustomization.yaml").read_text())
+    (fixed,) = (
+        yaml.safe_load(patch["patch"])
+        for patch in component["patches"]
+        if patch.get("target", {}).get("kind") == "HorizontalPodAutoscaler"
+    )
+    assert {one["path"]: one["value"] for one in fixed} == {
+        "/spec/minReplicas": reverse.behind_each,
+        "/spec/maxReplicas": reverse.behind_each,
+    }
 
 
 # The way of a mesh Service through the gateway to Cloud Run.
@@ -378,7 +499,7 @@ def test_krun_takes_the_requests_as_h2c(service: Any) -> None:
     assert container["startupProbe"]["tcpSocket"] == {"port": ports.HBONE_H2C}
 
 
-@every_cloud_run
+@every_mounting
 def test_krun_understands_its_environment(service: Any) -> None:
     container = ingress_container(service)
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
@@ -392,7 +513,27 @@ def test_krun_understands_its_environment(service: Any) -> None:
     assert [str(settings.certificates)] == [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-@every_cloud_run
+def test_in_the_mesh_krun_has_all_else_from_mesh_env() -> None:
+    service = yaml.safe_load((DEPLOY / "cloudrun" / "mesh.yaml").read_text())
+    said = {entry["name"]: entry["value"] for entry in ingress_container(service)["env"]}
+    assert [name for name in said if not any(fnmatch(name, known) for known in ENVIRONMENT)] == []
+    # As the ConfigMap would have it: hgate-istiod's address, the mesh's domain and root.
+    mesh_env = {"MCON_ADDR": "10.128.0.51", "TRUST_DOMAIN": "cluster.local", "CAROOT_ISTIOD": "PEM"}
+    settings = from_env({**said, **mesh_env})
+    assert settings.authority is not None and settings.kubernetes is not None
+    assert str(settings.authority.address) == f"10.128.0.51:{ports.ISTIOD}"
+    # The name in istiod's certificate is the one that the gateway passes on.
+    assert gateway_config().routes[0].host == settings.authority.server_name
+    assert str(settings.authority.identity) == "spiffe://cluster.local/ns/demo/sa/hello"
+    assert settings.authority.token_file == settings.kubernetes.istio_file
+    account = settings.kubernetes.service_account
+    workload = yaml.safe_load((DEPLOY / "workload" / "serviceaccount.yaml").read_text())["metadata"]
+    assert workload == {"name": account, "namespace": settings.kubernetes.namespace}
+    (subject,) = yaml.safe_load((DEPLOY / "workload" / "rolebinding.yaml").read_text())["subjects"]
+    assert subject["name"] == service["spec"]["template"]["spec"]["serviceAccountName"]
+
+
+@every_mounting
 def test_the_secret_has_the_files_that_krun_reads(service: Any) -> None:
     (volume,) = service["spec"]["template"]["spec"]["volumes"]
     files = [item["path"] for item in volume["secret"]["items"]]
@@ -453,6 +594,19 @@ def test_no_start_has_to_compile_python_s_own_modules(path: Path) -> None:
     (run,) = [line for line in final if line[0] == "RUN"]
     assert run[1:4] == ["python", "-m", "compileall"]
     assert final.index(run) < final.index(["USER", "65532:65532"])  # who may not write into /usr/local
+
+
+@every_dockerfile
+def test_no_file_says_when_it_was_installed(path: Path) -> None:
+    """So that two builds of the same sources have the same files."""
+    words = instructions(path)
+    build = words[: [name for name, *_ in words].index("FROM", 2)]
+    assert any(line[0] == "ENV" and "PIP_NO_COMPILE=1" in line for line in build)
+    names = [line[:1] + line[1].split("=")[:1] for line in build if line[0] == "ARG"]
+    assert ["ARG", "SOURCE_DATE_EPOCH"] in names
+    (built,) = [" ".join(line) for line in build if line[0] == "RUN" and "wheel" in line]
+    *_, compiled = built.split(" && ")
+    assert compiled == "python -m compileall -q --invalidation-mode unchecked-hash /opt/hbone/lib"
 
 
 @every_dockerfile
