@@ -1,7 +1,9 @@
-"""The tests that take an API server, against a real kube-apiserver and etcd: `make test-kube`.
+"""The tests that take an API server, against a real kube-apiserver and etcd: `make test-kube`, or
+`python -m tests.kube.run [PYTEST ARGUMENTS]`, all of them if the arguments name no file or folder.
 
 Not part of `make test`, for the build takes minutes. It finds out whether the local server of
-`tests/support/api_server.py`, which all other runs use, answers as Kubernetes does.
+`tests/support/api_server.py`, which all other runs use, answers as Kubernetes does, and whether Kubernetes
+accepts what deploy/ has.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from shared.credentials.kubernetes.kubernetes_api import KubernetesApi
 from shared.errors import HboneError
 from tests.kube import build
 from tests.kube.build import unavailable
+from tests.needs import cache
 from tests.support.api_server import (
     API_AUDIENCE,
     MESH_ENV,
@@ -47,8 +50,9 @@ TESTS = (
     "tests/agent/mesh/test_mesh_env.py",
     "tests/agent/mounts/test_cluster_objects.py",
     "tests/agent/mounts/test_mounts.py",
+    "tests/kube",
 )
-"""Those that take `api_server`."""
+"""Those that take `api_server`, and those of this folder."""
 
 START_S = 60
 """etcd and the API server are there within ten seconds on an idle machine."""
@@ -60,6 +64,9 @@ def main() -> int:
     if shutil.which("etcd") is None:
         unavailable("no etcd on PATH (Debian: etcd-server)")
     program = build.built(build.folder())
+    build.kubectl()
+    build.kustomize()
+    build.custom_resources()
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         server = stack.enter_context(running(program, folder))
@@ -73,8 +80,12 @@ def main() -> int:
             "pod_uid": server.pod_uid,
         }
         (folder / "running.json").write_text(json.dumps(told))
-        environ = {**os.environ, REAL: str(folder / "running.json")}
-        return subprocess.run([sys.executable, "-m", "pytest", *TESTS], cwd=ROOT, env=environ).returncode
+        # Tests have a home of their own.
+        environ = {**os.environ, REAL: str(folder / "running.json"), "HBONE_TEST_CACHE": str(cache())}
+        given = sys.argv[1:]
+        chosen = [one for one in given if one.startswith("tests")]  # not the value of a flag
+        command = [sys.executable, "-m", "pytest", *given, *(() if chosen else TESTS)]
+        return subprocess.run(command, cwd=ROOT, env=environ).returncode
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,11 @@ from tests.support.api_server import RealApiServer, access
 
 MANIFESTS = Path(__file__).parent / "manifests"
 
-IRREGULAR = {"y": "ies", "s": "ses"}
-"""Ends of kinds, and of their plurals."""
-
 CLUSTERED = {"Namespace", "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 """Kinds that are in no namespace."""
+
+ATTEMPTS = 5
+"""To replace an object that others write, too."""
 
 Object = Mapping[str, Any]
 
@@ -39,6 +40,16 @@ class Objects:
         """Makes them, or makes them so. Raises StatusError if the server refuses one."""
         asyncio.run(self._each(objects, self._applied))
 
+    def apply_as(self, manager: str, objects: Iterable[Object], *, dry_run: bool = False) -> None:
+        """Server-side apply, as `kubectl apply --server-side` does it, and with `--dry-run=server`. Raises
+        StatusError if the server refuses one."""
+
+        async def applied(api: KubernetesApi, each: Object) -> None:
+            path = f"{path_of(each)}/{each['metadata']['name']}"
+            await api.apply(path, each, manager, dry_run=dry_run)
+
+        asyncio.run(self._each(objects, applied))
+
     def delete(self, objects: Iterable[Object]) -> None:
         """Raises StatusError if one is not there."""
 
@@ -46,6 +57,16 @@ class Objects:
             await api.ask("DELETE", f"{path_of(each)}/{each['metadata']['name']}")
 
         asyncio.run(self._each(objects, deleted))
+
+    def status(self, objects: Iterable[Object]) -> None:
+        """Gives them their status. Raises StatusError if one is not there."""
+
+        async def given(api: KubernetesApi, each: Object) -> None:
+            path = f"{path_of(each)}/{each['metadata']['name']}"
+            there = await api.ask("GET", path)
+            await api.ask("PUT", f"{path}/status", {**there, "status": each["status"]})
+
+        asyncio.run(self._each(objects, given))
 
     def get(self, path: str) -> dict[str, Any] | None:
         """An object by its path; None if it is not there."""
@@ -75,9 +96,18 @@ class Objects:
         except StatusError as error:
             if error.status != 409:
                 raise
-            there = await api.ask("GET", f"{path}/{name}")
-            version = {"resourceVersion": there["metadata"]["resourceVersion"]}
-            await api.ask("PUT", f"{path}/{name}", {**each, "metadata": {**each["metadata"], **version}})
+            # Somebody else, hgate among them, may write it at the same time.
+            for left in reversed(range(ATTEMPTS)):
+                there = await api.ask("GET", f"{path}/{name}")
+                version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+                try:
+                    await api.ask(
+                        "PUT", f"{path}/{name}", {**each, "metadata": {**each["metadata"], **version}}
+                    )
+                    return
+                except StatusError as error:
+                    if error.status != 409 or not left:
+                        raise
 
 
 def path_of(each: Object) -> str:
@@ -85,7 +115,7 @@ def path_of(each: Object) -> str:
     version, kind = str(each["apiVersion"]), str(each["kind"])
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
     plural = kind.lower()
-    plural = plural[:-1] + IRREGULAR["y"] if plural.endswith("y") else plural + "s"
+    plural = re.sub(r"(?<![aeo])y$", "ie", plural) + "s"
     if kind in CLUSTERED:
         return f"{base}/{plural}"
     return f"{base}/namespaces/{each['metadata'].get('namespace', 'default')}/{plural}"
