@@ -20,6 +20,7 @@ from agent.config import (
     pilot_settings,
     probe,
     reverse_settings,
+    ssh_settings,
     sts_settings,
 )
 from agent.config.capture_settings import CaptureSettings
@@ -28,8 +29,10 @@ from agent.config.grpc_settings import GrpcSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.mount_settings import MountSettings
 from agent.config.pilot_settings import PilotSettings
+from agent.config.port_range import MAX_RANGES, PortRange
 from agent.config.probe import Probe
 from agent.config.reverse_settings import ReverseSettings
+from agent.config.ssh_settings import SshSettings
 from agent.config.sts_settings import StsSettings
 from agent.config.variables import IP_ADDRESS, PEER_PATTERNS, loopback
 from shared import core_dumps, ports
@@ -105,7 +108,7 @@ LEAST_APP_STOP_S, AFTER_DRAIN_S = 8.5, 0.5
 
 DEFAULT_LISTEN = Address("0.0.0.0", ports.HBONE_H2C)
 DEFAULT_INBOUND_LISTEN = Address("127.0.0.1", ports.INBOUND_MTLS)
-DEFAULT_SSHD = Address("127.0.0.1", ports.SSHD)
+DEFAULT_SSHD = ssh_settings.DEFAULT_LISTEN
 DEFAULT_APP = Address("127.0.0.1", ports.APP)
 DEFAULT_ENVOY_ADMIN = Address("127.0.0.1", ports.ADMIN)
 DEFAULT_HEALTH = Address("0.0.0.0", ports.HEALTH)
@@ -218,6 +221,15 @@ class Settings:
 
     sshd: Address = setting(
         TARGET, DEFAULT_SSHD, "address of the sshd, target of /_hbone/22", variable="HBONE_SSHD"
+    )
+    remote_ports: tuple[PortRange, ...] = setting(
+        List(PortRange.parse, MAX_RANGES, "ports or ranges such as 8000-8010"),
+        (),
+        "ports that hbone forward -R may have krun listen on, in the container's loopback",
+        "A connection to such a port goes to the machine of whoever has asked for it, so what reads the port "
+        "trusts everybody who may call the service.",
+        unset="none",
+        variable="HBONE_REMOTE_PORTS",
     )
     targets: Mapping[str, Address] = field(default_factory=dict)
     """Further targets by name, from PORT_NAME; `target` knows them all."""
@@ -438,6 +450,13 @@ class Settings:
         unset="text on a terminal, else json",
         variable="HBONE_LOG_FORMAT",
     )
+    probes: bool = setting(
+        Switch(),
+        False,
+        "whether hbone doctor --probe finds its far end here",
+        "A probe gives back what it is sent, within bounds. It is for measuring, not for production.",
+        variable="HBONE_PROBES",
+    )
     debuggable: bool = setting(Switch(), False, core_dumps.MEANING, variable=core_dumps.VARIABLE)
     """Whether krun may leave a core and be looked into; that is seen to before settings are read."""
 
@@ -465,6 +484,9 @@ class Settings:
 
     sts: StsSettings | None = None
     """The token exchange for programs in the container; None: none."""
+
+    ssh: SshSettings = field(default_factory=SshSettings)
+    """The sshd, if anybody may log in."""
 
     @property
     def probe(self) -> Probe:
@@ -568,6 +590,11 @@ def from_env(environ: Mapping[str, str]) -> Settings:
             pilot = replace(pilot, kept_certificates=folder)
             if authority.owner is None:
                 authority = replace(authority, owner=pilot_settings.user())
+    mounts = mount_settings.read(read)
+    ssh = ssh_settings.read(
+        read, given.get("sshd"), asks_cluster=mounts.asks_cluster or kubernetes is not None
+    )
+    given.setdefault("sshd", ssh.listen)
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
@@ -575,7 +602,8 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
-        mounts=mount_settings.read(read),
+        mounts=mounts,
+        ssh=ssh,
         grpc=grpc_settings.read(read, given.get("mesh", ""), given.get("xds")),
         sts=sts_settings.read(read),
         cluster_access=kubernetes_settings.access(read),
@@ -637,6 +665,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "Outbound traffic": list(capture_settings.SETTINGS),
         "gRPC without a proxy": list(grpc_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
+        "The sshd": list(table_of(SshSettings).values()),
     }
 
 
