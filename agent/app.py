@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from agent.proxy.request_record import Record
     from agent.proxyless.bootstrap_file import BootstrapFile
     from agent.services.service_proxy import ServiceProxy
+    from agent.ssh.sshd import Sshd
     from agent.tunnels.requests import Requests
     from agent.tunnels.reverse import ReverseTunnels
     from agent.tunnels.tunnel_port import TunnelPort
@@ -108,6 +109,7 @@ class Agent:
             access,
         )
         self._services: ServiceProxy | None = None
+        self._sshd: Sshd | None = None
         self._grpc: BootstrapFile | None = None
         self._app: App | None = None
         self._app_listens = False  # its port has been open
@@ -146,6 +148,7 @@ class Agent:
                 steps.insert(0, (self._ops.first("mounts"), mounts.start))
                 self._ops.metrics.add(mounts.families)
             await self._ops.start()
+            self._start_sshd()
             for name, start in steps:
                 await self._unless_stopped(start(), name)
                 self._ops.started(name)
@@ -221,6 +224,27 @@ class Agent:
         self._grpc = BootstrapFile(self._settings, self._settings.grpc)
         await self._grpc.start()
 
+    def _start_sshd(self) -> None:
+        """Looks for its keys, if any place is named where they may be."""
+        settings = self._settings.ssh
+        access = self._cluster_access
+        if not (settings.auth or settings.folder or settings.asks_cluster or access is not None):
+            return
+        from agent.ssh.sshd import Sshd
+
+        self._sshd = self._ops.sshd = Sshd(settings, self._session_environment, access)
+        self._ops.metrics.add(self._sshd.families)
+        self._sshd.start()
+
+    def _session_environment(self) -> Mapping[str, str]:
+        """That of ssh sessions: the app's, as it was started."""
+        if self._app is not None:
+            from agent.launch.app_environment import of_process
+
+            if environ := of_process(self._app.pid):
+                return environ
+        return {**self._app_environment(), "PORT": str(self._settings.app.port)}
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.launch.launcher import App
@@ -291,6 +315,7 @@ class Agent:
             shares=shares,
             refusal=self._memory.refusal,
             app_refusal=self._memory.request_refusal,
+            dial_sshd=None if self._sshd is None else self._sshd.connect,
         )
         self._memory.start()
         self._ops.metrics.requests, self._ops.metrics.memory = self._requests, self._memory
@@ -406,6 +431,8 @@ class Agent:
             await self._port.drain()
         if self._reverse is not None:
             self._reverse.stop()
+        if self._requests is not None:
+            self._requests.drain()
         for connection in list(self._connections):
             connection.drain()
         await self._mtls_end.drain()  # an Envoy that hangs takes its time
@@ -478,6 +505,8 @@ class Agent:
             if self._services is not None:
                 last.push_async_callback(self._services.close)
             last.push_async_callback(self._stop_app)
+            if self._sshd is not None:
+                last.push_async_callback(self._sshd.close)
             if self._requests is not None:
                 last.callback(self._requests.close)
             if self._memory is not None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.config.settings import Settings
     from agent.mesh.finding import Found
     from shared.command_line import Parser
+    from shared.credentials.kubernetes.kubernetes_access import Access
 
 EXPLAIN = "explain"
 CAPTURE = "capture"
@@ -107,8 +108,12 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _explain(layers: Layers) -> int:
     from agent.config.explain import explained, table
 
-    _, layers = _settings(layers)
+    settings, layers, access = _settings(layers)
     print(table(explained(layers)))
+    from agent.ssh.key_sources import told
+    from shared import loop
+
+    print(f"  sshd: {loop.run(told(settings.ssh, access))}")
     return EXIT_OK
 
 
@@ -118,23 +123,24 @@ def _capture(layers: Layers, words: Sequence[str]) -> int:
     from agent.capture.by_hand import act
     from shared import loop
 
-    settings, layers = _settings(layers)
+    settings, layers, _ = _settings(layers)
     print(loop.run(act(words[0], settings, layers.merged().get("PATH"))), end="")
     return EXIT_OK
 
 
-def _settings(layers: Layers) -> tuple[Settings, Layers]:
-    """The settings, those of the mesh included, and where they are from."""
+def _settings(layers: Layers) -> tuple[Settings, Layers, Access | None]:
+    """The settings, those of the mesh included, where they are from, and the way to the cluster that MESH
+    names."""
     from agent.config.settings import from_env
 
     mesh = _mesh(layers)
     if not mesh:
-        return from_env(layers.merged()), layers
+        return from_env(layers.merged()), layers, None
     from shared import loop
 
     _set_up_log(layers)
-    settings, (found, _) = loop.run(_found(layers, mesh))
-    return settings, found
+    settings, (found, access) = loop.run(_found(layers, mesh))
+    return settings, found, access
 
 
 def _mesh(layers: Layers) -> MeshName:

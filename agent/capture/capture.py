@@ -133,11 +133,21 @@ class Capture:
 def _set_group(group: int) -> bool:
     """Gives the sockets and files that this thread makes from now on the group `group`, as their owner in
     iptables' sense, and nothing else; a program that is started has its own again (setfsgid(2), execve(2)).
-    Returns whether that is so now."""
+    Returns whether that is so now.
+
+    Our own group becomes one of the supplementary groups, too. Else Linux 6.16 and newer take a program that
+    is started for one with set-group-ID (security/commoncap.c), and it ignores LD_LIBRARY_PATH, SSL_CERT_FILE
+    and the like (ld.so(8), secure_getenv(3))."""
     import ctypes  # 10 ms, for those who capture
 
     libc = ctypes.CDLL(None)
     dumpable = libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
+    own = os.getegid()
+    if own not in os.getgroups():
+        try:
+            os.setgroups([own, *os.getgroups()])
+        except OSError:
+            return False
     libc.setfsgid(group)
     done = bool(libc.setfsgid(group) == group)
     libc.prctl(_PR_SET_DUMPABLE, dumpable, 0, 0, 0)  # the kernel has cleared it with the group (prctl(2))

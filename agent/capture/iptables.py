@@ -24,6 +24,7 @@ from agent.config.capture_settings import CaptureSettings
 from agent.config.pilot_settings import UID
 from shared import ports
 from shared.errors import UnavailableError
+from shared.tasks import spawn
 
 log = logging.getLogger("hbone.capture")
 
@@ -209,8 +210,8 @@ class Iptables:
         name = Path(command[0]).name
         program = shutil.which(command[0], path=self._path) or command[0]
         told_it = _file_of(text)  # no pipe: one that reads nothing may be gone before it is written to
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = spawn(
+            asyncio.create_subprocess_exec(
                 program,
                 *command[1:],
                 env={"PATH": self._path},
@@ -218,7 +219,16 @@ class Iptables:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,  # with the programs that it starts
-            )
+            ),
+            name=f"start {name}",
+        )
+        try:
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # uvloop does not end a program whose start is cancelled.
+            with contextlib.suppress(OSError):
+                await _end(await starting)
+            raise
         except OSError as error:
             raise UnavailableError(f"cannot start {name}: {error.strerror or error}") from error
         finally:

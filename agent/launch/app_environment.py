@@ -16,6 +16,7 @@ the platform mounts as variables for the app, and PORT, which the launcher sets.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -60,6 +61,18 @@ def app_environment(environ: Mapping[str, str], settings: Settings) -> dict[str,
         return own or _names(settings.hidden_from_app, name)
 
     return {name: value for name, value in environ.items() if not is_hidden(name)}
+
+
+def of_process(pid: int) -> dict[str, str]:
+    """The variables that a running app was started with, as the kernel keeps them; empty if it does not tell
+    them, or the app has written over them (proc(5), environ)."""
+    try:
+        told = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = [os.fsdecode(variable).partition("=") for variable in told.split(b"\0") if variable]
+    found = {name: value for name, equals, value in pairs if name and equals}
+    return found if len(found) == len(pairs) and "PORT" in found else {}
 
 
 def _uses_kubeconfig(environ: Mapping[str, str], settings: Settings) -> bool:

@@ -33,6 +33,7 @@ OWN = frozenset(
         *("MESH", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),
         *("ENVOY_BIN", "HBONE_PILOT_AGENT", "ISTIO_BOOTSTRAP"),
         *("HBONE_LOG_LEVEL", "HBONE_LOG_FORMAT", "HBONE_CORE_DUMPS"),
+        *("SSH_AUTH", "HBONE_SSH", "HBONE_SSH_FOLDER", "HBONE_SSH_USER", "HBONE_SSH_LISTEN"),
     }
 )
 """Variables that only the container says."""

@@ -9,6 +9,7 @@ from agent.config.explain import explained
 from agent.config.layers import Layers
 
 if TYPE_CHECKING:
+    from agent.tunnels.remote_ports import RemoteConnection
     from shared.net.http2.connection import Connection
     from shared.tunnel.tunnel_server import ServedTunnel
 
@@ -18,7 +19,7 @@ def settings(layers: Layers) -> list[dict[str, str]]:
     return [{"variable": one.variable, "value": one.value, "origin": one.origin} for one in explained(layers)]
 
 
-def tunnels(of: Iterable[ServedTunnel]) -> list[dict[str, Any]]:
+def tunnels(of: Iterable[ServedTunnel | RemoteConnection]) -> list[dict[str, Any]]:
     """Those that are not over."""
     return [
         {

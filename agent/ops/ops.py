@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent.ops.merged_metrics import MergedMetrics
     from agent.ops.ops_ports import OpsPorts
     from agent.proxy.request_record import Record
+    from agent.ssh.sshd import Sshd
     from shared.net.http2.connection import Connection
     from shared.ops.http_server import Request, Response
 
@@ -47,6 +48,8 @@ class Ops:
         self.metrics.mtls_end = mtls_end
         self.connections: Collection[Connection] = ()
         """The open ones."""
+        self.sshd: Sshd | None = None
+        """krun's own, if it may have one."""
         self.outbound = "none"
         """How the app's connections get into the mesh: a value of HBONE_CAPTURE, but not `auto`."""
         self._draining = False
@@ -133,6 +136,7 @@ class Ops:
             "/tunnels": lambda: debug.tunnels(self._tunnels()),
             "/connections": lambda: debug.connections(self.connections),
             "/certs": debug.certificates,
+            "/ssh": self._ssh,
         }
 
         async def status(_: Request) -> Response:
@@ -147,6 +151,9 @@ class Ops:
 
         pages = {path: page(show) for path, show in shown.items()}
         return {**pages, "/status": status, "/debug": everything}
+
+    def _ssh(self) -> dict[str, Any]:
+        return {"enabled": False, "why": "no keys are named"} if self.sshd is None else self.sshd.shown()
 
     def _tunnels(self) -> Collection[Any]:
         return () if self.metrics.requests is None else self.metrics.requests.tunnels

@@ -1,25 +1,40 @@
 """What a stream on 15009 asks for: a tunnel to a target, or the app as an ordinary HTTP request.
 
-`/_hbone/15003`, `/_hbone/22` and `/_hbone/NAME` are tunnels; any other path is the app's. A target is dialled
-first and 200 said after, so that a 200 means a connected target.
+`/_hbone/15003`, `/_hbone/22` and `/_hbone/NAME` are tunnels; `/_hbone/` is krun's own (`own_path`), any other
+path is the app's. A target is dialled first and 200 said after, so that a 200 means a connected target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
+from agent.config.port_range import LOOPBACK
 from agent.config.settings import INBOUND_TARGET, SSHD_TARGET, Settings
 from agent.proxy.request_record import Record
 from agent.tunnels.descriptors import Shares
+from agent.tunnels.own_path import OwnPath, is_own
 from agent.tunnels.request_bounds import BoundedRequests
+from shared.address import Address
 from shared.errors import LimitError, NoRouteError, RefusedError
 from shared.net.dial import dial
+from shared.net.legs.contract import Leg
 from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.tunnel.tunnel_record import TunnelRecord
-from shared.tunnel.tunnel_request import target_name
+from shared.tunnel.tunnel_request import listen_port, target_name
 from shared.tunnel.tunnel_server import ServedTunnel
+
+if TYPE_CHECKING:
+    from agent.tunnels.remote_ports import RemoteConnection, RemotePorts
+
+DialSshd = Callable[[Address, float, str, str | None], Awaitable[Leg]]
+"""Connects to the address within so many seconds, for a peer, which says that it speaks for another client.
+Raises DialError."""
+
+MAX_FORWARDED_CHARS = 200
+"""Of what a peer says for whom it speaks."""
 
 
 class Requests:
@@ -34,20 +49,25 @@ class Requests:
         shares: Shares | None = None,
         refusal: Callable[[], LimitError | None] = lambda: None,
         app_refusal: Callable[[], LimitError | None] = lambda: None,
+        dial_sshd: DialSshd | None = None,
     ) -> None:
         """`shares` says how many tunnels and requests to the app there may be at once; None: as many as the
         settings say. `refusal()` says why no tunnel is accepted now, if so, `app_refusal()` why no request
-        to the app is."""
+        to the app is. `dial_sshd` connects to krun's own sshd; None: it has none."""
         self._settings = settings
         self._finished = finished
         self._most_tunnels = settings.max_tunnels if shares is None else shares.tunnels
         self._refusal = refusal
+        self._dial_sshd = dial_sshd
         self._clock = TunnelClock(settings.idle_timeout_s)
-        self.tunnels: set[ServedTunnel] = set()
-        """Those that are being connected, and those that are being refused, included."""
+        self._own_path = OwnPath(settings)
+        self.tunnels: set[ServedTunnel | RemoteConnection] = set()
+        """Those that are being connected, and those that are being refused, included; and the connections
+        that were accepted for others."""
         most_requests = settings.max_requests if shares is None else shares.requests
         self.app = BoundedRequests(settings, most_requests, app_refusal, clock=self._clock, finished=finished)
         """For what is no tunnel."""
+        self._remote_ports: RemotePorts | None = None  # most have none
 
     @property
     def open_tunnels(self) -> int:
@@ -57,12 +77,17 @@ class Requests:
     def serve(self, stream: Stream) -> None:
         """Answers a stream that a peer opened."""
         method = header_value(stream.headers, b":method")
-        name = target_name(header_value(stream.headers, b":path"))
+        path = header_value(stream.headers, b":path")
+        if is_own(path):
+            self._own_path.serve(stream)
+            return
+        port = listen_port(path)
+        name = f"listen/{port}" if port else target_name(path)
         # A CONNECT that names a protocol is a request like others, such as a WebSocket (RFC 8441).
         if name is None and (method != b"CONNECT" or header_value(stream.headers, b":protocol")):
             self.app.serve(stream)
             return
-        target = self._settings.target(name) if name else None
+        target = Address(LOOPBACK, port) if port else self._settings.target(name) if name else None
         tunnel = ServedTunnel(
             stream,
             TunnelRecord(peer=stream.connection.peer_name, name=name or "", target=target),
@@ -81,15 +106,50 @@ class Requests:
         elif self.open_tunnels > self._most_tunnels:
             text = f"{self._most_tunnels} tunnels are open, which is HBONE_MAX_TUNNELS"
             tunnel.refuse(HTTPStatus.SERVICE_UNAVAILABLE, LimitError(text, "HBONE_MAX_TUNNELS"))
+        elif port:
+            self._ports().serve(tunnel, port)
         else:
             timeout_s = self._settings.dial_timeout_s
-            tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")
+            dial_sshd = self._dial_sshd
+            if name == SSHD_TARGET and dial_sshd is not None:
+                peer, client = stream.connection.peer_name, _forwarded_for(stream)
+                tunnel.carry(lambda: dial_sshd(target, timeout_s, peer, client), f"tunnel to {name}")
+            else:
+                tunnel.carry(lambda: dial(target, timeout_s), f"tunnel to {name}")
+
+    def drain(self) -> None:
+        """Has ports that are listened on for others accept no further connection."""
+        if self._remote_ports is not None:
+            self._remote_ports.drain()
 
     def close(self) -> None:
         """Looks after open tunnels no more, and ends requests to the app."""
         self._clock.close()
+        self._own_path.close()
         self.app.close()
+        if self._remote_ports is not None:
+            self._remote_ports.close()
+
+    def _ports(self) -> RemotePorts:
+        if self._remote_ports is None:
+            from agent.tunnels.remote_ports import RemotePorts
+
+            self._remote_ports = RemotePorts(
+                self._settings,
+                self.tunnels,
+                self._finished,
+                most_tunnels=self._most_tunnels,
+                refusal=self._refusal,
+                clock=self._clock,
+            )
+        return self._remote_ports
 
     def _over(self, tunnel: ServedTunnel) -> None:
         self.tunnels.discard(tunnel)
         self._finished(tunnel.record)
+
+
+def _forwarded_for(stream: Stream) -> str | None:
+    """The client behind the front end, as that says."""
+    told = header_value(stream.headers, b"x-forwarded-for")
+    return told[:MAX_FORWARDED_CHARS].decode("ascii", "backslashreplace") if told else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import pwd
 import shutil
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +33,14 @@ T = TypeVar("T")
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[CapturedNetwork]:
-    with captured_network(tmp_path) as net:
-        yield net
+    groups = os.getgroups()
+    try:
+        with captured_network(tmp_path) as net:
+            yield net
+    finally:
+        # While rules may be left, the group stays as it is: later tests want their own.
+        ctypes.CDLL(None).setfsgid(os.getegid())
+        os.setgroups(groups)
 
 
 def settings(**environ: str) -> CaptureSettings:
@@ -370,10 +378,25 @@ def test_the_end_waits_no_longer_than_it_may(
     assert caplog.messages == ["rules are not removed within 0.2 s; `krun capture remove` tries again"]
 
 
+def test_programs_that_are_started_trust_their_environment(net: CapturedNetwork) -> None:
+    """With AT_SECURE (getauxval(3), 23) they would ignore LD_LIBRARY_PATH and SSL_CERT_FILE."""
+    os.setgroups(())
+    ask = [sys.executable, "-c", "import ctypes; print(ctypes.CDLL(None).getauxval(23))"]
+
+    async def story() -> bytes:
+        it = capture()
+        await it.start("pilot-agent", FAILING)
+        assert it.mode == "iptables"
+        process = await asyncio.create_subprocess_exec(*ask, stdout=asyncio.subprocess.PIPE)
+        output, _ = await process.communicate()
+        await it.close()
+        return output
+
+    assert run(story()) == b"0\n"
+
+
 def test_cores_are_as_before(net: CapturedNetwork) -> None:
     """The kernel forbids them with a change of the group."""
-    import ctypes
-
     libc = ctypes.CDLL(None)
 
     async def story() -> list[int]:

@@ -211,7 +211,7 @@ async def test_the_admin_port_shows_settings_and_no_web_page(tmp_path: Path) -> 
             "value": "none",
             "origin": "environment",
         }
-        assert set(await it.shown("/debug")) == {"status", "config", "tunnels", "connections", "certs"}
+        assert set(await it.shown("/debug")) == {"status", "config", "tunnels", "connections", "certs", "ssh"}
         host, _, port = it.ports["admin"].rpartition(":")
         peer = await TcpPeer.connect(int(port))
         await peer.send(b"GET /config HTTP/1.1\r\nHost: evil.example\r\n\r\n")
