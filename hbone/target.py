@@ -51,40 +51,49 @@ class TunnelTarget:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def parse(text: str) -> TunnelTarget:
-    """Reads a URL or HOST:PORT. Raises UsageError if `text` is neither."""
+def parse(text: str, default_port: str | None = None) -> TunnelTarget:
+    """Reads a URL or HOST:PORT; with a `default_port`, of the container, also a URL without a path or HOST.
+    Raises UsageError if `text` is none of them."""
     if not text.isascii() or not text.isprintable() or " " in text or "#" in text:
         raise UsageError(
             f"{text!a}: spaces, control characters, # and characters beyond ASCII are not allowed; write %XX"
         )
     scheme, separator, rest = text.partition("://")
     if not separator:
-        return _without_scheme(text)
+        return _without_scheme(text, default_port)
     scheme = scheme.lower()
     if scheme not in _DEFAULT_PORTS:
         raise UsageError(f"{text}: the scheme must be https or http, not {scheme or 'empty'}")
     host, _, path = rest.partition("/")
-    return TunnelTarget(scheme, _address(text, host, _DEFAULT_PORTS[scheme]), _path(text, scheme, host, path))
+    address = _address(text, host, _DEFAULT_PORTS[scheme])
+    return TunnelTarget(scheme, address, _path(text, scheme, host, path, default_port))
 
 
-def _without_scheme(text: str) -> TunnelTarget:
+def _without_scheme(text: str, default_port: str | None) -> TunnelTarget:
     host, slash, path = text.partition("/")
     if slash:
-        return TunnelTarget("https", _address(text, host, HTTPS), _path(text, "https", host, path))
+        path = _path(text, "https", host, path, default_port)
+        return TunnelTarget("https", _address(text, host, HTTPS), path)
+    if default_port is not None and host and not _has_port(host):
+        return TunnelTarget("https", _address(text, host, HTTPS), f"{TUNNEL_PREFIX}{default_port}")
     address = _address(text, host, None)
     return TunnelTarget("https", Address(address.host, HTTPS), f"{TUNNEL_PREFIX}{address.port}")
 
 
-def _path(text: str, scheme: str, host: str, path: str) -> str:
+def _path(text: str, scheme: str, host: str, path: str, default_port: str | None) -> str:
+    if not path and default_port is not None:
+        return f"{TUNNEL_PREFIX}{default_port}"
     if not path:
         raise UsageError(f"{text}: no path; for ssh write {scheme}://{host}{TUNNEL_PREFIX}22")
     return f"/{path}"
 
 
+def _has_port(host: str) -> bool:
+    return ":" in (host.rpartition("]")[2] if host.startswith("[") else host)
+
+
 def _address(text: str, host: str, default_port: int | None) -> Address:
-    bracketed = host.startswith("[")
-    has_port = ":" in host.rpartition("]")[2] if bracketed else ":" in host
-    if not has_port:
+    if not _has_port(host):
         if default_port is None or not host:
             raise UsageError(f"{text}: write HOST:PORT or a URL such as https://HOST{TUNNEL_PREFIX}22")
         host = f"{host}:{default_port}"

@@ -10,11 +10,12 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TextIO
+from urllib.parse import urlsplit
 
 from hbone import token_choice
+from hbone.output import write
 from shared import loop
-from shared.errors import EXIT_OK, UnavailableError, UsageError
+from shared.errors import EXIT_OK, UsageError
 from shared.trust.token_claims import at_utc, claims_of, expiry_of, shown_claim
 
 _MINUTE_S = 60
@@ -41,17 +42,18 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     else:
         if options.source is not None:
             environ = {**environ, "HBONE_TOKENS": options.source}
-        minted = token_choice.MintedToken(token_choice.minter(environ), audience or "")
+        host = urlsplit(audience or "").hostname or ""
+        minted = token_choice.MintedToken(lambda: token_choice.minter(environ), audience or "", host)
         token = loop.run(minted.token())
         whose = minted.identity
     description = "".join(
         f"{name:<10} {text}\n" for name, text in [("source", whose), *_about(token, time.time())]
     )
     if options.show:
-        _write(sys.stderr, description)
-        _write(sys.stdout, f"{token}\n")
+        write(sys.stderr, description)
+        write(sys.stdout, f"{token}\n")
     else:
-        _write(sys.stdout, description)
+        write(sys.stdout, description)
     return EXIT_OK
 
 
@@ -82,14 +84,3 @@ def _lasting(seconds: float) -> str:
     if whole < _HOUR_S:
         return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
     return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-
-
-def _write(stream: TextIO | None, text: str) -> None:
-    """Raises UnavailableError if `text` cannot be written."""
-    if stream is None:  # closed when we started
-        return
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError as error:
-        raise UnavailableError(f"cannot write the answer: {error.strerror}") from error

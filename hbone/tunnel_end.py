@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hbone.target import TunnelTarget
 from shared.errors import HboneError, StreamResetError
 from shared.http2 import frames
+from shared.net.http2.connection import Connection as Http2Connection
 
 TIMEOUT_STEP_S = 60.0
 """Request timeouts are nearly always whole minutes; Cloud Run's default is five."""
@@ -51,6 +53,17 @@ class Connection:
     goaway_code: int | None
     """The error code of the GOAWAY that was received, None if there was none."""
 
+    @classmethod
+    def of(cls, connection: Http2Connection, target: TunnelTarget) -> Connection:
+        """What `connection`, to the origin of `target`, has seen."""
+        return cls(
+            host=target.host,
+            behind_front_end=target.scheme == "https",
+            lost=connection.lost,
+            unanswered_s=connection.unanswered_s,
+            goaway_code=connection.goaway_code,
+        )
+
 
 def cause(error: HboneError, age_s: float, connection: Connection) -> str:
     """The likely cause of `error`, which ended a tunnel `age_s` seconds after its request, and what was
@@ -66,13 +79,21 @@ def cause(error: HboneError, age_s: float, connection: Connection) -> str:
 
 
 def age(seconds: float) -> str:
-    """The age of a tunnel as text: whole seconds, with tenths below 10 s."""
-    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+    """The age of a tunnel as text: seconds, with tenths below 10 s; minutes from two on, whole ones from ten
+    on."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    if seconds >= 600:
+        return f"{seconds / 60:.0f} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
 def _likely(error: StreamResetError, age_s: float, connection: Connection) -> str:
     if connection.behind_front_end and _is_request_timeout(age_s):
-        return "the service's request timeout?"
+        return "the service's request timeout? A new connection may reach another instance"
     match connection.goaway_code:
         case None:
             pass

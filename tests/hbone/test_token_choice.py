@@ -29,7 +29,8 @@ def test_which_token_the_flags_mean(tmp_path: Path) -> None:
     assert chosen("https://h/x") is MintedToken
     assert chosen("https://h/x", none=True) is NoToken
     assert issubclass(chosen("https://h/x", token_file=tmp_path), FileToken)
-    assert chosen("http://h/x") is NoToken, "nothing would keep it secret"
+    assert chosen("http://127.0.0.1/x") is NoToken, "a local krun asks for none"
+    assert chosen("http://h/x", none=True) is NoToken
 
 
 # Where a token may go.
@@ -38,7 +39,7 @@ TOKEN = {"token_file": Path("token.jwt")}
 FOR_A = {"audience": "a"}
 
 
-@pytest.mark.parametrize("flags", [TOKEN, FOR_A], ids=["--token-file", "--audience"])
+@pytest.mark.parametrize("flags", [TOKEN, FOR_A, {}], ids=["--token-file", "--audience", "no flag"])
 @pytest.mark.parametrize(
     ("url", "connect"),
     [
@@ -49,9 +50,10 @@ FOR_A = {"audience": "a"}
         ("http://localhost/x", "h:80"),
     ],
 )
-def test_no_token_in_the_clear(flags: dict[str, Any], url: str, connect: str | None) -> None:
-    flag = "--token-file" if flags is TOKEN else "--audience"
-    with pytest.raises(UsageError, match=rf"^{flag}: {re.escape(url)} .*use https, or --no-token$"):
+def test_nothing_in_the_clear_to_another_machine(
+    flags: dict[str, Any], url: str, connect: str | None
+) -> None:
+    with pytest.raises(UsageError, match=rf"^{re.escape(url)} .*use https, or --no-token if that is meant$"):
         for_tunnel(target.parse(url), {}, connect=Address.parse(connect) if connect else None, **flags)
 
 
@@ -153,7 +155,7 @@ def test_audiences_that_nobody_can_have(audience: str) -> None:
 async def test_a_new_token_each_time() -> None:
     clock = Clock()
     async with MetadataServer(Mint(clock)) as server:
-        source: TokenSource = MintedToken(MetadataMinter(server.host), "a", now=clock)
+        source: TokenSource = MintedToken(lambda: MetadataMinter(server.host), "a", "h", now=clock)
         assert source.token_now() is None
         first = await source.token()
         source.invalidate(first)
@@ -165,16 +167,16 @@ async def test_what_a_person_can_do_instead() -> None:
     async with MetadataServer(lambda _: Answer(status=500)) as server:
         environ = {"GCE_METADATA_HOST": server.host}
         with pytest.raises(TokenError, match=r"--token-file FILE, or --no-token$") as caught:
-            await for_tunnel(target.parse("h:22"), environ).token()
+            await for_tunnel(target.parse("h.example:22"), environ).token()
         assert caught.value.reason == "refused"
         with pytest.raises(TokenError, match=r"--token-file FILE$"):
-            await MintedToken(MetadataMinter(server.host), "a").token()
+            await MintedToken(lambda: MetadataMinter(server.host), "a", "h").token()
 
 
 async def test_a_token_that_is_not_fit() -> None:
     clock = Clock()
     async with MetadataServer(Mint(clock, lifetime_s=-1)) as server:
-        source = MintedToken(MetadataMinter(server.host), "a", now=clock)
+        source = MintedToken(lambda: MetadataMinter(server.host), "a", "h", now=clock)
         with pytest.raises(
             TokenError, match=r"it expired 1 s ago; is the clock right\?; on your own machine"
         ):

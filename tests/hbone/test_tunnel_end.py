@@ -34,7 +34,8 @@ BROKEN = StreamResetError("connection to 10.0.0.1:443 lost: closed by the peer",
 )
 def test_the_ages_of_a_request_timeout(age_s: float, is_timeout: bool) -> None:
     for error, connection in ((reset(frames.INTERNAL_ERROR), OPEN), (BROKEN, LOST)):
-        assert cause(error, age_s, connection).startswith("the service's request timeout? (") is is_timeout
+        told = cause(error, age_s, connection)
+        assert told.startswith("the service's request timeout? A new connection ") is is_timeout
 
 
 def test_who_dials_krun_itself_meets_no_request_timeout() -> None:
@@ -96,7 +97,10 @@ def test_what_was_no_reset_says_it_itself() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (12.4, "12 s"), (299.7, "300 s"), (3600, "3600 s")],
+    [
+        *((0.04, "0.0 s"), (9.94, "9.9 s"), (12.4, "12 s"), (119.4, "119 s"), (119.6, "2 min")),
+        *((299.7, "5 min"), (301, "5 min 1 s"), (599.7, "10 min"), (3599.8, "60 min"), (3601, "60 min")),
+    ],
 )
 def test_ages(seconds: float, text: str) -> None:
     assert age(seconds) == text
