@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import pwd
 import re
 import shlex
 import socket
@@ -20,29 +17,21 @@ from hbone.demo.mesh import SERVICE_URL
 from hbone.demo.processes import Process
 from shared.address import Address
 from tests.path.app import GREETING, App, echo, greet_and_answer, read
-from tests.path.programs import MUCH_BYTES, random_file, run, sha256, start
+from tests.path.programs import MUCH_BYTES, random_file, run, sha256, start, through_hgate
+from tests.path.sshd import Sshd, lets_us_in, new_key, openssh
 from tests.support.cut_line import CutLine, line_to
+from tests.support.forwards import started
 from tests.support.world import PATIENCE_S, World, find_program, free_port, printed, running, said
+
+HBONE = Path(sys.executable).with_name("hbone")
 
 CONNECTION_FAILED = 255
 """ssh(1), "EXIT STATUS"."""
 
-_SSHD = """\
-ListenAddress {address}
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
-PidFile none
-UsePAM no
-StrictModes no
-SetEnv HOME={folder}
-Subsystem sftp internal-sftp
-"""
-"""The home has no ~/.bashrc: a developer's may wait for a minute, as pyenv does for a lock."""
-
 _SSH = """\
 Host *
   User {user}
-  IdentityFile {folder}/user_key
+  IdentityFile {user_key}
   IdentitiesOnly yes
   UserKnownHostsFile {folder}/known_hosts
   HostKeyAlias container
@@ -59,18 +48,7 @@ Host wrong-address
   ProxyCommand {hbone} --ca {ca} --connect {nobody} {url}/_hbone/22
 """
 
-
-def _shell() -> str:
-    """Our own user's login shell, in which sshd runs commands; empty if there is none."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"  # passwd(5)
-    except KeyError:
-        return ""
-
-
-pytestmark = pytest.mark.skipif(
-    Path(_shell()).name in ("", "nologin", "false"), reason="sshd lets nobody in without a login shell"
-)
+pytestmark = lets_us_in
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +58,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sshd(folder: Path) -> Iterator[Address]:
-    for key in ("host_key", "user_key"):
-        keygen = run(find_program("ssh-keygen"), "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
-        assert keygen.returncode == 0, keygen.stderr
-    address = Address("127.0.0.1", free_port())
-    config = folder / "sshd_config"
-    config.write_text(_SSHD.format(address=address, folder=folder))
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # as Debian's ssh.service does; sshd locks itself in there
-    process = start("sshd", [find_program("sshd"), "-D", "-e", "-f", config], folder)
-    try:
-        process.wait_for(lambda record: said(record).startswith("Server listening on"), PATIENCE_S)
-        yield address
-    finally:
-        process.stop()
+def sshd(folder: Path) -> Iterator[Sshd]:
+    with openssh(folder) as sshd:
+        yield sshd
 
 
 @pytest.fixture(scope="module")
-def world(folder: Path, sshd: Address) -> Iterator[World]:
-    with (
-        App(echo) as app,
-        running(folder, inbound="none", app=app.address, environ={"HBONE_SSHD": str(sshd)}) as world,
-    ):
+def world(folder: Path, sshd: Sshd) -> Iterator[World]:
+    with running(folder, inbound="builtin", app=sshd.address, environ=sshd.environ) as world:
         yield world
 
 
@@ -114,16 +77,16 @@ def line(world: World) -> Iterator[CutLine]:
 
 
 @pytest.fixture(scope="module")
-def config(folder: Path, world: World, line: CutLine) -> Path:
+def config(folder: Path, sshd: Sshd, world: World, line: CutLine) -> Path:
     """The user's ssh_config."""
-    host_key = (folder / "host_key.pub").read_text()
-    (folder / "known_hosts").write_text(f"container {host_key}")
+    (folder / "known_hosts").write_text(sshd.known_as("container"))
     file = folder / "ssh_config"
     file.write_text(
         _SSH.format(
-            user=getpass.getuser(),
+            user=sshd.user,
+            user_key=sshd.user_key,
             folder=folder,
-            hbone=Path(sys.executable).with_name("hbone"),
+            hbone=HBONE,
             ca=world.front_end_ca,
             front_end=world.front_end,
             url=SERVICE_URL,
@@ -152,6 +115,12 @@ def test_a_commands_output_and_exit_status(config: Path) -> None:
     )
 
 
+def test_through_hgate_with_the_sshd_as_the_service_s_app(config: Path, world: World) -> None:
+    """By a client of the mesh. Everything else by this way is in `tests.slow.ssh`."""
+    done = ssh(config, *proxied(*through_hgate(world)), "hello", "cat; exit 7", stdin=b"from standard input")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"from standard input", b"")
+
+
 def test_scp_64_mib_both_ways(config: Path, tmp_path: Path) -> None:
     body, there, back = random_file(tmp_path / "body", MUCH_BYTES), tmp_path / "there", tmp_path / "back"
     scp = (find_program("scp"), "-q", "-F", config)
@@ -176,6 +145,23 @@ def test_a_forwarded_port(config: Path, tmp_path: Path) -> None:
             process.stop()
 
 
+def test_a_session_by_way_of_hbone_forward(config: Path, world: World, tmp_path: Path) -> None:
+    body = random_file(tmp_path / "body", 8 << 20)
+    way = [SERVICE_URL, "--ca", world.front_end_ca, "--connect", world.front_end, "-L", "0:22"]
+    with started(tmp_path, *way) as forward:
+        there = [
+            "-o",
+            "HostName=127.0.0.1",
+            "-o",
+            f"Port={forward.port()}",
+            "-o",
+            "ProxyCommand=none",
+            "hello",
+        ]
+        done = ssh(config, *there, "sha256sum; exit 7", stdin=body.read_bytes())
+    assert (done.returncode, done.stdout.split()[0].decode(), done.stderr) == (7, sha256(body), b"")
+
+
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
@@ -193,6 +179,67 @@ def test_a_failure_is_one_line_before_sshs_own(config: Path, host: str, reason: 
     assert reason in ours
     assert sshs[-1] == "Connection closed by UNKNOWN port 65535"
     assert not [line for line in sshs if line.startswith("hbone")]
+
+
+# hbone ssh, and hbone ssh-config.
+
+
+@pytest.fixture
+def hbone_ssh(world: World, sshd: Sshd, tmp_path: Path) -> list[str | Path]:
+    """`hbone ssh` with its flags, and those of ssh that keep it from our own user's files; then comes
+    SERVICE."""
+    return [
+        *(HBONE, "ssh", "--ca", world.front_end_ca, "--connect", str(world.front_end)),
+        *("-F", "none", "-i", sshd.user_key, "-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes"),
+        *("-o", f"UserKnownHostsFile={tmp_path}/known_hosts", "-l", sshd.user),
+    ]
+
+
+URL = f"{SERVICE_URL}/_hbone/22"
+
+
+def test_hbone_ssh(hbone_ssh: list[str | Path]) -> None:
+    first = run(*hbone_ssh, URL, "cat; echo to standard error >&2; exit 7", stdin=b"from standard input")
+    assert (first.returncode, first.stdout) == (7, b"from standard input")
+    assert first.stderr.splitlines() == [
+        b"Warning: Permanently added 'hello.a.run.app' (ED25519) to the list of known hosts.",
+        b"to standard error",
+    ]
+    second = run(*hbone_ssh, URL, "--", "echo", "-n", "$((6 * 7))")
+    assert (second.returncode, second.stdout, second.stderr) == (0, b"42", b"")
+
+
+def test_an_instance_with_another_host_key(hbone_ssh: list[str | Path], sshd: Sshd, tmp_path: Path) -> None:
+    other = new_key(tmp_path / "other").with_suffix(".pub").read_text()
+    (tmp_path / "known_hosts").write_text(f"hello.a.run.app {other}")
+    refused = run(*hbone_ssh, URL, "true")
+    assert refused.returncode == CONNECTION_FAILED
+    ours, *sshs = refused.stderr.decode().splitlines()
+    assert ours.startswith(
+        "hbone: hello.a.run.app has shown another host key before. A connection reaches any "
+    )
+    assert ours.endswith(" or use --any-host-key (TLS has proved the service)")
+    assert sshs[-1] == "Host key verification failed."
+    assert not [line for line in sshs if line.startswith("hbone")]
+
+    hbone, ssh, *flags = hbone_ssh
+    known = flags.index(f"UserKnownHostsFile={tmp_path}/known_hosts")
+    accepted = run(hbone, ssh, "--any-host-key", *flags[: known - 1], *flags[known + 1 :], URL, "true")
+    assert (accepted.returncode, accepted.stderr) == (0, b"")
+
+
+def test_scp_by_what_ssh_config_prints(world: World, sshd: Sshd, tmp_path: Path) -> None:
+    config, body, there = tmp_path / "config", random_file(tmp_path / "body", 1 << 20), tmp_path / "there"
+    way = ("--ca", world.front_end_ca, "--connect", str(world.front_end))
+    printed = run(HBONE, "ssh-config", *way, f"{sshd.user}@{URL}")
+    assert (printed.returncode, printed.stderr) == (0, b"")
+    settings = (
+        f"  IdentityFile {sshd.user_key}\n  UserKnownHostsFile {tmp_path}/known_hosts\n  BatchMode yes\n"
+    )
+    config.write_text(printed.stdout.decode() + settings)
+    copied = run(find_program("scp"), "-q", "-F", config, body, f"hello:{there}")
+    assert copied.returncode == 0, copied.stderr
+    assert sha256(there) == sha256(body)
 
 
 # How a session ends.
@@ -225,9 +272,6 @@ def proxied(*command: object) -> list[str]:
     return ["-o", f"ProxyCommand={shlex.join(map(str, command))}"]
 
 
-HBONE = Path(sys.executable).with_name("hbone")
-
-
 def test_a_silent_session_goes_on(config: Path) -> None:
     """For several times as long as hbone waits for a sign of life."""
     done = ssh(config, "over-the-line", "sleep 3.5; echo still here")
@@ -247,9 +291,9 @@ def test_a_session_whose_line_drops_ends(config: Path, line: CutLine) -> None:
 
 @pytest.mark.parametrize("way", ["straight", "through the front end"])
 def test_a_session_whose_container_stops(
-    config: Path, sshd: Address, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Path, sshd: Sshd, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environ = {"HBONE_SSHD": str(sshd), "HBONE_DRAIN_TIMEOUT": "0.1"}
+    environ = {**sshd.environ, "HBONE_DRAIN_TIMEOUT": "0.1"}
     with (
         App(echo) as app,
         running(tmp_path, inbound="none", app=app.address, environ=environ) as world,
