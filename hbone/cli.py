@@ -17,6 +17,10 @@ from shared.errors import UsageError
 
 DEFAULT_COMMAND = "connect"
 
+SSH_PORT = "22"
+"""Where `hbone connect HOST` leads: it is what ssh runs. Without the command's name a word alone may be a
+mistyped command."""
+
 
 def parser() -> command_line.Parser:
     """The whole command line, for manual pages and completions."""
@@ -33,12 +37,31 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "--version"):
         parser().parse_args(arguments)  # prints what they ask for, and raises SystemExit
         raise UsageError("no URL and no command; see hbone --help")
-    if arguments[0] in command_lines.COMMANDS:
+    if list(arguments) == ["complete", "services"]:
+        from hbone import complete_command
+
+        return complete_command.run(environ)
+    is_named = arguments[0] in command_lines.COMMANDS
+    if is_named:
         name, *arguments = arguments
     else:
         name = DEFAULT_COMMAND
+        if len(arguments) > 1 and arguments[0].isalpha() and not arguments[1].startswith("-"):
+            raise UsageError(f"{arguments[0]!a} is no command; see hbone --help")
+    if name == "ssh":
+        from hbone import ssh_command
+
+        return ssh_command.run(arguments)
     options = command_lines.command_parser(name).parse_args(arguments)
     match name:
+        case "ssh-config":
+            from hbone import ssh_config_command
+
+            return ssh_config_command.run(options)
+        case "forward":
+            from hbone.forward import cli as forward
+
+            return forward.run(options, environ)
         case "token":
             from hbone import token_command
 
@@ -47,6 +70,14 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             from hbone import certs
 
             return certs.run(options)
+        case "register":
+            from hbone import register_command
+
+            return register_command.run(options, environ)
+        case "doctor":
+            from hbone.doctor import doctor_command
+
+            return doctor_command.run(options, environ)
         case "demo":
             from hbone.demo import cli as demo
 
@@ -56,8 +87,9 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
             return cloudrun.run(options)
         case "version":
-            return command_line.print_version("hbone")
+            return command_line.print_version("hbone", as_json=options.json)
         case _:
+            options.default_port = SSH_PORT if is_named else None
             return _connect(options, environ)
 
 
@@ -73,26 +105,8 @@ def _connect(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("standard input or output is closed, and the tunnel needs both: use /dev/null")
 
-    from hbone import proxy_command, stdio, target, token_choice
+    from hbone import proxy_command, stdio
     from shared import loop
-    from shared.address import Address
 
-    if options.no_token and (options.token_file is not None or options.audience is not None):
-        raise UsageError("--no-token is not allowed with --token-file or --audience")
-    where = target.parse(options.url)
-    try:
-        connect = Address.parse(options.connect) if options.connect else None
-    except ValueError as error:
-        raise UsageError(f"--connect {options.connect}: {error}") from error
-    token = token_choice.for_tunnel(
-        where,
-        environ,
-        connect=connect,
-        token_file=options.token_file,
-        audience=options.audience,
-        none=options.no_token,
-    )
-    carrying = proxy_command.ProxyOptions(
-        where, token, options.ca, connect, options.keepalive, stdio.own_input()
-    )
-    return loop.run(proxy_command.run(carrying))
+    input_fd = stdio.own_input()
+    return loop.run(proxy_command.run(options, environ, input_fd))

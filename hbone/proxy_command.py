@@ -7,16 +7,16 @@ that has gone away, end it without a word, as they end any filter.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import signal
-from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
+from hbone import destination
+from hbone.destination import Destination
 from hbone.stdio import StdioLeg
 from hbone.target import TunnelTarget
-from shared.address import Address
-from shared.credentials.tokens.tokens import TokenSource
 from shared.errors import (
     EXIT_OK,
     DialError,
@@ -24,7 +24,7 @@ from shared.errors import (
     StatusError,
     UpstreamError,
 )
-from shared.net.dial import Origin, dial_http2
+from shared.net.dial import dial_http2
 from shared.net.http2.answers import AskedOf
 from shared.net.http2.connection import Connection
 from shared.net.http2.liveness import while_connected
@@ -33,6 +33,9 @@ from shared.net.relay.relay import Relay
 from shared.tunnel import tunnel_request
 from shared.tunnel.opening import Opening, Upstream
 from shared.tunnel.retry import RetryRules
+
+if TYPE_CHECKING:
+    from hbone.verbose import Hops
 
 CONNECT_TIMEOUT_S = 10.0
 """For TCP and TLS."""
@@ -45,27 +48,13 @@ CLOSE_TIMEOUT_S = 20.0
 after which the event loop gives up on a TLS connection without a word."""
 
 
-@dataclass(frozen=True)
-class ProxyOptions:
-    """How to reach the target."""
-
-    target: TunnelTarget
-    token: TokenSource
-    ca: Path | None
-    """PEM file of certificates to trust; None: the system's."""
-    connect: Address | None
-    """Dial here instead of the URL's host."""
-    keepalive_s: float
-    """Seconds of silence after which the far side is asked whether it is there; 0: never."""
-    input_fd: int
-    """Where the tunnel's input is (`stdio.own_input`)."""
-
-
-async def run(options: ProxyOptions) -> int:
-    """Carries standard input and output until both directions have ended. Returns the exit code: 0, or 128+N
-    for signal N; that is SIGPIPE's when nobody reads our output any more.
+async def run(options: argparse.Namespace, environ: Mapping[str, str], input_fd: int) -> int:
+    """Carries standard input, which is `input_fd` by now (`stdio.own_input`), and standard output until both
+    directions have ended. Returns the exit code: 0, or 128+N for signal N; that is SIGPIPE's when nobody
+    reads our output any more.
 
     Raises:
+        UsageError: the command line, or a variable of `environ`, is wrong.
         HboneError: the tunnel could not be opened, or broke.
     """
     loop = asyncio.get_running_loop()
@@ -81,33 +70,71 @@ async def run(options: ProxyOptions) -> int:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup's SIG_IGN stays
             loop.add_signal_handler(number, stop, number)
     try:
-        return await _carry(options)
+        return await _carry(options, environ, input_fd)
     except asyncio.CancelledError:
         if not stopped_by:
             raise  # SIGINT: the event loop makes a KeyboardInterrupt of it
         return 128 + stopped_by[0]
 
 
-async def _carry(options: ProxyOptions) -> int:
-    token = await options.token.token()
-    leg = StdioLeg(options.input_fd)
-    service = _Service(options, token, leg)
+async def _carry(options: argparse.Namespace, environ: Mapping[str, str], input_fd: int) -> int:
+    hops: Hops | None = None
+    if options.verbose:
+        from hbone import verbose
+
+        hops = verbose.Hops(options.verbose)
+    port = options.default_port
+    where = await destination.find(options.url, options, environ, default_port=port)
+    if hops is not None:
+        hops.found(where)
+    leg = StdioLeg(input_fd) if hops is None else verbose.ToldLeg(input_fd, hops)
+    service: _Service | None = None
     try:
-        stream = await service.opened()
-        tunnel = _Tunnel(options.target, service.connection, stream, service.asked_at)
+        service, stream = await _opened(where, leg, options.keepalive, hops)
+        if hops is not None:
+            hops.answered(where, service.connection.certificate_ends)
+        tunnel = _Tunnel(where.target, service.connection, stream, service.asked_at)
         leg.drop_first(service.first_flight_bytes)
         return await tunnel.carry(leg)
     finally:
         leg.abort()
+        if service is not None:
+            service.close()
+
+
+async def _opened(
+    where: Destination, leg: StdioLeg, keepalive_s: float, hops: Hops | None
+) -> tuple[_Service, Stream]:
+    """An open tunnel. A token that was kept from before may have been revoked: if it is refused, a new one is
+    sent once."""
+    token = await where.token.token()
+    if hops is not None:
+        hops.has_token(where, token)
+    service = _Service(where, token, leg, keepalive_s, hops)
+    try:
+        return service, await service.opened()
+    except StatusError as error:
         service.close()
+        if error.status != 401 or not where.token_was_kept:
+            raise
+    if hops is not None:
+        hops("answer", "401: the kept token is refused, a new one is sent")
+    where.token.invalidate(token)
+    token = await where.token.token()
+    if hops is not None:
+        hops.has_token(where, token)
+    service = _Service(where, token, leg, keepalive_s, hops)
+    return service, await service.opened()
 
 
 class _Service(Upstream):
     """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out.
-    ssh's identification goes with the request. The token is as new as can be, so a 401 is final."""
+    ssh's identification goes with the request. A 401 is final for its token."""
 
-    def __init__(self, options: ProxyOptions, token: str | None, leg: StdioLeg) -> None:
-        target = self._target = options.target
+    def __init__(
+        self, where: Destination, token: str | None, leg: StdioLeg, keepalive_s: float, hops: Hops | None
+    ) -> None:
+        target = self._target = where.target
         self._leg = leg
         self.first_flight_bytes = 0
         """How much of the input was sent with the last request."""
@@ -115,10 +142,9 @@ class _Service(Upstream):
         """When the request was sent last, by the loop's clock."""
         self._connection: _Connection | None = None
         self._asked_of = AskedOf(token_sent=token is not None)
-        self._keepalive_s = options.keepalive_s
-        # A person has written the name, and is used to what resolv.conf makes of it.
-        address = options.connect or target.address
-        self._origin = Origin(target.scheme, target.host, address, options.ca, searched=True)
+        self._keepalive_s = keepalive_s
+        self._origin = where.origin
+        self._hops = hops
         self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
 
     def __str__(self) -> str:
@@ -149,7 +175,9 @@ class _Service(Upstream):
         """Raises DialError."""
         self.close()
         origin = self._origin
-        dialled = await dial_http2(origin, CONNECT_TIMEOUT_S, lambda: _Connection(self._keepalive_s))
+        dialled = await dial_http2(
+            origin, CONNECT_TIMEOUT_S, lambda: _Connection(self._keepalive_s), told=self._hops
+        )
         if dialled.lost:
             raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
         self._connection = cast("_Connection", dialled)
@@ -162,7 +190,13 @@ class _Service(Upstream):
         self.first_flight_bytes = len(first_flight)
         if first_flight:
             stream.write(first_flight)
+        if self._hops is not None:
+            self._hops("HTTP/2", f"the request is sent, with {len(first_flight)} bytes of the input")
         return stream
+
+    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
+        if self._hops is not None and not over_budget:
+            self._hops("answer", f"{reason}: it is asked once more")
 
     def release(self, stream: Stream) -> None:
         stream.close()
@@ -192,13 +226,7 @@ def _explained(
     """Why the tunnel ended with `error` at the age of `age_s` seconds, or, without one, was not opened."""
     from hbone import tunnel_end  # most tunnels end in order, and ssh users wait for what is imported
 
-    known = tunnel_end.Connection(
-        host=target.host,
-        behind_front_end=target.scheme == "https",
-        lost=connection.lost,
-        unanswered_s=connection.unanswered_s,
-        goaway_code=connection.goaway_code,
-    )
+    known = tunnel_end.Connection.of(connection, target)
     how = "not opened" if age_s is None else f"ended after {tunnel_end.age(age_s)}"
     return UpstreamError(f"{target}: {how}: {tunnel_end.cause(error, age_s or 0.0, known)}")
 

@@ -55,7 +55,14 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
         concurrency=options.concurrency,
     )
     certificate, key, ca = _certificate(folder, host)
-    front_end = FrontEnd(_address("--container", options.container), checker, limits, keys)
+    front_end = FrontEnd(
+        _address("--container", options.container),
+        checker,
+        limits,
+        keys,
+        invokers=options.invoker,
+        is_internal=options.ingress == "internal",
+    )
     metadata = MetadataServer(issuer, CALLER)
     stop = asyncio.Event()
     running_loop = asyncio.get_running_loop()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
+from email.utils import formatdate
 from pathlib import Path
 
 from hbone.cloudrun.limits import FrontEndLimits
@@ -58,7 +60,14 @@ class FrontEnd:
         checker: TokenChecker | None,
         limits: FrontEndLimits,
         keys: KeySet | None = None,
+        *,
+        invokers: Collection[str] = (),
+        is_internal: bool = False,
     ) -> None:
+        """`invokers` are the e-mail addresses that may call the service; empty: whoever has a token.
+        `is_internal`: its ingress setting keeps all of us out."""
+        self._invokers = invokers
+        self._is_internal = is_internal
         self._origin = Origin("http", container.host, container, searched=True)
         self._checker = checker
         self._keys = keys
@@ -103,6 +112,9 @@ class FrontEnd:
         return connection
 
     def _received(self, stream: Stream) -> None:
+        if self._is_internal:
+            _answer_page(stream, 404, "Page not found", "The requested URL was not found on this server.")
+            return
         size = list_bytes(stream.headers)
         if size > self._limits.header_bytes:
             self._refuse(stream, 431, f"headers of {size} bytes, the limit is {self._limits.header_bytes}")
@@ -132,6 +144,9 @@ class FrontEnd:
             caller = self._check(stream.headers)
         except TokenRejectedError as error:
             self._refuse(stream, error.status, error.reason)
+            return
+        if self._invokers and caller.email not in self._invokers:
+            self._refuse(stream, 403, f"{caller.email} lacks roles/run.invoker")
             return
         if self._open_requests >= self._limits.concurrency:
             self._refuse(stream, 429, "no instance is free: concurrency is used up")
@@ -191,7 +206,7 @@ class FrontEnd:
         log.warning(
             "refused", extra={"stream": stream.id, "path": _path(stream), "status": status, "reason": reason}
         )
-        answer(stream, status, reason)
+        answer(stream, status, reason, [_date()])
 
 
 def _authorization(headers: Headers) -> str | None:
@@ -250,7 +265,21 @@ def _without_signature(value: bytes) -> bytes:
 
 
 def _to_client(headers: Headers) -> Headers:
-    return [*headers, (b"server", b"hbone cloudrun")]
+    return [*headers, (b"server", b"hbone cloudrun"), _date()]
+
+
+def _date() -> tuple[bytes, bytes]:
+    return b"date", formatdate(usegmt=True).encode()
+
+
+def _answer_page(stream: Stream, status: int, title: str, text: str) -> None:
+    """Answers as Google's front end does in the place of a service: in HTML."""
+    body = f"<title>{status} {title}</title>\n<h1>Error: {title}</h1>\n<h2>{text}</h2>\n".encode()
+    length = str(len(body)).encode()
+    headers = [(b":status", str(status).encode()), (b"content-type", b"text/html; charset=UTF-8")]
+    stream.respond([*headers, (b"content-length", length), (b"server", b"hbone cloudrun"), _date()])
+    stream.write(body)
+    stream.close()
 
 
 def _path(stream: Stream) -> str:

@@ -132,7 +132,7 @@ def _keep(mesh: Mesh) -> None:
     gateway = mesh.gateway
     try:
         print(
-            f"\nrunning until ^C; logs in {mesh.folder}; try:\n"
+            f"\nrunning until ^C; logs in {mesh.folder}; hgate's page: http://{mesh.admin}/; try:\n"
             f"curl --http1.1 --cacert {roots} --cert {certificates} --key {key} "
             f"--resolve {SNI}:{gateway.port}:{gateway.host} https://{SNI}:{gateway.port}/hello",
             flush=True,

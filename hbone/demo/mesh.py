@@ -44,6 +44,8 @@ class Mesh:
 
     folder: Path
     gateway: Address
+    admin: Address
+    """hgate's admin port, with its page."""
     hgate: Process
     cloudrun: Process
     krun: Process
@@ -77,8 +79,8 @@ def start(folder: Path, inbound: str) -> Mesh:
         running.callback(cloudrun.stop)
         hgate = _hgate(folder, cloudrun)
         running.callback(hgate.stop)
-        gateway = Address.parse(_word_after(hgate, "listening on "))
-        return Mesh(folder, gateway, hgate, cloudrun, krun, kind, running.pop_all())
+        gateway, admin = (Address.parse(_word_after(hgate, f"{word} on ")) for word in ("listening", "admin"))
+        return Mesh(folder, gateway, admin, hgate, cloudrun, krun, kind, running.pop_all())
 
 
 def _certificates(folder: Path) -> None:

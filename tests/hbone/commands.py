@@ -69,6 +69,12 @@ class Command:
         async with asyncio.timeout(PATIENCE_S):
             return (await self._stdout.readline()).decode().rstrip("\n")
 
+    async def says(self, text: str) -> None:
+        """Reads its standard error up to a line that has `text`."""
+        async with asyncio.timeout(PATIENCE_S):
+            while text not in (line := (await self._stderr.readline()).decode()):
+                assert line, f"it ended without {text!r}"
+
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 

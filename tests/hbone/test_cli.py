@@ -47,22 +47,26 @@ def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
     [
         ([], "hbone: no URL and no command; see hbone --help"),
         (["connect"], "hbone: the following arguments are required: URL; see hbone connect --help"),
-        (["h.example:22", "more"], "unrecognized arguments: more"),
-        (["--unknown", "h.example:22"], "unrecognized arguments: --unknown"),
-        (["--no-token", "--token-file", "f", "h.example:22"], "--no-token is not allowed with --token-file"),
-        (["--no-token", "--audience", "a", "h.example:22"], "--no-token is not allowed with"),
-        (["--keepalive", "-1", "h.example:22"], "'-1' is no number in 0..86400"),
-        (["--keepalive", "nan", "h.example:22"], "'nan' is no number in 0..86400"),
-        (["--keepalive", "soon", "h.example:22"], "'soon' is no number in 0..86400"),
+        (["www.h.example:22", "more"], "unrecognized arguments: more"),
+        (["shh", "hello.demo"], "hbone: 'shh' is no command; see hbone --help"),
+        (["--unknown", "www.h.example:22"], "unrecognized arguments: --unknown"),
+        (
+            ["--no-token", "--token-file", "f", "x.h.example:22"],
+            "--no-token is not allowed with --token-file",
+        ),
+        (["--no-token", "--audience", "a", "www.h.example:22"], "--no-token is not allowed with"),
+        (["--keepalive", "-1", "www.h.example:22"], "'-1' is no number in 0..86400"),
+        (["--keepalive", "nan", "www.h.example:22"], "'nan' is no number in 0..86400"),
+        (["--keepalive", "soon", "www.h.example:22"], "'soon' is no number in 0..86400"),
         (["--token-file", "f", "http://h.example/x"], "leads to another machine without TLS"),
         (["--audience", "a", "--connect", "h.example:80", "http://127.0.0.1/x"], "by way of h.example:80"),
         (
-            ["connect", "h.example"],
-            "hbone: h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22",
+            ["www.h.example"],
+            "hbone: www.h.example: write HOST:PORT or a URL such as https://HOST/_hbone/22",
         ),
         (["ftp://h.example/x"], "hbone: ftp://h.example/x: the scheme must be https or http, not ftp"),
-        (["tokne"], "hbone: tokne: write HOST:PORT or a URL such as https://HOST/_hbone/22"),
-        (["--connect", "here", "h.example:22"], "hbone: --connect here: no port: write HOST:PORT"),
+        (["tokne"], "hbone: tokne: no command, and no port of a service: write tokne:22 for ssh"),
+        (["--connect", "here", "www.h.example:22"], "hbone: --connect here: no port: write HOST:PORT"),
         (["demo", "--inbound", "none"], "invalid choice: 'none'"),
         (["certs", "a", "b"], "unrecognized arguments: b"),
         (["cloudrun", "--listen"], "expected one argument"),
@@ -71,6 +75,14 @@ def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
         (["cloudrun", "--timeout", "nan"], "argument --timeout: nan is not above 0 and up to 3600"),
         (["cloudrun", "--max-streams", "-1"], "argument --max-streams: -1 is not above 0"),
         (["cloudrun", "--max-header-bytes", "1.5"], "argument --max-header-bytes: 1.5 is no number"),
+        (["doctor", "--sni", "n", "h:22"], "--sni, --cert, --key and --peer are for --gateway"),
+        (["doctor", "--gateway", "h:1"], "--gateway needs --sni"),
+        (["doctor", "--gateway", "h:1", "--sni", "n", "h:22"], "URL is not allowed with --gateway"),
+        (["doctor", "--gateway", "h", "--sni", "n"], "--gateway h: no port"),
+        (["doctor", "--gateway", "h:1", "--sni", "n", "--key", "k"], "--key needs --cert"),
+        (["doctor", "--gateway", "h:1", "--sni", "n", "--peer", "spiffe://"], "--peer spiffe://: "),
+        (["doctor", "--timeout", "0"], "argument --timeout: 0 is not above 0"),
+        (["doctor", "--probe-for", "4000"], "argument --probe-for: 4000 is not above 0 and up to 3660"),
         (["cloudrun", "--log-format", "xml"], "invalid choice: 'xml'"),
         (["cloudrun", "--listen", "here"], "hbone: --listen here: no port"),
         (["cloudrun", "--container", "127.0.0.1:99999"], "hbone: --container 127.0.0.1:99999: port '99999'"),
@@ -99,7 +111,7 @@ def test_usage_errors(arguments: list[str], text: str, capfd: pytest.CaptureFixt
 
 def test_the_metadata_host_is_the_environment_s(capfd: pytest.CaptureFixture[str]) -> None:
     port = closed_port()
-    assert cli.run(["h.example:22"], {"GCE_METADATA_HOST": f"127.0.0.1:{port}"}) == EXIT_DENIED
+    assert cli.run(["www.h.example:22"], {"GCE_METADATA_HOST": f"127.0.0.1:{port}"}) == EXIT_DENIED
     assert f"127.0.0.1:{port}" in capfd.readouterr().err
-    assert cli.run(["h.example:22"], {"GCE_METADATA_HOST": "no host"}) == EXIT_USAGE
+    assert cli.run(["www.h.example:22"], {"GCE_METADATA_HOST": "no host"}) == EXIT_USAGE
     assert "invalid GCE_METADATA_HOST=no host (" in capfd.readouterr().err

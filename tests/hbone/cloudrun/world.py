@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +44,23 @@ class Credentials:
 
     @asynccontextmanager
     async def front_end(
-        self, container: int, limits: FrontEndLimits | None = None, *, is_open: bool = False
+        self,
+        container: int,
+        limits: FrontEndLimits | None = None,
+        *,
+        is_open: bool = False,
+        invokers: Collection[str] = (),
+        is_internal: bool = False,
     ) -> AsyncIterator[int]:
         """Serves on the port that it yields; `is_open`: without a token."""
         checker = None if is_open else TokenChecker(self.issuer.public_keys, {URL}, self.issuer.name)
-        served = FrontEnd(Address("127.0.0.1", container), checker, limits or FrontEndLimits())
+        served = FrontEnd(
+            Address("127.0.0.1", container),
+            checker,
+            limits or FrontEndLimits(),
+            invokers=invokers,
+            is_internal=is_internal,
+        )
         files = (self.folder / "cert.pem", self.folder / "key.pem")
         address = await served.start(Address("127.0.0.1", 0), *files)
         try:
