@@ -56,7 +56,7 @@ FETCHED, INSTALLED = "fetched", "installed"
 """In that folder; the last two are files that say that all before them is there."""
 
 SOURCES = (
-    *("pyproject.toml", "setup.py", "requirements", "README.md", "LICENSE"),
+    *("pyproject.toml", "setup.py", "requirements", "README.md", "LICENSE", "docs/troubleshoot.md"),
     *("agent", "gateway", "hbone", "shared"),
 )
 """What the project is built from, as in the Dockerfiles."""
@@ -193,6 +193,7 @@ def _install(folder: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix="bench-") as work:
         for name in SOURCES:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            Path(work, name).parent.mkdir(exist_ok=True)
             copy(ROOT / name, Path(work, name))
         # Built by a Python of this machine: pip starts others for that, which the fetched one cannot.
         builder = _builder()

@@ -3,9 +3,12 @@
 python -m bench.keystroke [--count N] [--round-trip-ms MS]
 
 ssh → hbone → (a path of MS) → HAProxy as Cloud Run's front end → krun, or Envoy in its place → sshd
+ssh → chisel client → (a path of MS) → HAProxy → chisel server → sshd, where chisel can be built
 
 One session types while nothing else goes on, then beside a download through the same front end and
-agent. `direct` is ssh without a tunnel. The machine's own noise is in all of them, so they take turns.
+agent. `direct` is ssh without a tunnel. The machine's own noise is in all of them, so they take turns: each
+figure is one turn's, of which the median and the least are printed. The least is what a quiet machine would
+show, and what is held against the least of `direct`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,16 +27,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from bench import subjects
+from bench import chisel, subjects
 from bench.subjects import DOMAIN, NAMES, World, free_port
 from bench.tools import BenchError, far_away, find_program
 from shared.address import Address
 
-COUNT = 200
+COUNT = 50
+"""Keys of a turn."""
+
 GAP_S = 0.01
 """Between an echo and the next key: a very fast typist, who still waits for what was typed."""
 
-TURNS = 3
+TURNS = 20
 PATIENCE_S = 30.0
 
 _SSHD = """\
@@ -51,35 +58,23 @@ _TYPED = "stty raw -echo; printf ready; exec cat"
 
 
 @contextmanager
-def _sshd(folder: Path) -> Iterator[Address]:
+def _sshd(world: World) -> Iterator[str]:
     """A real sshd for our own user; its address."""
     keygen = find_program("ssh-keygen", "openssh-client")
     for key in ("host_key", "user_key"):
         subprocess.run(
-            [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)],
+            [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(world.folder / key)],
             check=True,
             capture_output=True,
         )
-    address = Address("127.0.0.1", free_port())
-    (folder / "sshd_config").write_text(_SSHD.format(address=address, folder=folder))
+    port = free_port()
+    config = world.folder / "sshd_config"
+    config.write_text(_SSHD.format(address=Address("127.0.0.1", port), folder=world.folder))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # as Debian's ssh.service does
-    sshd = find_program("sshd", "openssh-server")
-    process = subprocess.Popen(
-        [sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        while not (line := process.stderr.readline()).startswith("Server listening on"):
-            if not line:
-                raise BenchError("sshd ended by itself")
-        # What it says later is read by nobody: it logs a line for each session, far less than a pipe holds.
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+    command = [find_program("sshd", "openssh-server"), "-D", "-e", "-f", str(config)]
+    with subjects.running("sshd", command, {}, world, port) as sshd:
+        yield sshd.address
 
 
 class _Session:
@@ -96,6 +91,7 @@ class _Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            start_new_session=True,
         )
         self._sink: subprocess.Popen[bytes] | None = None
 
@@ -130,8 +126,8 @@ class _Session:
         )
 
     def close(self) -> None:
-        """Ends it."""
-        self._process.kill()
+        """Ends it, with its ProxyCommand: chisel's client does not go by the end of its input."""
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._sink is not None:
             self._sink.wait()  # its input has ended
@@ -147,13 +143,15 @@ def _options(world: World, front_end: str) -> list[str]:
     return ["-o", f"ProxyCommand={hbone} --ca {world.ca} --connect {front_end} --no-token {url}"]
 
 
-def measure(folder: Path, count: int, round_trip_ms: float) -> dict[str, dict[str, list[float]]]:
-    """Seconds of each keystroke, by who is there (direct, krun, envoy) and what else goes on (idle, beside a
-    download)."""
+def measure(
+    folder: Path, count: int, round_trip_ms: float, turns: int = TURNS
+) -> dict[str, dict[str, list[list[float]]]]:
+    """Seconds of each keystroke, `count` in each turn, by who is there (direct, krun, envoy, chisel) and what
+    else goes on (idle, beside a download)."""
     world = World.create(folder)
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[list[float]]]] = {}
     with ExitStack() as block:
-        sshd = str(block.enter_context(_sshd(folder)))
+        sshd = block.enter_context(_sshd(world))
         near = block.enter_context(far_away(sshd, round_trip_ms)) if round_trip_ms else sshd
         ways = {"direct": ["-p", near.rpartition(":")[2]]}
         for name, agent in (("krun", subjects.krun), ("envoy", subjects.envoy_agent)):
@@ -162,41 +160,58 @@ def measure(folder: Path, count: int, round_trip_ms: float) -> dict[str, dict[st
             if round_trip_ms:
                 front_end = block.enter_context(far_away(front_end, round_trip_ms))
             ways[name] = _options(world, front_end)
-        for turn in range(TURNS):
+        try:
+            theirs = block.enter_context(chisel.server(world)).address
+        except BenchError as error:
+            print(f"bench: without chisel: {error}", file=sys.stderr)
+        else:
+            if round_trip_ms:
+                theirs = block.enter_context(far_away(theirs, round_trip_ms))
+            # What it logs on standard error would be seen in the terminal.
+            command = shlex.join(chisel.client(world, theirs, sshd))
+            ways["chisel"] = ["-o", f"ProxyCommand={command} 2>/dev/null"]
+        for turn in range(turns):
             for name in ways if turn % 2 else reversed(ways):
                 with closing(_Session(folder, ways[name], _TYPED)) as session:
                     session.wait_ready()
                     session.type(5)
                     kinds = found.setdefault(name, {"idle": [], "beside a download": []})
-                    kinds["idle"] += session.type(count // TURNS)
+                    kinds["idle"].append(session.type(count))
                     with closing(_Session(folder, ways[name], "exec cat /dev/zero")) as download:
                         download.skip()
                         session.type(10)
-                        kinds["beside a download"] += session.type(count // TURNS)
-    return found
+                        kinds["beside a download"].append(session.type(count))
+    return {name: found[name] for name in ways}
+
+
+def _percentile(turn: list[float], of: int) -> float:
+    return statistics.quantiles(turn, n=100)[of - 1]
 
 
 def main() -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(prog="python -m bench.keystroke", description=__doc__)
-    parser.add_argument(
-        "--count", type=int, default=COUNT * TURNS, help="keys typed in each case (%(default)s)"
-    )
+    parser.add_argument("--count", type=int, default=COUNT, help="keys typed in each turn (%(default)s)")
+    parser.add_argument("--turns", type=int, default=TURNS, help="turns of each case (%(default)s)")
     parser.add_argument("--round-trip-ms", type=float, default=0.0, help="of the path (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         try:
-            found = measure(Path(folder), options.count, options.round_trip_ms)
+            found = measure(Path(folder), options.count, options.round_trip_ms, options.turns)
         except BenchError as error:
             print(f"bench: {error}", file=sys.stderr)
             return 2
-    print(f"{'a keystroke and its echo, ms':32}{'p50':>10}{'p99':>10}{'p99 above direct':>20}")
+    columns = ("p50", "least", "above direct", "p99", "least", "above direct")
+    print(f"{'a keystroke and its echo, ms':32}" + "".join(f"{name:>14}" for name in columns))
     for kind in ("idle", "beside a download"):
-        direct = statistics.quantiles(found["direct"][kind], n=100)[98]
-        for name in ("direct", "krun", "envoy"):
-            cuts = statistics.quantiles(found[name][kind], n=100)
-            p50, p99 = cuts[49] * 1e3, cuts[98] * 1e3
-            print(f"{name + ', ' + kind:32}{p50:>10.2f}{p99:>10.2f}{p99 - direct * 1e3:>20.2f}")
+        for name, kinds in found.items():
+            figures: list[float] = []
+            for of in (50, 99):
+                turns, direct = (
+                    [_percentile(turn, of) for turn in one[kind]] for one in (kinds, found["direct"])
+                )
+                figures += statistics.median(turns), min(turns), min(turns) - min(direct)
+            print(f"{name + ', ' + kind:32}" + "".join(f"{figure * 1e3:>14.2f}" for figure in figures))
     return 0
 
 

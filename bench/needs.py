@@ -6,11 +6,13 @@ With Python's own modules only, of any version that is still about: `make` asks 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 """Where Debian has servers, too."""
@@ -80,6 +82,31 @@ def open_files(left_out: str, places: tuple[str, ...] = ()) -> Need:
         is_debian=False,
     )
 
+
+def go() -> tuple[int, ...]:
+    """Go's version; empty if there is none."""
+    if shutil.which("go") is None:
+        return ()
+    said = subprocess.run(["go", "version"], stdout=subprocess.PIPE, text=True).stdout
+    found = re.search(r"\bgo(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def cache() -> Path:
+    """Where what was built for tests and the bench is kept, for all checkouts of this user: HBONE_TEST_CACHE,
+    or hbone-tests in the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HBONE_TEST_CACHE") or Path(home, "hbone-tests"))
+
+
+GO = Need(
+    "Go 1.25 or newer",
+    "Debian 13: golang; or https://go.dev/dl",
+    lambda: any(cache().glob("chisel/chisel-*")) or go() >= (1, 25),
+    "chisel, beside hbone, is",
+    is_debian=False,
+)
+"""For chisel."""
 
 NEEDS = (
     COMPILER,

@@ -33,21 +33,13 @@ TIMEOUT_S = 300.0
 
 NGHTTPX_THREADS = "1"
 
-_HAPROXY = """\
-global
-  log stderr format raw daemon warning
-  nbthread 1
-defaults
-  mode http
-  timeout connect 10s
-  timeout client 1m
-  timeout server 1m
-  http-reuse always
+_HAPROXY = f"""\
+{subjects.HAPROXY_DEFAULTS}  http-reuse always
 frontend plain
-  bind 127.0.0.1:{port} proto h2
+  bind 127.0.0.1:{{port}} proto h2
   default_backend app
 backend app
-  server app {app}
+  server app {{app}}
 """
 
 

@@ -401,7 +401,7 @@ def _address(address: str) -> Json:
 
 # The whole path, with HAProxy as Cloud Run's front end between the two.
 
-_FRONT_END = """\
+HAPROXY_DEFAULTS = """\
 global
   log stderr format raw daemon warning
   nbthread 1
@@ -410,11 +410,15 @@ defaults
   timeout connect 10s
   timeout client 1m
   timeout server 1m
-frontend service
-  bind 127.0.0.1:{port} ssl crt {pem} alpn h2
+"""
+"""What every configuration of HAProxy begins with; more defaults may follow."""
+
+_FRONT_END = f"""\
+{HAPROXY_DEFAULTS}frontend service
+  bind 127.0.0.1:{{port}} ssl crt {{pem}} alpn h2
   default_backend container
 backend container
-  server container {container} proto h2
+  server container {{container}} proto h2
 """
 
 
