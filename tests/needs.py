@@ -13,15 +13,13 @@ import argparse
 import importlib.util
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
 from bench import needs
-from bench.needs import Need, missing, program
+from bench.needs import Need, go, missing, program
+from bench.needs import cache as cache
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,22 +33,6 @@ KUBERNETES_GO, ISTIO_GO = (1, 24), (1, 26)
 """For the releases in `tests/kube/build.py` and `tests/mesh/istio/go.mod`."""
 
 H2SPEC = ROOT / ".venv" / "bin" / "h2spec"
-
-
-def _go() -> tuple[int, ...]:
-    """Go's version; empty if there is none."""
-    if shutil.which("go") is None:
-        return ()
-    said = subprocess.run(["go", "version"], stdout=subprocess.PIPE, text=True).stdout
-    found = re.search(r"\bgo(\d+)\.(\d+)", said)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def cache() -> Path:
-    """Where what tests have built is kept, for all checkouts of this user: HBONE_TEST_CACHE, or hbone-tests
-    in the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("HBONE_TEST_CACHE") or Path(home, "hbone-tests"))
 
 
 def _builds(*names: str) -> bool:
@@ -87,16 +69,21 @@ _TESTS = (
         for name, package in (
             ("curl", "curl"),
             ("openssl", "openssl"),
+            ("socat", "socat"),
             ("ssh", "openssh-client"),
             ("sshd", "openssh-server"),
             ("nghttp", "nghttp2-client"),
             ("nghttpx", "nghttp2-proxy"),
             ("nghttpd", "nghttp2-server"),
             ("haproxy", "haproxy"),
+            ("tinyproxy", "tinyproxy"),
             ("zsh", "zsh"),
             ("fish", "fish"),
             ("man", "man-db"),
             ("mandoc", "mandoc"),
+            ("promtool", "prometheus"),
+            ("prometheus", "prometheus"),
+            ("jq", "jq"),
         )
     ),
     *(
@@ -114,12 +101,23 @@ _COMPILING = (
     Need("Python.h", "python3-dev", lambda: Path(sysconfig.get_path("include"), "Python.h").exists()),
 )
 
+_KUBE = (
+    program("etcd", "etcd-server"),
+    Need(
+        f"Go {'.'.join(map(str, KUBERNETES_GO))} or newer",
+        "Debian 13: golang; or https://go.dev/dl",
+        lambda: _builds("kube-apiserver-*", "kubectl-*", "kustomize-*") or go() >= KUBERNETES_GO,
+        is_debian=False,
+    ),
+)
+
 TARGETS: dict[str, tuple[Need, ...]] = {
     "demo": (),
     "lint": (),
     "types": (),
     "pages": (),
     "reference": (),
+    "monitoring": (),
     "lock": (),
     "test": _TESTS,
     "test-compiled": (*_TESTS, program("git", "git"), *_COMPILING),
@@ -134,16 +132,21 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("git", "git", "user nobody is"),
     ),
     "test-install": (program("git", "git"),),
-    "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(_go())),),
-    "test-kube": (
-        program("etcd", "etcd-server"),
-        Need(
-            f"Go {'.'.join(map(str, KUBERNETES_GO))} or newer",
-            "Debian 13: golang; or https://go.dev/dl",
-            lambda: _builds("kube-apiserver-*") or _go() >= KUBERNETES_GO,
-            is_debian=False,
-        ),
+    "test-slow": tuple(
+        program(name, package, _TESTED)
+        for name, package in (
+            ("ssh", "openssh-client"),
+            ("sshd", "openssh-server"),
+            ("tmux", "tmux"),
+            ("rsync", "rsync"),
+            ("nghttpx", "nghttp2-proxy"),
+            ("haproxy", "haproxy"),
+            ("chromium", "chromium"),
+        )
     ),
+    "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(go())),),
+    "test-kube": _KUBE,
+    "scale": _KUBE,
     "mesh": (
         program("etcd", "etcd-server"),
         program("ip", "iproute2"),
@@ -152,7 +155,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         Need(
             f"Go {'.'.join(map(str, ISTIO_GO))} or newer",
             "https://go.dev/dl",
-            lambda: _builds("kube-apiserver-*", "pilot-agent") or _go() >= ISTIO_GO,
+            lambda: _builds("kube-apiserver-*", "pilot-agent") or go() >= ISTIO_GO,
             is_debian=False,
         ),
         Need("root", "network namespaces take it", lambda: os.geteuid() == 0, is_debian=False),

@@ -18,10 +18,13 @@ RUNTIME = SETTINGS["project"]["dependencies"]
 EXTRAS = SETTINGS["project"]["optional-dependencies"]
 WANTED = {
     "build": SETTINGS["build-system"]["requires"],
+    "cluster": [*RUNTIME, *EXTRAS["cluster"]],
     "compile": re.findall(r'^MYPYC = "(.+)"', (ROOT / "setup.py").read_text(), re.MULTILINE),
-    "dev": [*RUNTIME, *EXTRAS["dev"]],
+    "dev": [*RUNTIME, *EXTRAS["dev"], *EXTRAS["otel"], *EXTRAS["ssh"]],
     "envoy": [*RUNTIME, *EXTRAS["envoy"]],
+    "otel": [*RUNTIME, *EXTRAS["otel"]],
     "runtime": RUNTIME,
+    "ssh": [*RUNTIME, *EXTRAS["ssh"]],
 }
 
 every_lock = pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)

@@ -69,6 +69,18 @@ def test_krun_imports_what_a_tunnel_needs() -> None:
     )
 
 
+@pytest.mark.parametrize("cluster", ["", "cluster: {allow: []}"])
+def test_hgate_loads_nothing_of_the_cluster_s_client(tmp_path: Path, cluster: str) -> None:
+    """That is for the process at the API server, hgate cluster."""
+    file = tmp_path / "hgate.yaml"
+    file.write_text(f"routes: []\n{cluster}\n")
+    ran = imported("gateway", "explain", "--config", str(file), "--sni", "hello.example")
+    assert not {name.partition(".")[0] for name in ran} & {"kubernetes", "aiohttp"}
+    of_app = imported("gateway.app")
+    assert not {name.partition(".")[0] for name in of_app} & {"kubernetes", "aiohttp"}
+    assert "gateway.cluster.cluster_app" not in of_app
+
+
 def test_hgate_checks_a_file_without_serving(tmp_path: Path) -> None:
     file = tmp_path / "hgate.yaml"
     file.write_text("listen: ['127.0.0.1:0']\nroutes: [{host: '*.example', forward: '127.0.0.1:1'}]\n")

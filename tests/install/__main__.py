@@ -81,8 +81,9 @@ def _look_into(sdist: Path, wheel: Path) -> None:
     modules = {
         str(path.relative_to(ROOT)) for name in COMMANDS.values() for path in (ROOT / name).rglob("*.py")
     } | {str(path.relative_to(ROOT)) for path in (ROOT / "shared").rglob("*.py")}
+    shown = {str(path.relative_to(ROOT)) for path in (ROOT / "gateway" / "ops" / "page").iterdir()}
     for names, what in ((in_sdist, "the sdist"), (in_wheel, "the wheel")):
-        missing = sorted(modules - names)
+        missing = sorted((modules | shown) - names)
         _demand(not missing, f"{what} lacks {missing[:3]}")
         _demand(any(name.endswith("LICENSE") for name in names), f"{what} has no LICENSE")
         _demand(not any(name.startswith("tests") for name in names), f"{what} has tests in it")
@@ -92,6 +93,8 @@ def _look_into(sdist: Path, wheel: Path) -> None:
     for name in (MANUAL, *SHELLS.values()):
         for command in COMMANDS:
             _demand(name.format(command) in pages, f"the wheel lacks {name.format(command)}")
+    document = "share/doc/hbone/troubleshoot.md"
+    _demand(document in pages, f"the wheel lacks {document}")
     print(f"looked at  {len(modules)} modules, the license, the marks of types, the manual", flush=True)
 
 

@@ -350,7 +350,7 @@ CONDITIONS = {
     ),
     "descriptors": Condition(
         "no process may have more than 1024 open files",
-        (*NETWORK, "tests/path/test_many_tunnels.py", "tests/path/test_other_ends.py"),
+        (*NETWORK, "tests/path/test_many_tunnels.py"),
         "import resource; assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, 1024)",
         _shell("ulimit -n 1024"),
     ),

@@ -6,37 +6,20 @@ with some addresses. An answer says where a connection has come to.
 
 from __future__ import annotations
 
-import os
-import selectors
-import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.captured_ends import NAME_SERVER, ip
 from tests.support.network_namespace import POD, NoNetworkError, network
 from tests.support.world import find_program
 
 OWN, OWN6 = "10.55.0.1", "fd55::1"
 """The addresses of the machine that the test is on."""
-
-NAME_SERVER = "10.55.0.53"
-
-ADDRESSES = (NAME_SERVER, "10.1.2.3", "10.9.1.1", "203.0.113.7", "169.254.169.254", "fd99::1")
-"""Of the world."""
-
-WORLD_PORTS = (53, 80, 9000, 15008, 15009)
-OUTBOUND, DNS, READY, INBOUND_MTLS = 15001, 15053, 15031, 15003
-
-PROXY = 1337
-"""Envoy's user and pilot-agent's."""
-
-_SO_ORIGINAL_DST = 80
-"""linux/netfilter_ipv4.h; the same number for IPv6."""
 
 _CLIENT = """
 import os, socket, sys
@@ -88,12 +71,12 @@ def captured_network(folder: Path) -> Iterator[CapturedNetwork]:
             made.resolv_conf.write_text(f"nameserver {NAME_SERVER}\n")
             world = _started("world", "unshare", "-n")
             ends.append(world)
-            _ip(f"addr del {POD}/8 dev lo")  # all of 10.0.0.0/8 would be here
-            _ip("link add out0 type veth peer name out1")
-            _ip(f"link set out1 netns {world.pid}")
-            _ip("link set out0 up", f"addr add {OWN}/16 dev out0", f"addr add {OWN6}/64 dev out0 nodad")
+            ip(f"addr del {POD}/8 dev lo")  # all of 10.0.0.0/8 would be here
+            ip("link add out0 type veth peer name out1")
+            ip(f"link set out1 netns {world.pid}")
+            ip("link set out0 up", f"addr add {OWN}/16 dev out0", f"addr add {OWN6}/64 dev out0 nodad")
             _say(world)
-            _ip("route add default via 10.55.0.2", "-6 route add default via fd55::2")
+            ip("route add default via 10.55.0.2", "-6 route add default via fd55::2")
             ends.append(envoy := _started("envoy"))
             _say(envoy)
             yield CapturedNetwork()
@@ -106,7 +89,7 @@ def captured_network(folder: Path) -> Iterator[CapturedNetwork]:
 
 
 def _started(end: str, *before: str) -> subprocess.Popen[bytes]:
-    command = [*before, sys.executable, "-m", "tests.support.captured_network", end]
+    command = [*before, sys.executable, "-m", "tests.support.captured_ends", end]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"here\n"
@@ -119,76 +102,3 @@ def _say(end: subprocess.Popen[bytes]) -> None:
     end.stdin.write(b"\n")
     end.stdin.flush()
     assert end.stdout.readline() == b"serving\n"
-
-
-def _ip(*commands: str) -> None:
-    for command in commands:
-        subprocess.run(["ip", *command.split()], check=True)
-
-
-# The two ends.
-
-
-def _serve(ports: dict[int, str], hosts: tuple[str, ...]) -> None:
-    """Answers every connection and question on these ports, for ever."""
-    waiting = selectors.DefaultSelector()
-    for port, answer in ports.items():
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-                if kind == socket.SOCK_DGRAM and host == "0.0.0.0":
-                    host = NAME_SERVER  # its answers have to be from the address that was asked
-                made = socket.socket(family, kind)
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                made.bind((host, port))
-                if kind == socket.SOCK_STREAM:
-                    made.listen()
-                waiting.register(made, selectors.EVENT_READ, answer)
-    print("serving", flush=True)
-    while True:
-        for key, _ in waiting.select():
-            assert isinstance(key.fileobj, socket.socket)
-            sock, answer = key.fileobj, key.data
-            if sock.type == socket.SOCK_DGRAM:
-                _, peer = sock.recvfrom(1000)
-                sock.sendto(answer.encode(), peer)
-                continue
-            client, _ = sock.accept()
-            with client, suppress(OSError):  # some only look whether somebody listens
-                client.sendall((f"captured {_original(client)}" if answer == "captured" else answer).encode())
-                client.shutdown(socket.SHUT_WR)
-                client.settimeout(1)
-                while client.recv(1000):
-                    pass
-
-
-def _original(client: socket.socket) -> str:
-    """The address that a redirected connection was for."""
-    if client.family == socket.AF_INET6:
-        told = client.getsockopt(socket.IPPROTO_IPV6, _SO_ORIGINAL_DST, 28)
-        return f"[{socket.inet_ntop(socket.AF_INET6, told[8:24])}]:{struct.unpack('!H', told[2:4])[0]}"
-    told = client.getsockopt(socket.IPPROTO_IP, _SO_ORIGINAL_DST, 16)
-    return f"{socket.inet_ntoa(told[4:8])}:{struct.unpack('!H', told[2:4])[0]}"
-
-
-def _main(end: str) -> None:
-    print("here", flush=True)
-    sys.stdin.readline()
-    if end == "envoy":
-        os.setgid(PROXY)  # Istio's rules for DNS know its answers by that
-        os.setuid(PROXY)
-        answers = {OUTBOUND: "captured", DNS: "dns", READY: "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"}
-        _serve(answers | {INBOUND_MTLS: "mtls"}, ("127.0.0.1", "::1"))
-        return
-    _ip("link set lo up", "link set out1 up", "addr add 10.55.0.2/16 dev out1")
-    _ip("addr add fd55::2/64 dev out1 nodad", "route add default via 10.55.0.1")
-    for address in ADDRESSES:
-        _ip(f"addr add {address} dev lo{' nodad' if ':' in address else ''}")
-    _serve(dict.fromkeys(WORLD_PORTS, "world"), ("0.0.0.0", "::"))
-
-
-if __name__ == "__main__":
-    os.setpgid(0, 0)
-    _main(sys.argv[1])

@@ -30,7 +30,7 @@ _UNWANTED = re.compile(
     r"|(?!HBONE_TEST_)(?:HBONE|PORT|CAROOT|CLUSTER|PROJECT|MCON|TRUST|WORKLOAD|KUBERNETES|GOOGLE|GCE)_\w+"
     r"|startupProbe\.\w+|MESH|XDS_ADDR|CA_ADDR|CA_POOL|ENVOY_BIN|ENVOY_LOG_LEVEL|PROXY_CONFIG|ISTIO_\w+|K_SERVICE|K_REVISION|GRPC_XDS_BOOTSTRAP|OUTBOUND_\w+|KUBECONFIG|NO_GCE_CHECK|CLOUDSDK_\w+"
     # Of the programs that tests run.
-    r"|PYTHONDONTWRITEBYTECODE|SSLKEYLOGFILE|SSL_CERT_\w+|OPENSSL_\w+|CURL_\w+|XDG_CONFIG_HOME|COLUMNS|LINES|NO_COLOR|FORCE_COLOR"
+    r"|PYTHONDONTWRITEBYTECODE|SSLKEYLOGFILE|SSL_CERT_\w+|OPENSSL_\w+|CURL_\w+|XDG_C(?:ONFIG|ACHE)_HOME|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TMUX\w*|SSH_\w+"
 )
 
 _home = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
@@ -63,6 +63,8 @@ OWN_PORTS = {"HBONE_HEALTH": "-", "HBONE_METRICS": "-", "HBONE_ADMIN": "-"}
 def pytest_configure(config: pytest.Config) -> None:
     end_inheritance()
     open_files.allow_many()
+    if caches := os.environ.get("XDG_CACHE_HOME"):  # what tests have built stays where it is (tests.needs)
+        os.environ.setdefault("HBONE_TEST_CACHE", os.path.join(caches, "hbone-tests"))
     for name in set(os.environ) - set(without_settings(dict(os.environ))):
         del os.environ[name]
     os.environ.update(OWN_PORTS)
