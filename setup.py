@@ -36,6 +36,7 @@ COMPILED = [
     "gateway/sni/tunnel.py",
     "gateway/sni/upstream.py",
     "hbone/cloudrun/front_end.py",
+    "hbone/forward/service.py",
     "hbone/proxy_command.py",
     "shared/http2/*.py",
     "shared/net/http2/*.py",
@@ -63,6 +64,9 @@ NOT_COMPILED = [
 
 MYPYC = "mypy>=2.4,<2.5"
 """Newer ones compile differently: what is shipped has been tested."""
+
+DOCUMENTS = ["docs/troubleshoot.md"]
+"""What a running hgate shows: the page of its admin port links to it."""
 
 PAGES = "build/pages"
 
@@ -129,7 +133,10 @@ setup(
     ext_modules=extensions() if compiles and not asked else [],
     cmdclass={"build": Build, "build_pages": BuildPages},
     data_files=[
-        (folder, [f"{PAGES}/{folder}/{name.format(command)}" for command in ("hgate", "krun", "hbone")])
-        for folder, name in FILES.items()
+        ("share/doc/hbone", DOCUMENTS),
+        *(
+            (folder, [f"{PAGES}/{folder}/{name.format(command)}" for command in ("hgate", "krun", "hbone")])
+            for folder, name in FILES.items()
+        ),
     ],
 )

@@ -17,9 +17,11 @@ from shared import ports
 from shared.command_line import Parser
 from shared.command_pages import PROGRAMS, flags_of, subcommands
 from shared.config.markdown import code, default, meaning, page, table
+from shared.doctor.failures import Failure
+from shared.doctor.hops import Hop
 from shared.errors import EXIT_CODES, Flag
 from shared.ops.families import FAMILIES, Family
-from shared.ops.metrics import MAX_LABELS, OTHER, SETUP_BUCKETS_S
+from shared.ops.metrics import LAG_BUCKETS_S, MAX_LABELS, OTHER, SETUP_BUCKETS_S
 
 UNITS = (
     "A duration is a number with `ms`, `s`, `m` or `h` behind it, or a plain number of seconds. A size is a "
@@ -87,6 +89,23 @@ def exit_codes() -> str:
         "126 or 127 if it could not be started.",
         "`hbone URL` ends with 128+N when signal N ended it: 129 for SIGHUP, 141 if its reader has gone, 143 "
         "for SIGTERM.",
+        "`hbone doctor` and `hgate doctor` end with 80 to 98: [the hop that failed](doctor.md).",
+    )
+
+
+def doctor() -> str:
+    """The hops that `hbone doctor` and `hgate doctor` walk, and what they can find."""
+    hops = ((str(hop.exit_code), hop.word, hop.section.value, hop.about) for hop in Hop)
+    failures = ((code(one.name), one.hop.word, one.cause, one.action) for one in Failure)
+    return page(
+        "Hops and failures of the doctor",
+        "`hbone doctor` and `hgate doctor` end with 0 if no hop has failed, else with the code of the hop "
+        "that failed. `hgate doctor`, which walks many paths, ends with the lowest of their codes but 0: the "
+        "hop nearest to the gateway.",
+        table(("code", "hop", "section", "passes if"), hops),
+        "## Failures",
+        "The name is what `--json` has as `failure.name`.",
+        table(("name", "hop", "cause", "what to do"), failures),
     )
 
 
@@ -119,7 +138,7 @@ def _command_line(parser: Parser) -> list[str]:
 def metrics() -> str:
     """The metrics, from their declarations."""
     port = ports.METRICS
-    buckets = ", ".join(f"{bound:g}" for bound in SETUP_BUCKETS_S)
+    setup, lag = (", ".join(f"{bound:g}" for bound in bounds) for bounds in (SETUP_BUCKETS_S, LAG_BUCKETS_S))
     return page(
         "Metrics",
         f"""\
@@ -137,7 +156,7 @@ access log, the certificates, and those that begin with "krun:".
 - `flags` and `response_flags` are [response flags](flags.md).
 - Bytes sent are bytes towards the service. Istio's names mean the opposite: there sent bytes are those of the
   response.
-- `hbone_tunnel_setup_seconds` has the buckets {buckets} (seconds).
+- `hbone_tunnel_setup_seconds` has the buckets {setup} (seconds), `hbone_event_loop_lag_seconds` {lag}.
 - The process has the usual metrics of Prometheus' clients, too: `process_resident_memory_bytes`,
   `process_open_fds`, `process_cpu_seconds_total` and so on; of krun with `krun_` before them, for the plain
   names are the app's.""",
@@ -175,6 +194,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "krun.md": krun,
     "commands.md": commands,
     "exit-codes.md": exit_codes,
+    "doctor.md": doctor,
     "metrics.md": metrics,
     "flags.md": flags,
 }
