@@ -37,7 +37,7 @@ COMPILED = [
     "gateway/sni/upstream.py",
     "hbone/cloudrun/front_end.py",
     "hbone/forward/service.py",
-    "hbone/proxy_command.py",
+    "hbone/stdio_tunnel.py",
     "shared/http2/*.py",
     "shared/net/http2/*.py",
     "shared/net/legs/*.py",

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hbone import target, token_choice
 from hbone.target import TunnelTarget
@@ -25,10 +24,12 @@ if TYPE_CHECKING:
     from hbone.services.named_service import ServiceName
     from shared.net.http_proxy import HttpProxy
 
+CONNECT_TIMEOUT_S = 10.0
+"""For TCP and TLS."""
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """One place in a container, and the way there."""
+
+class Destination(NamedTuple):
+    """One place in a container, and the way there. No dataclass, as its target."""
 
     target: TunnelTarget
     origin: Origin

@@ -3,6 +3,9 @@
 ssh shows a user nothing of why its ProxyCommand failed but what that writes to standard error, and waits for
 the end of its output: so one line there, then the end (ssh_config(5), ProxyCommand). A signal, and a reader
 that has gone away, end it without a word, as they end any filter.
+
+Here is what comes before the first byte to the service; `stdio_tunnel` has the rest, and is imported while
+the network is on its way.
 """
 
 from __future__ import annotations
@@ -11,41 +14,15 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
 
 from hbone import destination
-from hbone.destination import Destination
-from hbone.stdio import StdioLeg
-from hbone.target import TunnelTarget
-from shared.errors import (
-    EXIT_OK,
-    DialError,
-    HboneError,
-    StatusError,
-    UpstreamError,
-)
+from hbone.destination import CONNECT_TIMEOUT_S
 from shared.net.dial import dial_http2
-from shared.net.http2.answers import AskedOf
-from shared.net.http2.connection import Connection
-from shared.net.http2.liveness import while_connected
-from shared.net.legs.stream import Stream
-from shared.net.relay.relay import Relay
-from shared.tunnel import tunnel_request
-from shared.tunnel.opening import Opening, Upstream
-from shared.tunnel.retry import RetryRules
+from shared.net.early_connection import EarlyConnection
+from shared.tasks import spawn
 
-if TYPE_CHECKING:
-    from hbone.verbose import Hops
-
-CONNECT_TIMEOUT_S = 10.0
-"""For TCP and TLS."""
-
-RESPONSE_TIMEOUT_S = 60.0
-"""For the response, however often it takes to ask for it: a service that has scaled to zero starts first."""
-
-CLOSE_TIMEOUT_S = 20.0
-"""How long a far side that has finished may take for our last bytes and its own close; less than the 30 s
-after which the event loop gives up on a TLS connection without a word."""
+HELLO_SENT_S = 0.002
+"""By then TLS' first message is out, or the network is not here but on its way."""
 
 
 async def run(options: argparse.Namespace, environ: Mapping[str, str], input_fd: int) -> int:
@@ -78,220 +55,22 @@ async def run(options: argparse.Namespace, environ: Mapping[str, str], input_fd:
 
 
 async def _carry(options: argparse.Namespace, environ: Mapping[str, str], input_fd: int) -> int:
-    hops: Hops | None = None
+    hops = dialling = None
     if options.verbose:
         from hbone import verbose
 
         hops = verbose.Hops(options.verbose)
-    port = options.default_port
-    where = await destination.find(options.url, options, environ, default_port=port)
+    where = await destination.find(options.url, options, environ, default_port=options.default_port)
     if hops is not None:
         hops.found(where)
-    leg = StdioLeg(input_fd) if hops is None else verbose.ToldLeg(input_fd, hops)
-    service: _Service | None = None
-    try:
-        service, stream = await _opened(where, leg, options.keepalive, hops)
-        if hops is not None:
-            hops.answered(where, service.connection.certificate_ends)
-        tunnel = _Tunnel(where.target, service.connection, stream, service.asked_at)
-        leg.drop_first(service.first_flight_bytes)
-        return await tunnel.carry(leg)
-    finally:
-        leg.abort()
-        if service is not None:
-            service.close()
-
-
-async def _opened(
-    where: Destination, leg: StdioLeg, keepalive_s: float, hops: Hops | None
-) -> tuple[_Service, Stream]:
-    """An open tunnel. A token that was kept from before may have been revoked: if it is refused, a new one is
-    sent once."""
     token = await where.token.token()
     if hops is not None:
-        hops.has_token(where, token)
-    service = _Service(where, token, leg, keepalive_s, hops)
-    try:
-        return service, await service.opened()
-    except StatusError as error:
-        service.close()
-        if error.status != 401 or not where.token_was_kept:
-            raise
-    if hops is not None:
-        hops("answer", "401: the kept token is refused, a new one is sent")
-    where.token.invalidate(token)
-    token = await where.token.token()
-    if hops is not None:
-        hops.has_token(where, token)
-    service = _Service(where, token, leg, keepalive_s, hops)
-    return service, await service.opened()
+        hops.has_token(where, token)  # and each hop after it gets its time, without what is imported
+    else:
+        dialling = spawn(dial_http2(where.origin, CONNECT_TIMEOUT_S, EarlyConnection), name="dial")
+        await asyncio.sleep(0)  # it makes its TLS context, which takes longer than that
+        await asyncio.wait((dialling,), timeout=HELLO_SENT_S)
 
+    from hbone import stdio_tunnel
 
-class _Service(Upstream):
-    """The service, asked for a tunnel on a new connection each time, as the old one may be on its way out.
-    ssh's identification goes with the request. A 401 is final for its token."""
-
-    def __init__(
-        self, where: Destination, token: str | None, leg: StdioLeg, keepalive_s: float, hops: Hops | None
-    ) -> None:
-        target = self._target = where.target
-        self._leg = leg
-        self.first_flight_bytes = 0
-        """How much of the input was sent with the last request."""
-        self.asked_at = 0.0
-        """When the request was sent last, by the loop's clock."""
-        self._connection: _Connection | None = None
-        self._asked_of = AskedOf(token_sent=token is not None)
-        self._keepalive_s = keepalive_s
-        self._origin = where.origin
-        self._hops = hops
-        self._request = tunnel_request.post(target.scheme, target.authority, target.path, token)
-
-    def __str__(self) -> str:
-        return str(self._origin)
-
-    @property
-    def asked_of(self) -> AskedOf:
-        return self._asked_of
-
-    @property
-    def connection(self) -> _Connection:
-        """The last one, once there was one."""
-        assert self._connection is not None
-        return self._connection
-
-    async def opened(self) -> Stream:
-        """The stream of a tunnel. Raises UpstreamError."""
-        try:
-            return await Opening(self, RESPONSE_TIMEOUT_S, RetryRules()).run()
-        except DialError:
-            raise
-        except StatusError as error:
-            raise StatusError(error.status, f"{self._target}: {error}") from error
-        except UpstreamError as error:
-            raise _explained(self._target, self.connection, error) from error
-
-    async def prepare(self, deadline: float) -> float:
-        """Raises DialError."""
-        self.close()
-        origin = self._origin
-        dialled = await dial_http2(
-            origin, CONNECT_TIMEOUT_S, lambda: _Connection(self._keepalive_s), told=self._hops
-        )
-        if dialled.lost:
-            raise DialError(f"connect to {origin}: it ended the connection at once; does it take HTTP/2?")
-        self._connection = cast("_Connection", dialled)
-        return 0.0
-
-    async def request(self, deadline: float) -> Stream:
-        self.asked_at = asyncio.get_running_loop().time()
-        stream = self.connection.open(self._request)
-        first_flight = self._leg.first_flight()
-        self.first_flight_bytes = len(first_flight)
-        if first_flight:
-            stream.write(first_flight)
-        if self._hops is not None:
-            self._hops("HTTP/2", f"the request is sent, with {len(first_flight)} bytes of the input")
-        return stream
-
-    def retrying(self, reason: str, *, over_budget: bool = False) -> None:
-        if self._hops is not None and not over_budget:
-            self._hops("answer", f"{reason}: it is asked once more")
-
-    def release(self, stream: Stream) -> None:
-        stream.close()
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-
-class _Connection(Connection):
-    """A connection to the target's origin."""
-
-    def __init__(self, keepalive_s: float) -> None:
-        self.gone = asyncio.Event()
-        """Set once it is over, with all that was written to it."""
-        super().__init__(
-            client=True, keepalive=while_connected(keepalive_s), on_lost=lambda _: self.gone.set()
-        )
-
-
-def _explained(
-    target: TunnelTarget, connection: _Connection, error: HboneError, age_s: float | None = None
-) -> UpstreamError:
-    """Why the tunnel ended with `error` at the age of `age_s` seconds, or, without one, was not opened."""
-    from hbone import tunnel_end  # most tunnels end in order, and ssh users wait for what is imported
-
-    known = tunnel_end.Connection.of(connection, target)
-    how = "not opened" if age_s is None else f"ended after {tunnel_end.age(age_s)}"
-    return UpstreamError(f"{target}: {how}: {tunnel_end.cause(error, age_s or 0.0, known)}")
-
-
-class _Tunnel:
-    """An open tunnel: standard input and output on one side, the stream on the other."""
-
-    def __init__(
-        self, target: TunnelTarget, connection: _Connection, stream: Stream, asked_at: float
-    ) -> None:
-        self._target = target
-        self._connection = connection
-        self._stream = stream
-        self._asked_at = asked_at
-
-    async def carry(self, leg: StdioLeg) -> int:
-        """Returns the exit code when both directions have ended.
-
-        Raises:
-            HboneError: one of them broke.
-        """
-        try:
-            await self._relay(leg)
-            await self._finish(leg)
-        except HboneError:
-            if leg.abandoned:
-                return 128 + signal.SIGPIPE
-            raise
-        return EXIT_OK
-
-    async def _relay(self, leg: StdioLeg) -> None:
-        """Returns when both directions have ended. Raises what broke one of them."""
-        over = asyncio.Event()
-        relay = Relay(leg, self._stream, lambda _: over.set())
-        relay.start()
-        try:
-            await over.wait()
-        finally:
-            relay.abort(UpstreamError("interrupted"))
-        if relay.error is not None and relay.broken is leg:
-            raise relay.error
-        if relay.error is not None:
-            raise self._ended(relay.error) from relay.error
-
-    async def _finish(self, leg: StdioLeg) -> None:
-        """Both directions have ended, but their last bytes may still be on their way out, and would end with
-        the process.
-
-        Raises:
-            UpstreamError: they were not taken.
-        """
-        connection = self._connection
-        connection.drain()
-        await leg.flushed()
-        if leg.error is not None:
-            raise leg.error
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await connection.gone.wait()
-        except TimeoutError as error:
-            text = f"the last bytes were not taken within {CLOSE_TIMEOUT_S:g} s"
-            raise self._ended(UpstreamError(text)) from error
-        if connection.unanswered_s:
-            raise self._ended(UpstreamError(connection.cause))
-
-    def _ended(self, error: HboneError) -> UpstreamError:
-        age_s = asyncio.get_running_loop().time() - self._asked_at
-        return _explained(self._target, self._connection, error, age_s)
+    return await stdio_tunnel.carry(where, token, dialling, input_fd, options.keepalive, hops)

@@ -7,7 +7,7 @@ the original. `HOST:443/_hbone/NAME`, which the original misread, means https. W
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.address import Address
 from shared.errors import UsageError
@@ -17,9 +17,8 @@ from shared.tunnel.tunnel_request import TUNNEL_PREFIX
 _DEFAULT_PORTS = {"https": HTTPS, "http": 80}
 
 
-@dataclass(frozen=True, slots=True)
-class TunnelTarget:
-    """A tunnel URL in its parts."""
+class TunnelTarget(NamedTuple):
+    """A tunnel URL in its parts. No dataclass: ssh users would wait 0.4 ms for its making."""
 
     scheme: str
     address: Address

@@ -35,6 +35,10 @@ class Hops:
         """The destination is."""
         self("destination", f"{where}, by {where.found_by or 'the command line'}")
 
+    def told_leg(self, input_fd: int) -> StdioLeg:
+        """Standard input, which is `input_fd`, and output, whose first byte out is a hop."""
+        return _ToldLeg(input_fd, self)
+
     def has_token(self, where: Destination, token: str | None) -> None:
         """It is known which token is sent; nothing of the token itself is printed."""
         if token is None:
@@ -63,9 +67,7 @@ class Hops:
             write(sys.stderr, f"hbone: {hop}: {printable(text)}\n")
 
 
-class ToldLeg(StdioLeg):
-    """Standard input and output, whose first byte out is a hop."""
-
+class _ToldLeg(StdioLeg):
     def __init__(self, input_fd: int, hops: Hops) -> None:
         super().__init__(input_fd)
         self._hops: Hops | None = hops

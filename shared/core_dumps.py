@@ -30,7 +30,7 @@ def forbid(environ: Mapping[str, str]) -> None:
         return
     with contextlib.suppress(OSError, ValueError):
         resource_limits.set_soft(resource.RLIMIT_CORE, 0)
-    # Not `ctypes`, whose import is 2 ms of the 57 that `hbone` takes to its first byte.
+    # Not `ctypes`, whose import is 2 ms of the 55 that `hbone` takes to its first byte.
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import _ctypes
 

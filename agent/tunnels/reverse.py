@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import cast
 
 from agent.config.own_identity import own_trust_domain
 from agent.config.reverse_settings import ReverseSettings
@@ -264,10 +263,9 @@ class _Place:
 
     async def _register(self) -> bool:
         """One more connection; False if it led to a process that we have already. Raises HboneError."""
-        made = await dial_http2(
+        connection = await dial_http2(
             self.origin, self._dial_timeout_s, lambda: GatewayConnection(self, self._settings)
         )
-        connection = cast("GatewayConnection", made)
         try:
             async with asyncio.timeout(VERDICT_S):
                 verdict = await connection.told

@@ -12,10 +12,10 @@ from http import HTTPStatus
 from typing import cast
 
 from hbone import tunnel_end
-from hbone.destination import Destination
+from hbone.destination import CONNECT_TIMEOUT_S, Destination
 from hbone.forward.renewed_token import RenewedToken, renewed
 from hbone.forward.reports import Troubles
-from hbone.proxy_command import CONNECT_TIMEOUT_S, RESPONSE_TIMEOUT_S
+from hbone.stdio_tunnel import RESPONSE_TIMEOUT_S
 from shared.backoff import doubled_s, half_or_more
 from shared.errors import DialError, HboneError, StatusError, UpstreamError
 from shared.http2.events import Headers
