@@ -105,6 +105,11 @@ def _connect(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if sys.stdin is None or sys.stdout is None:
         raise UsageError("standard input or output is closed, and the tunnel needs both: use /dev/null")
 
+    if options.ca is None and not options.url.startswith("http://"):
+        from shared.net.tls import contexts
+
+        contexts.load_ahead()
+
     from hbone import proxy_command, stdio
     from shared import loop
 

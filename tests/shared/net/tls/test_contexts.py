@@ -91,6 +91,14 @@ def test_a_file_can_be_read_again_at_once(credentials: Credentials, tmp_path: Pa
     handshake(client_context(ca, 100.0), server, "localhost")
 
 
+def test_the_system_s_certificates_can_be_loaded_meanwhile() -> None:
+    contexts._followed.cache_clear()
+    contexts.load_ahead()
+    loaded = client_context(None, 0.0)
+    assert contexts._followed.cache_info().misses == 1, "only the thread has loaded them"
+    assert loaded is client_context(None, 0.0)
+
+
 def test_the_system_s_certificates_are_watched_too() -> None:
     assert client_context(None, 0.0).verify_mode is ssl.CERT_REQUIRED
     assert all(file.exists() for file in _files(None))
