@@ -444,6 +444,7 @@ class Gateway:
             ports=self._worker.hbone_ports,
             share=self._worker.share,
             wall_clock=self._wall_clock,
+            by_route=self._tunnels,
         )
 
     def _reverse_listener(self) -> ReverseListener | None:

@@ -1,6 +1,7 @@
 """Who may open a tunnel to where, on the HBONE port: the rules, and what a request's `:authority` names.
 
-No I/O: a name is looked up between `Rules.check_request` and `Rules.check`.
+No I/O: a name is looked up between `Rules.check_request` and `Rules.check`. One that a route takes is not
+looked up at all, and has `Rules.check_name`.
 
 The first rule that matches identity, target and token decides. If none matches, the tunnel is denied.
 
@@ -133,6 +134,30 @@ class Rules:
                     if rule.matches_token(token):
                         return
                     wanting = index if wanting is None else wanting
+        raise _not_allowed(identity, target, "", token, wanting)
+
+    def check_name(
+        self, identity: SpiffeId, target: Address, asked: IpAddress | None, token: Token = NO_TOKEN
+    ) -> None:
+        """Raises DeniedError unless `identity` may have `target`, a name that a route takes, and whatever
+        `token` raises. Nobody looks the name up: only patterns of names allow it. `asked` is the address that
+        the peer asked for in its place: patterns of addresses deny it, and allow nothing, for which name it
+        stands for may be the peer's word."""
+        wanting: int | None = None
+        for index, rule in enumerate(self._rules):
+            if not rule.matches_peer(identity):
+                continue
+            matched = rule.matches(target, None)
+            if not matched and rule.deny and asked is not None:
+                matched = rule.matches(Address(str(asked), target.port), asked)
+            if not matched:
+                continue
+            if not rule.matches_token(token):
+                wanting = index if wanting is None and not rule.deny else wanting
+                continue
+            if rule.deny:
+                raise rule.denied(index, identity, target, token)
+            return
         raise _not_allowed(identity, target, "", token, wanting)
 
     def check(self, identity: SpiffeId, target: Address, address: IpAddress, token: Token = NO_TOKEN) -> None:

@@ -11,10 +11,10 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from shared.errors import (
-    DialError,
     Flag,
     HboneError,
     LimitError,
+    NoRouteError,
     RefusedError,
     StreamResetError,
 )
@@ -103,8 +103,8 @@ class ServedTunnel:
         """Connects the target by `connect`, then says 200 and relays, in a task called `name` that ends then.
         Nothing is connected for a peer that has left; if it leaves meanwhile, `connect` is cancelled.
 
-        `connect` has a deadline of its own, and raises DialError or LimitError (503), or another RefusedError
-        (401).
+        `connect` has a deadline of its own, and raises LimitError or NoRouteError (503), another RefusedError
+        (401), or any other HboneError (503).
         """
         self._connecting = spawn(self._carry(connect), name=name)
         return self._connecting
@@ -114,11 +114,9 @@ class ServedTunnel:
             return  # refused meanwhile
         try:
             leg = await connect()
-        except (DialError, LimitError) as error:
-            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
-            return
-        except RefusedError as error:
-            self.refuse(HTTPStatus.UNAUTHORIZED, error)
+        except HboneError as error:
+            denied = isinstance(error, RefusedError) and not isinstance(error, LimitError | NoRouteError)
+            self.refuse(HTTPStatus.UNAUTHORIZED if denied else HTTPStatus.SERVICE_UNAVAILABLE, error)
             return
         except BaseException:
             # Cancelled, or a fault of ours, which the task's end reports: the peer must not wait for ever.
@@ -132,16 +130,30 @@ class ServedTunnel:
         self._open(leg)
 
     def _open(self, leg: Leg) -> None:
+        self._relay(leg)
+
+    def _relay(
+        self, leg: Leg, *, sent_bytes: int = 0, tls_inside: bool = False, lifetime_s: float | None = None
+    ) -> None:
+        """Says 200 and relays to `leg`, which has had the first `sent_bytes`. `lifetime_s` None: the clock's
+        own."""
         self._state = State.OPEN
         self.record.opened = True
         self.stream.on_gone = None
         self.stream.respond(_CONNECTED)
+        if sent_bytes:
+            self.stream.drop_first(sent_bytes)
         relay = self.relay = Relay(
-            self.stream, leg, self._relayed, half_closed_timeout_s=self._half_closed_timeout_s
+            self.stream,
+            leg,
+            self._relayed,
+            half_closed_timeout_s=self._half_closed_timeout_s,
+            sent_bytes=sent_bytes,
+            tls_inside=tls_inside,
         )
         relay.start()
         if self._clock is not None:
-            self._clock.watch(relay)
+            self._clock.watch(relay, lifetime_s)
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         """Answers with `status` and why, and the headers `extra`; instead of `carry`, or while it connects.

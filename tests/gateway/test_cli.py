@@ -200,7 +200,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--nonsense"], "unrecognized arguments: --nonsense; see hgate --help"),
         (["nonsense"], "argument COMMAND: invalid choice: 'nonsense' (choose from "),
-        (["explain"], "the following arguments are required: --sni; see hgate explain --help"),
+        (["explain"], "one of the arguments --sni --authority is required; see hgate explain --help"),
         (["check", "--workers", "2"], "unrecognized arguments: --workers 2; see hgate --help"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
         (["run", "--log-format", "xml"], "argument --log-format: invalid choice: 'xml'"),
@@ -257,6 +257,36 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain(file: str, capsys: pytest.CaptureFixture[str], name: str, code: int, tells: str) -> None:
     assert run(["explain", "--config", file, "--sni", name]) == code
     assert tells in capsys.readouterr().out
+
+
+BY_CONNECT = """\
+hbone: {certificates: ., rules: []}
+routes:
+  - {host: "*.prod.svc", tunnel: "https://{service}.a.run.app/_hbone/15008", inner: hbone}
+"""
+
+
+@pytest.mark.parametrize(
+    ("authority", "code", "tells"),
+    [
+        ("db.prod.svc:5432", EXIT_OK, "goes to    POST https://db.a.run.app/_hbone/15008"),
+        ("elsewhere.svc:80", EXIT_OK, "goes to    elsewhere.svc:80, which is looked up"),
+        ("db.prod.svc", EXIT_DENIED, "refused    :authority: no port"),
+        ("db.prod.svc:15008", EXIT_DENIED, "refused    :authority: no tunnel leads to port 15008"),
+    ],
+)
+def test_explain_a_connect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], authority: str, code: int, tells: str
+) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text(BY_CONNECT)
+    assert run(["explain", "--config", str(file), "--authority", authority]) == code
+    assert tells in capsys.readouterr().out
+
+
+def test_explain_a_connect_without_a_port_for_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "--config", file, "--authority", "a.b:1"]) == EXIT_DENIED
+    assert "has no section hbone" in capsys.readouterr().out
 
 
 def test_the_file_may_stand_before_the_command(file: str, capsys: pytest.CaptureFixture[str]) -> None:

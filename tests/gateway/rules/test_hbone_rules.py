@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules.address_forms import contains, is_about_near, is_near
+from gateway.rules.address_forms import IpAddress, contains, is_about_near, is_near
 from gateway.rules.hbone_rules import (
     FORBIDDEN_PORTS,
     MAX_AUTHORITY_BYTES,
@@ -572,3 +572,42 @@ def test_a_token_is_looked_at_by_rules_with_claims_that_take_the_rest_only() -> 
         shown = Shown({"sub": "me"})
         rules.check_request(ANYBODY, Address.parse(target), shown)
         assert shown.looks == looks, target
+
+
+# Names that a route takes, which nobody looks up.
+
+
+ASKED = ipaddress.ip_address("10.96.0.7")
+
+
+@pytest.mark.parametrize(
+    ("rules", "asked", "is_allowed"),
+    [
+        ([Rule((DEMO,), ("*.prod.svc:5432",))], None, True),
+        ([Rule((DEMO,), ("*:*",))], None, True),
+        ([Rule((DEMO,), ("*.prod.svc:80",))], None, False),
+        ([Rule((DEMO,), ("10.0.0.0/8:*", "[::/0]:*"))], None, False),
+        ([Rule((DEMO,), ("10.0.0.0/8:*",))], ASKED, False),
+        ([Rule((DEMO,), ("db.prod.svc:*",))], ASKED, True),
+        ([Rule(("*",), ("10.0.0.0/8:*",), deny=True), Rule((DEMO,), ("db.prod.svc:*",))], ASKED, False),
+        ([Rule(("*",), ("10.0.0.0/8:*",), deny=True), Rule((DEMO,), ("db.prod.svc:*",))], None, True),
+        ([Rule(("*",), ("db.prod.svc:*",), deny=True), Rule((DEMO,), ("*:*",))], None, False),
+        ([Rule((DEMO,), ("db.prod.svc:*",)), Rule(("*",), ("10.0.0.0/8:*",), deny=True)], ASKED, True),
+    ],
+)
+def test_a_name_that_a_route_takes(rules: list[Rule], asked: IpAddress | None, is_allowed: bool) -> None:
+    """Only names allow it; networks deny an address that was asked for in its place."""
+    target = Address("db.prod.svc", 5432)
+    if is_allowed:
+        Rules(rules).check_name(ALICE, target, asked)
+        return
+    with pytest.raises(DeniedError, match=r"alice denied db\.prod\.svc:5432: (no rule allows it|rules\[0\])"):
+        Rules(rules).check_name(ALICE, target, asked)
+
+
+def test_a_name_that_a_route_takes_for_a_token() -> None:
+    target = Address("db.prod.svc", 5432)
+    rules = Rules([Rule((DEMO,), ("db.prod.svc:*",), claims=(("sub", ("me",)),))])
+    rules.check_name(ALICE, target, None, Shown({"sub": "me"}))
+    with pytest.raises(TokenNeededError, match=r"rules\[0\] asks for other claims"):
+        rules.check_name(ALICE, target, None, Shown({"sub": "you"}))
