@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from h2.settings import SettingCodes
 from shared.http2.frames import CANCEL, CONNECT_ERROR, NO_ERROR
 from shared.tasks import spawn
 from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer
+from tests.support.close_model import FIN, RST, StreamEnd
 from tests.support.gateway_world import World
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.hellos import UNRECOGNIZED_NAME, hello
@@ -23,7 +25,7 @@ from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.key_server import served
 from tests.support.metadata_server import closed_port
 from tests.support.running_gateway import RunningGateway, write_config
-from tests.support.tcp_peer import TcpServer
+from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
 GLOB = "*.prod.svc.cluster.local"
 ROUTE = f"hbone {GLOB}"
@@ -615,3 +617,66 @@ async def test_a_gateway_that_stops_while_a_service_is_asked(ambient: Ambient) -
     assert await gateway.exit_code() == 0
     assert await far.broken() != NO_ERROR
     assert (await gateway.lines())[-1]["flags"] == "STOPPED"
+
+
+# Every order of ends.
+
+
+STEPS = 8
+ORDERS = 60
+
+
+def _act(chance: random.Random, end: StreamEnd) -> None:
+    match chance.choice(["send", "send", "finish", "read", "stop", "break"]):
+        case "send" if end.may_send:
+            end.send(chance.choice([1, 1000, 70_000, 2 << 20]))
+        case "finish" if end.may_send:
+            end.finish()
+        case "read":
+            end.read()
+        case "stop":
+            end.stop_reading()
+        case "break" if chance.random() < 0.3:
+            end.break_off(chance.choice([NO_ERROR, CANCEL]))
+
+
+def _look(member: StreamEnd, service: StreamEnd) -> None:
+    """Holds what each end has got so far."""
+    for one, other in ((member, service), (service, member)):
+        count = len(other.received)
+        assert other.received == one.bytes_sent(count), f"other bytes than were sent: {one}, {other}"
+        if other.end == FIN:
+            # A member that lets go has ended: TLS inside tells whether that was all.
+            assert one.has_ended or (one is member and one.gone), f"an end that nobody said: {one}, {other}"
+            assert count == one.sent, f"{count} of {one.sent} bytes: {one}, {other}"
+        elif other.end == RST:
+            assert one is service and one.gone and not one.delivered, f"a reset: {one}, {other}"
+
+
+async def test_every_order_of_ends_is_exact_to_the_byte(ambient: Ambient) -> None:
+    gateway = await ambient.start()
+    peer = await ambient.member()
+    witness = await ambient.open(peer)
+    for seed in range(ORDERS):
+        chance = random.Random(seed)
+        near, far = await ambient.open(peer)
+        member, service = ends = StreamEnd("member", near, 0), StreamEnd("service", far, 1)
+        for _ in range(STEPS):
+            _act(chance, chance.choice(ends))
+            if chance.random() < 0.5:
+                await peer.answered()
+                await far.peer.answered()
+            _look(member, service)
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(end.gone or end.end for end in ends):
+                for end in ends:
+                    end.read()
+                    end.finish()
+                    end.pump()
+                await peer.answered()
+                await far.peer.answered()
+        _look(member, service)
+        line = await gateway.line()
+        assert line["flags"] in (("-",) if not service.gone else ("-", "UPSTREAM_RESET")), f"{seed}: {line}"
+    await echoes(*witness)
+    assert len(await gateway.dump("/tunnels")) == 1
