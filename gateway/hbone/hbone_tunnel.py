@@ -25,7 +25,7 @@ from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
 from gateway.rules.claims import Token
-from gateway.rules.hbone_rules import Rules, read_authority
+from gateway.rules.hbone_rules import Rules
 from shared.address import Address
 from shared.errors import (
     BadRequestError,
@@ -47,6 +47,7 @@ from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
+from shared.tunnel.authority import read_authority
 from shared.tunnel.request_context import forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_server import ServedTunnel

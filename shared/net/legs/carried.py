@@ -1,4 +1,4 @@
-"""A protocol as a leg: it runs on the bytes of a tunnel, whose other leg is a stream, as it would on a socket.
+"""A protocol as a leg: it runs on the bytes of a tunnel, whose other leg is a stream, as if on a socket.
 
 What comes is given to the protocol in the next turn of the event loop: its buffer is the process's one read
 buffer, in which what comes may be. The protocol is told in a later turn, too, that its connection is lost, as
