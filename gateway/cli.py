@@ -204,9 +204,9 @@ def _explain(config: Path, sni: str) -> int:
 
 def _explain_connect(config: Path, authority: str) -> int:
     from gateway.config.reload import ConfigFile
-    from gateway.rules.hbone_rules import read_authority
     from gateway.rules.routes import RouteTable, connect_name
     from shared.errors import BadRequestError, NoRouteError
+    from shared.tunnel.authority import read_authority
 
     read = ConfigFile(config).read()
     if read.awaits_cluster:

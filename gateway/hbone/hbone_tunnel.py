@@ -29,7 +29,7 @@ from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
 from gateway.rules.claims import Token
-from gateway.rules.hbone_rules import Rules, address_of, read_authority
+from gateway.rules.hbone_rules import Rules, address_of
 from gateway.rules.routes import Route, connect_name
 from gateway.sni.tunnel import FIRST_FLIGHT_BYTES, Tunnels
 from gateway.sni.upstream import ServiceUpstream
@@ -56,6 +56,7 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import report
 from shared.trust.spiffe import SpiffeId
+from shared.tunnel.authority import read_authority
 from shared.tunnel.opening import Opening
 from shared.tunnel.request_context import forwarded_for, read_traceparent
 from shared.tunnel.tunnel_record import TunnelRecord

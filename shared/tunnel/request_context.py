@@ -47,6 +47,21 @@ def baggage(namespace: str, service: str) -> bytes:
     return ",".join(f"{key}={value}" for key, value in members if value).encode()
 
 
+def workload_baggage(cluster: str, namespace: str, workload: str, service: str, version: str) -> bytes:
+    """The baggage by which a server of the mesh says who it is, as ztunnel does; what is empty is left out.
+    What its syntax has no room for is escaped (W3C Baggage, section 3.3.1.3)."""
+    from urllib.parse import quote  # 1 ms, for those who say it
+
+    members = (
+        ("k8s.cluster.name", cluster),
+        ("k8s.namespace.name", namespace),
+        ("k8s.deployment.name", workload),
+        ("service.name", service),
+        ("service.version", version),
+    )
+    return ",".join(f"{key}={quote(value, safe='/:@+')}" for key, value in members if value).encode()
+
+
 def forwarded(client: str) -> bytes:
     """The forwarded header (RFC 7239) for a client HOST:PORT, an IPv6 host in brackets."""
     return f'for="{client}"'.encode()

@@ -32,7 +32,7 @@ GONE = 499
 """For the record only: the peer left before it was answered. Google's status codes have this for cancelled
 requests (google/rpc/code.proto), as nginx's log has."""
 
-_CONNECTED = ((b":status", str(HTTPStatus.OK).encode()),)
+_CONNECTED: Headers = ((b":status", str(HTTPStatus.OK).encode()),)
 
 
 class State(Enum):
@@ -50,6 +50,7 @@ class ServedTunnel:
     __slots__ = (
         "_clock",
         "_connecting",
+        "_extra",
         "_finished",
         "_half_closed_timeout_s",
         "_loop",
@@ -68,15 +69,17 @@ class ServedTunnel:
         clock: TunnelClock | None = None,
         *,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        extra: Headers = (),
     ) -> None:
         """`record` has what the request says; `clock` ends the tunnel when it is silent, or has lived, for
-        too long."""
+        too long. The 200 has the headers `extra`."""
         self.stream = stream
         self.record = record
         self.relay: Relay | None = None
         """There while bytes may pass."""
         self._state = State.CONNECTING
         self._clock = clock
+        self._extra = extra
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._finished = finished
@@ -129,6 +132,10 @@ class ServedTunnel:
             return
         self._open(leg)
 
+    def open(self, leg: Leg) -> None:
+        """Says 200 at once, and relays; instead of `carry`."""
+        self._open(leg)
+
     def _open(self, leg: Leg) -> None:
         self._relay(leg)
 
@@ -140,7 +147,7 @@ class ServedTunnel:
         self._state = State.OPEN
         self.record.opened = True
         self.stream.on_gone = None
-        self.stream.respond(_CONNECTED)
+        self.stream.respond((*_CONNECTED, *self._extra) if self._extra else _CONNECTED)
         if sent_bytes:
             self.stream.drop_first(sent_bytes)
         relay = self.relay = Relay(

@@ -17,6 +17,7 @@ from shared.tunnel.request_context import (
     forwarded_for,
     read_traceparent,
     traceparents,
+    workload_baggage,
 )
 
 GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -98,3 +99,13 @@ def test_whom_a_forwarded_header_names(value: bytes, client: str | None) -> None
 def test_whatever_comes_is_one_short_line_or_nothing(value: bytes) -> None:
     for found in (forwarded_for(value), read_traceparent(value)):
         assert found is None or (0 < len(found) <= SHOWN_CHARS and found.isascii() and found.isprintable())
+
+
+def test_the_baggage_of_a_workload() -> None:
+    told = workload_baggage("Kubernetes", "demo", "hello", "hello", "hello-00001")
+    assert told == (
+        b"k8s.cluster.name=Kubernetes,k8s.namespace.name=demo,k8s.deployment.name=hello,service.name=hello,"
+        b"service.version=hello-00001"
+    )
+    assert workload_baggage("a,b=c d", "", "", "", "") == b"k8s.cluster.name=a%2Cb%3Dc%20d"
+    assert workload_baggage("", "", "", "", "") == b""
