@@ -532,6 +532,18 @@ async def test_a_member_that_lets_go_while_the_service_sends(ambient: Ambient) -
     assert (await gateway.line())["flags"] == "-"
 
 
+async def test_a_service_that_resets_what_its_member_has_let_go_of(ambient: Ambient) -> None:
+    """It may miss the close_notify; everything had gone to it."""
+    gateway = await ambient.start()
+    near, far = await ambient.open(await ambient.member())
+    await near.send(b"bytes")
+    near.reset(CANCEL)
+    assert await far.rest() == b"bytes"
+    far.reset(CONNECT_ERROR)
+    line = await gateway.line()
+    assert (line["flags"], line["bytes_sent"]) == ("-", 5)
+
+
 async def test_a_member_that_breaks_off(ambient: Ambient) -> None:
     gateway = await ambient.start()
     near, far = await ambient.open(await ambient.member())
