@@ -203,8 +203,10 @@ def _explain(config: Path, sni: str) -> int:
 
 
 def _explain_connect(config: Path, authority: str) -> int:
+    from gateway.config import cluster_files
     from gateway.config.reload import ConfigFile
     from gateway.rules.routes import RouteTable, connect_name
+    from shared.address import Address
     from shared.errors import BadRequestError, NoRouteError
     from shared.tunnel.authority import read_authority
 
@@ -219,6 +221,11 @@ def _explain_connect(config: Path, authority: str) -> int:
     except BadRequestError as error:
         print(f"refused    {error}")
         return EXIT_DENIED
+    if target.is_ip and read.cluster is not None:
+        name = cluster_files.read_addresses(read.cluster.folder).get(target.host)
+        if name is not None:
+            print(f"address    {target.host} is {name}")
+            target = Address(name, target.port)
     table = RouteTable(read.routes)
     print(table.explain_connect(target))
     try:

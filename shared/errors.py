@@ -495,6 +495,8 @@ class StreamResetError(UpstreamError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+        self.sent_all = False
+        """All that we had to send had gone out, with our end."""
 
 
 class ExpelledError(StreamResetError):

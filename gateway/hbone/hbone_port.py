@@ -51,13 +51,15 @@ class HboneListener:
         share: Callable[[int], int] = lambda total: total,
         wall_clock: Callable[[], float] = time.time,
         by_route: Tunnels | None = None,
+        name_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """Of `limits` the time to connect is a target's, for the look-up of its name and TCP, and the drain
         timeout is for the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called
         when the number of open connections may have changed; `refusals` counts who came up against a limit,
         of which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
         included, in place of port 0 on `ports`, and of their limits it has its `share`. `by_route` has the
-        routes that take tunnels of this port, and what opens them."""
+        routes that take tunnels of this port, and what opens them; `name_of` tells the Service's name of an
+        address."""
         self._settings = settings
         refusals = refusals or Refusals()
         self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
@@ -70,6 +72,7 @@ class HboneListener:
             is_full=is_full,
             share=share,
             by_route=by_route,
+            name_of=name_of,
         )
         self._connections = MeshConnections(
             settings,

@@ -10,6 +10,8 @@
    ask again, with a newer token.
 4. A host name that a route with `inner` takes is never looked up. The rules judge it by its name; then the
    route's tunnel is opened as one of a client by SNI is, and its 200 is ours. What goes wrong there is a 503.
+   An address (the VIP of a Service) leads there, too, if the cluster's list has its name, or else the
+   request's `forwarded`, which gives a peer nothing: it may as well ask for the name.
 5. The bytes of such a tunnel are TLS, so a peer that lets go of its stream has ended (`Relay`, rule 6). A
    peer that leaves while the service has yet to answer keeps its place until then (`opening`, rule 4).
 """
@@ -28,6 +30,7 @@ from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
+from gateway.rules.address_forms import is_stand_in
 from gateway.rules.claims import Token
 from gateway.rules.hbone_rules import Rules, address_of
 from gateway.rules.routes import Route, connect_name
@@ -58,7 +61,7 @@ from shared.tasks import report
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.authority import read_authority
 from shared.tunnel.opening import Opening
-from shared.tunnel.request_context import forwarded_for, read_traceparent
+from shared.tunnel.request_context import forwarded_for, forwarded_host, read_traceparent
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_server import GONE, ServedTunnel
 
@@ -80,10 +83,12 @@ class HboneTunnels:
         is_full: Callable[[], bool],
         share: Callable[[int], int],
         by_route: Tunnels | None = None,
+        name_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals`
         counts what each limit refused, of which `is_full` is one: no memory for buffers. `share` is this
-        process's part of a limit. `by_route` has the routes, and what opens their tunnels."""
+        process's part of a limit. `by_route` has the routes, and what opens their tunnels; `name_of`
+        tells the Service's name of an address."""
         self.open: set[HboneTunnel] = set()
         """Those that are being connected included."""
         self.identities = Counts()
@@ -99,6 +104,7 @@ class HboneTunnels:
         self.share = share
         self.is_full = is_full
         self.by_route = by_route
+        self.name_of = name_of
 
     def use_limits(self, limits: Limits) -> None:
         """Goes by `limits` for tunnels that open from now on."""
@@ -205,17 +211,26 @@ class HboneTunnel(ServedTunnel):
 
     def _taken_name(self, target: Address) -> Address | None:
         """The name by which a route takes the tunnel, and its port; None: `target` is connected."""
-        by_route = self._tunnels.by_route
+        tunnels = self._tunnels
+        by_route = tunnels.by_route
+        if by_route is None:
+            return None
         name = connect_name(target)
-        return name if by_route is not None and by_route.routes.takes_connect(name.host) else None
+        if (address := address_of(target.host)) is not None:
+            told = header_value(self.stream.headers, b"forwarded")
+            host = tunnels.name_of(str(address)) or forwarded_host(told)
+            if host is None:
+                return None
+            name = Address(host, target.port)
+        return name if by_route.routes.takes_connect(name.host) else None
 
     def _judge(self, target: Address, name: Address | None, token: Token) -> None:
         """Raises DeniedError if the rules refuse it, or KeysAwaitedError."""
         rules = self._tunnels.rules
-        if name is None:
-            rules.check_request(self._identity, target, token)
-        else:
+        if name is not None:
             rules.check_name(self._identity, name, address_of(target.host), token)
+        else:
+            rules.check_request(self._identity, target, token)
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         if self._gone_error is not None:  # there is nobody to tell
@@ -242,6 +257,11 @@ class HboneTunnel(ServedTunnel):
         tunnels, record = self._tunnels, self.record
         timeout_s = tunnels.connect_timeout_s
         found: list[Endpoint] = []
+        if (address := address_of(target.host)) is not None and is_stand_in(address):
+            raise DialError(
+                f"connect to {target}: the client's mesh has made this address up for a name, and hgate does "
+                "not know which: no Service here has it, and forwarded names none that a route takes"
+            )
         try:
             async with asyncio.timeout(timeout_s):
                 # As the client wrote it: with a search list it could stand for a name that a rule denies.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import run, workers
+from gateway.config import cluster_files
 from shared import version
 from shared.address import Address
 from shared.command_errors import MAX_SHOWN
@@ -282,6 +283,17 @@ def test_explain_a_connect(
     file.write_text(BY_CONNECT)
     assert run(["explain", "--config", str(file), "--authority", authority]) == code
     assert tells in capsys.readouterr().out
+
+
+def test_explain_the_address_of_a_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster_files.write_routes(tmp_path, [])
+    cluster_files.write_addresses(tmp_path, {"10.96.0.7": "db.prod.svc"})
+    file = tmp_path / "hgate.yaml"
+    file.write_text(f"{BY_CONNECT}cluster: {{allow: [], folder: .}}\n")
+    assert run(["explain", "--config", str(file), "--authority", "10.96.0.7:5432"]) == EXIT_OK
+    out = capsys.readouterr().out
+    assert out.startswith("address    10.96.0.7 is db.prod.svc\nauthority  db.prod.svc:5432\n")
+    assert "goes to    POST https://db.a.run.app/_hbone/15008" in out
 
 
 def test_explain_a_connect_without_a_port_for_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from h2.settings import SettingCodes
 
+from gateway.config import cluster_files, followed_list
 from shared.http2.frames import CANCEL, CONNECT_ERROR, NO_ERROR
 from shared.tasks import spawn
 from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer
@@ -24,7 +25,7 @@ from tests.support.hellos import UNRECOGNIZED_NAME, hello
 from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.key_server import served
 from tests.support.metadata_server import closed_port
-from tests.support.running_gateway import RunningGateway, write_config
+from tests.support.running_gateway import RunningGateway, change_config, write_config
 from tests.support.tcp_peer import PATIENCE_S, TcpServer
 
 GLOB = "*.prod.svc.cluster.local"
@@ -531,6 +532,18 @@ async def test_a_member_that_lets_go_while_the_service_sends(ambient: Ambient) -
     assert (await gateway.line())["flags"] == "-"
 
 
+async def test_a_service_that_resets_what_its_member_has_let_go_of(ambient: Ambient) -> None:
+    """It may miss the close_notify; everything had gone to it."""
+    gateway = await ambient.start()
+    near, far = await ambient.open(await ambient.member())
+    await near.send(b"bytes")
+    near.reset(CANCEL)
+    assert await far.rest() == b"bytes"
+    far.reset(CONNECT_ERROR)
+    line = await gateway.line()
+    assert (line["flags"], line["bytes_sent"]) == ("-", 5)
+
+
 async def test_a_member_that_breaks_off(ambient: Ambient) -> None:
     gateway = await ambient.start()
     near, far = await ambient.open(await ambient.member())
@@ -680,3 +693,130 @@ async def test_every_order_of_ends_is_exact_to_the_byte(ambient: Ambient) -> Non
         assert line["flags"] in (("-",) if not service.gone else ("-", "UPSTREAM_RESET")), f"{seed}: {line}"
     await echoes(*witness)
     assert len(await gateway.dump("/tunnels")) == 1
+
+
+# Addresses in place of names.
+
+
+VIP = "10.96.0.7"
+
+
+@pytest.fixture
+def handed_over(tmp_path: Path) -> Path:
+    """The folder of the process at the API server, which knows of one Service."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    cluster_files.write_routes(folder, [])
+    cluster_files.write_addresses(folder, {VIP: NAME, "fd00::7": NAME})
+    return folder
+
+
+async def with_addresses(ambient: Ambient, folder: Path, *rules: dict[str, Any]) -> RunningGateway:
+    """The gateway with these lists."""
+    gateway = await ambient.start(ambient.route(), rules=rules)
+    change_config(gateway.file, cluster={"folder": str(folder), "allow": []})
+    gateway.reload()
+    await gateway.records.match("^reload: 1 routes from ")
+    return gateway
+
+
+@pytest.mark.parametrize("authority", [f"{VIP}:5432", "[fd00::7]:5432", f"[::ffff:{VIP}]:5432"])
+async def test_the_address_of_a_service(ambient: Ambient, handed_over: Path, authority: str) -> None:
+    """The rules judge the name, and so does the route."""
+    gateway = await with_addresses(ambient, handed_over)
+    near = ask(await ambient.member(), authority, forwarded='for="10.1.2.3:4"')
+    far = await ambient.world.service.request()
+    assert far[b":authority"] == b"db.example"
+    far.respond(200)
+    assert await near.status() == 200
+    await echoes(near, far)
+    await ends(near, far)
+    line = await gateway.line()
+    assert (line["route"], line["flags"]) == (ROUTE, "-")
+
+
+async def test_an_address_that_the_list_has_from_now_on(
+    ambient: Ambient, handed_over: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed_list, "WATCH_S", 0.01)
+    await with_addresses(ambient, handed_over)
+    peer = await ambient.member()
+    near = ask(peer, "10.96.0.8:5432", forwarded="for=x")
+    assert await near.status() == 401
+    cluster_files.write_addresses(handed_over, {"10.96.0.8": NAME})
+    async with asyncio.timeout(PATIENCE_S):
+        while not ambient.world.service.asked:
+            ask(peer, "10.96.0.8:5432", forwarded="for=x")
+            await peer.answered()
+
+
+@pytest.mark.parametrize("address", [VIP, "240.240.0.9", "10.96.0.99"])
+async def test_the_name_is_in_the_request(ambient: Ambient, no_dns: None, address: str) -> None:
+    """Without a cluster's list it is the client's word, which gives it no more than asking for the name."""
+    await ambient.start()
+    near, far = ask(await ambient.member(), f"{address}:5432"), await ambient.world.service.request()
+    far.respond(200)
+    assert await near.status() == 200
+    await echoes(near, far)
+
+
+async def test_the_list_counts_before_the_client_s_word(ambient: Ambient, handed_over: Path) -> None:
+    await with_addresses(ambient, handed_over)
+    ask(await ambient.member(), f"{VIP}:5432", forwarded="for=x;host=other.prod.svc.cluster.local")
+    assert (await ambient.world.service.request())[b":authority"] == b"db.example"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ({"from": ["*"], "to": ["10.0.0.0/8:*"]},),
+        ({"from": ["*"], "to": ["10.0.0.0/8:*"], "deny": True}, WITHOUT_DNS),
+        ({"from": ["*"], "to": ["other.prod.svc.cluster.local:*"]},),
+    ],
+)
+async def test_the_rules_check_the_name_of_an_address(
+    ambient: Ambient, no_dns: None, rules: tuple[dict[str, Any], ...]
+) -> None:
+    """An address that is allowed makes no name allowed; one that is denied stays denied."""
+    gateway = await ambient.start(rules=rules)
+    near = ask(await ambient.member(), f"{VIP}:5432")
+    assert await near.status() == 401
+    assert f"denied {AUTHORITY}: " in await body_of(near)
+    assert (await gateway.line())["flags"] == "DENY"
+    assert not ambient.world.service.asked
+
+
+@pytest.mark.parametrize(
+    ("authority", "status", "text"),
+    [
+        ("10.200.0.1:5432", 401, "denied 10.200.0.1:5432: no rule allows it"),
+        (
+            "240.240.0.9:5432",
+            503,
+            "the client's mesh has made this address up for a name, and hgate",
+        ),
+        (
+            "[2001:2::9]:5432",
+            503,
+            "the client's mesh has made this address up for a name, and hgate",
+        ),
+    ],
+)
+async def test_the_address_of_another_network_or_of_nobody(
+    ambient: Ambient, handed_over: Path, authority: str, status: int, text: str
+) -> None:
+    allowed = {"from": ["*"], "to": ["240.0.0.0/4:*", "[2001::/16]:*"]}
+    gateway = await with_addresses(ambient, handed_over, allowed, WITHOUT_DNS)
+    witness = await ambient.open(peer := await ambient.member())
+    near = ask(peer, authority, forwarded='for="10.1.2.3:4";host=elsewhere.example.com')
+    assert await near.status() == status
+    assert text in await body_of(near)
+    assert (await gateway.line())["status"] == status
+    await echoes(*witness)
+
+
+async def test_an_address_whose_name_no_route_takes_is_connected(ambient: Ambient, target: TcpServer) -> None:
+    await ambient.start(rules=({"from": ["*"], "to": ["127.0.0.0/8:*"]},))
+    near = ask(await ambient.member(), f"127.0.0.1:{target.port}", forwarded="for=x;host=a.example.com")
+    await target.accept()
+    assert await near.status() == 200

@@ -524,7 +524,9 @@ class Connection(asyncio.BufferedProtocol):
                 kind = StreamResetError
                 if by_peer and code in (frames.NO_ERROR, frames.CANCEL):
                     kind = StreamDoneError if local_ended else StreamLeftError
-                stream.on_broken(kind(f"stream reset by {who}: {frames.error_name(code)}", code))
+                error = kind(f"stream reset by {who}: {frames.error_name(code)}", code)
+                error.sent_all = by_peer and local_ended
+                stream.on_broken(error)
                 self._stream_over(state)
             case SettingsReceived():
                 if self._preface_timer is not None:

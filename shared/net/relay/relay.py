@@ -21,7 +21,7 @@ The rules, for each of the two directions on its own:
    whole from a part. Then a downstream that lets go with NO_ERROR or CANCEL, at whatever time
    (`StreamLeftError`; ztunnel ends each double HBONE with CANCEL), counts as one that has ended: the upstream
    gets all that came, and the end. What it still says is dropped, and it has `LINGER_S` for its own end after
-   the last byte has left.
+   the last byte has left. A reset of its own is no error then: it may miss the close_notify.
 7. Once one direction has ended, the other may be silent for `half_closed_timeout_s` at most; then the tunnel
    is ended as broken off. There are proxies that never pass an END_STREAM on (nghttpx, of a CONNECT), and
    peers that end and forget; each such tunnel would hold its slot for ever.
@@ -39,7 +39,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import HboneError, StreamDoneError, StreamLeftError
+from shared.errors import HboneError, StreamDoneError, StreamLeftError, StreamResetError
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.relay.half_closed_clock import HalfClosedClock
 
@@ -175,7 +175,10 @@ class Relay:
     def failed(self, leg: Leg, error: HboneError) -> None:
         if self.over:
             return
-        if self._ended is leg or self._expired or (self._left and isinstance(error, StreamDoneError)):
+        if self._ended is leg or self._expired:
+            self._complete()
+            return
+        if self._left and isinstance(error, StreamResetError) and error.sent_all:
             self._complete()
             return
         if self._tls_inside and leg is self.downstream and isinstance(error, StreamLeftError):
