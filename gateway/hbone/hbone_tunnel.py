@@ -47,7 +47,7 @@ from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
 from shared.trust.spiffe import SpiffeId
-from shared.tunnel.authority import read_authority
+from shared.tunnel.connect_target import read_authority
 from shared.tunnel.request_context import forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_server import ServedTunnel
