@@ -208,7 +208,7 @@ def _explain_connect(config: Path, authority: str) -> int:
     from gateway.rules.routes import RouteTable, connect_name
     from shared.address import Address
     from shared.errors import BadRequestError, NoRouteError
-    from shared.tunnel.authority import read_authority
+    from shared.tunnel.connect_target import read_authority
 
     read = ConfigFile(config).read()
     if read.awaits_cluster:

@@ -14,7 +14,6 @@ MAX_NAMES = 64
 """Names, or ports, of one workload's services."""
 
 PORTS = "HBONE_INNER_PORTS"
-HOSTS = "HBONE_INNER_HOSTS"
 
 
 def _host(text: str) -> str:
@@ -57,7 +56,7 @@ class InnerSettings:
         (),
         "names of this workload's services, as clients of the mesh ask for them",
         unset="WORKLOAD_NAME.NAMESPACE.svc.cluster.local, with the namespace of the certificate",
-        variable=HOSTS,
+        variable="HBONE_INNER_HOSTS",
     )
     pairs: tuple[tuple[int, int], ...] = setting(
         _Pairs(_pair, MAX_NAMES, "SERVICE_PORT=APP_PORT"),

@@ -27,7 +27,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from agent.config.settings import INBOUND_TARGET
 from agent.mtls.http_connection import HTTP2
 from agent.mtls.leg_transport import LegTransport
 from agent.mtls.own_services import OwnServices
@@ -55,10 +54,9 @@ from shared.net.tls.certificate_folder import CertificatePaths
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.revocations import Proof
 from shared.trust.spiffe import peer_id
-from shared.tunnel.authority import read_authority
+from shared.tunnel.connect_target import read_authority
 from shared.tunnel.request_context import forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
-from shared.tunnel.tunnel_request import TUNNEL_PREFIX
 from shared.tunnel.tunnel_server import ServedTunnel
 
 ROUTE = "hbone"
@@ -66,7 +64,7 @@ ROUTE = "hbone"
 
 LIMITS = SessionLimits()
 
-WRONG_END = f"for the mTLS of sidecars the tunnel URL ends in {TUNNEL_PREFIX}{INBOUND_TARGET}"
+WRONG_END = "for the mTLS of sidecars the tunnel URL ends in /_hbone/15003"
 """Said to clients that have come here with it."""
 
 NO_ALPN = "tls handshake: the client does not offer HTTP/2 (ALPN h2)"

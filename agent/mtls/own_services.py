@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from agent.config.inner_settings import HOSTS, PORTS
 from shared import globs
 from shared.address import Address
 from shared.errors import DeniedError
@@ -38,14 +37,18 @@ class OwnServices:
     def address(self, target: Address) -> Address:
         """Where the app listens for `target`. Raises DeniedError if that is none of our services."""
         if not self._match.fullmatch(target.host.removesuffix(".")):
-            raise _foreign(target, HOSTS, self._hosts)
+            raise DeniedError(f"{_foreign(target)}: HBONE_INNER_HOSTS of krun has {_some(self._hosts)}")
         port = self._ports.get(target.port)
         if port is None:
-            raise _foreign(target, PORTS, tuple(map(str, self._ports)))
+            ports = tuple(map(str, self._ports))
+            raise DeniedError(f"{_foreign(target)}: HBONE_INNER_PORTS of krun has {_some(ports)}")
         return Address(self._app.host, port)
 
 
-def _foreign(target: Address, setting: str, known: Sequence[str]) -> DeniedError:
+def _foreign(target: Address) -> str:
+    return f"{target} is no service of this workload"
+
+
+def _some(known: Sequence[str]) -> str:
     more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
-    has = f"{', '.join(known[:SHOWN])}{more}"
-    return DeniedError(f"{target} is no service of this workload: {setting} of krun has {has}")
+    return f"{', '.join(known[:SHOWN])}{more}"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 
-from agent.config.settings import HBONE_TARGET, Settings
+from agent.config.settings import Settings
 from agent.proxy.downstream import Caller, Downstream
 from agent.proxy.request_record import RequestRecord, refused_record
 from agent.tunnels.app_proxy import AppProxy
@@ -22,11 +22,9 @@ from shared.net.legs.stream import header_value
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.repeated_log import RepeatedLog
-from shared.tunnel.tunnel_request import TUNNEL_PREFIX
 
 log = logging.getLogger("hbone.app")
 
-INNER_HBONE = f"{TUNNEL_PREFIX}{HBONE_TARGET}"
 
 _WHAT_TO_DO: dict[int, str] = {
     HTTPStatus.BAD_GATEWAY: "the app's own log may say more; HBONE_APP_PROTOCOL says what it speaks",
@@ -127,7 +125,7 @@ class BoundedRequests:
         if caller is None:
             answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
             return
-        error = RefusedError(f"no tunnels here: for inner HBONE the tunnel URL ends in {INNER_HBONE}")
+        error = RefusedError("no tunnels here: for inner HBONE the tunnel URL ends in /_hbone/15008")
         answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, str(error))
         self._record(refused_record(stream, caller, HTTPStatus.METHOD_NOT_ALLOWED, error))
         self._warnings.warning("connect", f"CONNECT of {caller.identity} at the mTLS end: {error}")

@@ -180,11 +180,12 @@ class Requests:
         record = tunnel.record
         if (
             record.name == HBONE_TARGET
-            and record.flag is Flag.DOWNSTREAM_RESET
+            and record.flag in (Flag.DOWNSTREAM_RESET, Flag.UPSTREAM_RESET)
             and self._hbone is not None
             and self._hbone.is_hbone_at_rest(tunnel.stream)
         ):
-            record.flag, record.error = Flag.NONE, None  # ztunnel's way to end what is done
+            # A client that is done may let go in any way: ztunnel sends RST_STREAM, others no close_notify.
+            record.flag, record.error = Flag.NONE, None
         self._finished(record)
 
 

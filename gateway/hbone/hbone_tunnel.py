@@ -59,7 +59,7 @@ from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import report
 from shared.trust.spiffe import SpiffeId
-from shared.tunnel.authority import read_authority
+from shared.tunnel.connect_target import read_authority
 from shared.tunnel.opening import Opening
 from shared.tunnel.request_context import forwarded_for, forwarded_host, read_traceparent
 from shared.tunnel.tunnel_record import TunnelRecord

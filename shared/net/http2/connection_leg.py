@@ -19,7 +19,7 @@ class ConnectionLeg(CarriedLeg):
 
     @property
     def buffered_bytes(self) -> int:
-        return super().buffered_bytes + self.connection.session.pending_bytes
+        return len(self._received) + self.connection.session.pending_bytes
 
     def cause(self) -> str:
         return self.connection.cause or super().cause()

@@ -35,6 +35,7 @@ from tests.support.krun_port import KrunPort, answered_and_ended
 from tests.support.metadata_server import closed_port
 from tests.support.revocation import put, revocation_list, serial_in
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
+from tests.support.world import find_envoy
 
 HELLO = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello")
 STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "other", "stranger")
@@ -242,6 +243,17 @@ async def test_a_client_that_is_done_may_reset_what_carried_it(house: House) -> 
         assert await tunnel.rest() == b""
     record = await house.outer_record()
     assert (record.flag, record.error) == (Flag.NONE, None)
+
+
+async def test_nor_has_it_to_say_close_notify(house: House) -> None:
+    async with house.client() as client:
+        tunnel, there = await house.opened(client)
+        there.end()
+        tunnel.end()
+        assert await tunnel.rest() == b""
+        client.transport.carrier.end()
+        record = await house.outer_record()
+        assert (record.flag, record.error) == (Flag.NONE, None)
 
 
 async def test_a_client_that_is_not_has_broken_it(house: House) -> None:
@@ -553,7 +565,25 @@ async def test_a_peer_that_is_revoked(tmp_path: Path, target: TcpServer) -> None
         assert "is revoked" in str((await house.record()).error)
 
 
-# Where it is not served.
+# Beside which end it is served.
+
+
+async def test_it_stands_beside_envoy(tmp_path: Path, target: TcpServer) -> None:
+    find_envoy()
+    told = {"HBONE_INBOUND": "envoy", "HBONE_ENVOY_ADMIN": "127.0.0.1:0"}
+    async with a_house(tmp_path, target, told) as house:
+        async with house.client() as client:
+            await answered_and_ended(*await house.opened(client))
+        assert (await house.record()).identity == str(CALLER)
+        assert "internal error" in await refused(house, house.tls(STRANGER))
+
+
+async def test_not_beside_pilot_agent(house: House) -> None:
+    """Whose policies krun does not know."""
+    house.end._kind, house.end._policy = "pilot-agent", None
+    post = house.front.request(b"POST", b"/_hbone/15008")
+    assert await post.status() == 404
+    assert b"Envoy enforces the mesh's policies, and krun does not know them" in await post.rest()
 
 
 @pytest.mark.parametrize(

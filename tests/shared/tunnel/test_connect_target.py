@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.address import MAX_PORT, Address, read_ipv6
 from shared.errors import BadRequestError
-from shared.tunnel.authority import FORBIDDEN_PORTS, MAX_AUTHORITY_BYTES, read_authority
+from shared.tunnel.connect_target import FORBIDDEN_PORTS, MAX_AUTHORITY_BYTES, read_authority
 
 ports = st.integers(1, MAX_PORT)
 labels = st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
