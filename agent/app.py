@@ -316,6 +316,7 @@ class Agent:
             refusal=self._memory.refusal,
             app_refusal=self._memory.request_refusal,
             dial_sshd=None if self._sshd is None else self._sshd.connect,
+            hbone=self._mtls_end,
         )
         self._memory.start()
         self._ops.metrics.requests, self._ops.metrics.memory = self._requests, self._memory

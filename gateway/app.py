@@ -20,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.config import cluster_files
 from gateway.config.config import GatewayConfig
+from gateway.config.followed_list import FollowedList
 from gateway.config.reload import (
     ConfigFile,
     Reloads,
@@ -179,6 +181,9 @@ class Gateway:
         )
         self._warm = WarmRoutes(self._upstreams, self.readiness)
         self._endpoints = ClusterEndpoints()
+        self._addresses: FollowedList[Mapping[str, str]] = FollowedList(
+            cluster_files.ADDRESSES, cluster_files.read_addresses, {}
+        )
         self._forward = Forward(limits, self._endpoints)
         self._reverse = self._reverse_listener()
         self._tunnels = Tunnels(
@@ -303,7 +308,7 @@ class Gateway:
         await self._listeners.open(self._config.listen)
         if self._hbone is not None:
             await self._hbone.start()
-        await self._follow_endpoints()
+        await self._follow_lists()
         self._memory.start()
         if self._exporting is not None:
             self._exporting.start()
@@ -332,6 +337,7 @@ class Gateway:
         await self._pool.close(0.0 if self._drain.forced.is_set() else LAST_BYTES_S)
         self._forward.close()
         self._endpoints.close()
+        self._addresses.close()
         await self._ports.close()
         if self._link_server is not None:
             self._link_server.close()
@@ -353,7 +359,7 @@ class Gateway:
         self._tunnels.routes = routes
         self._warm.use(routes.warm())
         self._config = keep_fixed(self._config, config)
-        await self._follow_endpoints()
+        await self._follow_lists()
         if self._cluster_list is not None and not config.awaits_cluster:
             self._cluster_list.done()
         if self._hbone is not None and self._config.hbone is not None:
@@ -363,10 +369,12 @@ class Gateway:
         self._use_limits()
         await self._listeners.keep_only(config.listen)
 
-    async def _follow_endpoints(self) -> None:
+    async def _follow_lists(self) -> None:
         cluster = self._config.cluster
         reaches = cluster is not None and any(rule.services for rule in cluster.allow)
         await self._endpoints.follow(cluster.folder if cluster is not None and reaches else None)
+        takes = self._hbone is not None and any(route.takes_connects for route in self._config.routes)
+        await self._addresses.follow(cluster.folder if cluster is not None and takes else None)
 
     def _use_limits(self) -> None:
         """Hands the limits of the configuration to all that go by them."""
@@ -444,6 +452,8 @@ class Gateway:
             ports=self._worker.hbone_ports,
             share=self._worker.share,
             wall_clock=self._wall_clock,
+            by_route=self._tunnels,
+            name_of=lambda address: self._addresses.value.get(address),
         )
 
     def _reverse_listener(self) -> ReverseListener | None:

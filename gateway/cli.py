@@ -43,8 +43,9 @@ def parser() -> Parser:
     )
     explain = commands.add_parser(
         "explain",
-        help="say which route a server name matches",
-        description="Says which route a server name matches, and where its connections go.",
+        help="say which route a server name, or a CONNECT, matches",
+        description="Says which route a server name, or the authority of a CONNECT on the HBONE port,\n"
+        "matches, and where its connections go.",
     )
     cluster = commands.add_parser(
         "cluster",
@@ -81,7 +82,9 @@ def parser() -> Parser:
     for command in (top, running, cluster):
         command.add_log_flags()
     top.add_argument("--check", action="store_true", help="the same as the command check")
-    explain.add_argument("--sni", required=True, metavar="NAME", help="server name of a ClientHello")
+    asked = explain.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--sni", metavar="NAME", help="server name of a ClientHello")
+    asked.add_argument("--authority", metavar="HOST:PORT", help="authority of a CONNECT on the HBONE port")
     doctor.add_argument(
         "--sni",
         action="append",
@@ -123,6 +126,8 @@ def _run(arguments: Sequence[str]) -> int:
         case "version":
             return command_line.print_version("hgate", as_json=options.json)
         case "explain":
+            if options.authority is not None:
+                return _explain_connect(options.config, options.authority)
             return _explain(options.config, options.sni)
         case "check":
             return _check(options.config)
@@ -192,6 +197,40 @@ def _explain(config: Path, sni: str) -> int:
     print(table.explain(sni))
     try:
         table.match(istio_sni.parse(sni))
+    except NoRouteError:
+        return EXIT_DENIED
+    return EXIT_OK
+
+
+def _explain_connect(config: Path, authority: str) -> int:
+    from gateway.config import cluster_files
+    from gateway.config.reload import ConfigFile
+    from gateway.rules.routes import RouteTable, connect_name
+    from shared.address import Address
+    from shared.errors import BadRequestError, NoRouteError
+    from shared.tunnel.connect_target import read_authority
+
+    read = ConfigFile(config).read()
+    if read.awaits_cluster:
+        print(NO_CLUSTER, file=sys.stderr)
+    if read.hbone is None:
+        print("refused    hgate's file has no section hbone, so there is no port for CONNECTs")
+        return EXIT_DENIED
+    try:
+        target = connect_name(read_authority(authority.encode()))
+    except BadRequestError as error:
+        print(f"refused    {error}")
+        return EXIT_DENIED
+    if target.is_ip and read.cluster is not None:
+        name = cluster_files.read_addresses(read.cluster.folder).get(target.host)
+        if name is not None:
+            print(f"address    {target.host} is {name}")
+            target = Address(name, target.port)
+    table = RouteTable(read.routes)
+    print(table.explain_connect(target))
+    try:
+        if table.takes_connect(target.host):
+            table.find_connect(target)
     except NoRouteError:
         return EXIT_DENIED
     return EXIT_OK

@@ -38,7 +38,8 @@
     - StatusError             it answered with something else than 200
       - ConflictError         fields of an object of the cluster have another owner, and another value
     - StreamResetError        it reset the stream or lost the connection
-      - StreamDoneError       it let go of the stream after it had our end, which is no fault
+      - StreamLeftError       it let go of the stream without a fault
+        - StreamDoneError     after it had our end
       - ExpelledError         we have ended the connection, for its certificate was revoked, or expired
   - TunnelLimitError          we ended an open tunnel: says which limit
     - IdleError               no byte for too long
@@ -494,6 +495,8 @@ class StreamResetError(UpstreamError):
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
         self.code = code
+        self.sent_all = False
+        """All that we had to send had gone out, with our end."""
 
 
 class ExpelledError(StreamResetError):
@@ -536,5 +539,9 @@ class OverloadError(TunnelLimitError):
     flag = Flag.OVERLOAD
 
 
-class StreamDoneError(StreamResetError):
-    """The far side let go of the stream (NO_ERROR, CANCEL) after all that we had to send, and our end."""
+class StreamLeftError(StreamResetError):
+    """The peer let go of the stream without a fault (RST_STREAM with NO_ERROR or CANCEL)."""
+
+
+class StreamDoneError(StreamLeftError):
+    """The peer did so after all that we had to send, and our end."""

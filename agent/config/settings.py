@@ -14,6 +14,7 @@ from agent.config import (
     capture_settings,
     certificate_settings,
     grpc_settings,
+    inner_settings,
     kubernetes_settings,
     mesh_settings,
     mount_settings,
@@ -26,6 +27,7 @@ from agent.config import (
 from agent.config.capture_settings import CaptureSettings
 from agent.config.certificate_settings import CertificateSettings
 from agent.config.grpc_settings import GrpcSettings
+from agent.config.inner_settings import InnerSettings
 from agent.config.kubernetes_settings import KubernetesSettings
 from agent.config.mount_settings import MountSettings
 from agent.config.pilot_settings import PilotSettings
@@ -82,6 +84,9 @@ PORT_PREFIX = "PORT_"
 
 INBOUND_TARGET = str(ports.INBOUND_MTLS)
 """`/_hbone/15003`: the mTLS end, wherever HBONE_INBOUND_LISTEN has moved it."""
+
+HBONE_TARGET = str(ports.HBONE)
+"""`/_hbone/15008`: inner HBONE, which ends in krun itself."""
 
 SSHD_TARGET = "22"
 """`/_hbone/22`: the sshd, which listens on a port that needs no root."""
@@ -460,6 +465,9 @@ class Settings:
     debuggable: bool = setting(Switch(), False, core_dumps.MEANING, variable=core_dumps.VARIABLE)
     """Whether krun may leave a core and be looked into; that is seen to before settings are read."""
 
+    inner: InnerSettings = field(default_factory=InnerSettings)
+    """Inner HBONE, for clients of the ambient mesh."""
+
     reverse: ReverseSettings | None = None
     """The gateways that krun dials to be reached through them; None: it waits to be dialled."""
 
@@ -500,7 +508,8 @@ class Settings:
         return max(LEAST_APP_STOP_S, self.drain_timeout_s + AFTER_DRAIN_S) if told is None else told or None
 
     def target(self, name: str) -> Address | None:
-        """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere.
+        """Where `/_hbone/NAME` leads: 15003 and 22 as in the original, else by PORT_NAME; None: nowhere, or
+        inner HBONE, which has no address.
 
         The name counts as it is written; `/_hbone/db` finds PORT_DB as well, for variables are customarily
         in capitals, unless there is a PORT_db.
@@ -510,6 +519,12 @@ class Settings:
         if name == SSHD_TARGET:
             return self.sshd
         return self.targets.get(name) or self.targets.get(name.upper())
+
+    @property
+    def target_names(self) -> list[str]:
+        """The names of what is reached by `/_hbone/NAME`."""
+        inner = [HBONE_TARGET] if self.inner.is_on else []
+        return [INBOUND_TARGET, *inner, SSHD_TARGET, *sorted(self.targets)]
 
     def trust(self, patterns: Sequence[str]) -> TrustDomain:
         """Our trust domain and its aliases, which `patterns` may be about: as set, else that of the
@@ -599,6 +614,7 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         targets=_targets(read),
         pilot=pilot,
         capture=capture_settings.read(read, pilot.proxy_config),
+        inner=inner_settings.read(read),
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
         kubernetes=kubernetes,
@@ -657,6 +673,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
     return {
         "krun": [*(one for one in own if one is not mesh_settings.MESH), STARTUP_HTTP, STARTUP_TCP, TARGETS],
         "Finding the mesh": list(mesh_settings.SETTINGS),
+        "Inner HBONE": list(table_of(InnerSettings).values()),
         "Reverse connections": list(table_of(reverse_settings.ReverseSettings).values()),
         "The workload's certificate": list(certificate_settings.SETTINGS),
         "Kubernetes tokens": [*table_of(KubernetesSettings).values(), *kubernetes_settings.ACCESS],

@@ -9,9 +9,7 @@ The rules:
    offer HTTP by ALPN, as Envoy does in the same place. So the app is told who calls.
 3. A connection whose bytes are passed on is reported once: when it ended, or when it was refused. So is one
    that had HTTP in it, if it was refused, or ended by us for a fault; its requests have reports of their own.
-4. New connections get the files as they are now; open ones keep what they were opened with. Files that cannot
-   be used change nothing: the certificate in use stays, and the log says so once.
-5. A peer whose certificate is revoked is refused, and reset if it has come already.
+4. A peer whose certificate is revoked is refused (`server_tls`), and reset if it has come already.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from agent.config.settings import AppProtocol
 from agent.mtls.app_alpn import builtin_offer
 from agent.mtls.client_certificate import forwarded
 from agent.mtls.http_connection import HTTP1, HTTP2, HttpConnection
+from agent.mtls.server_tls import ServerTls
 from agent.proxy.downstream import Caller, Downstream
 from shared.address import Address
 from shared.errors import DeniedError, DialError, Flag, HboneError, LimitError, StreamResetError
@@ -36,18 +35,14 @@ from shared.net.dial import dial
 from shared.net.http2.answers import answer
 from shared.net.legs.tcp import Surplus
 from shared.net.legs.tls import HANDSHAKE_TIMEOUT_S, TlsServerLeg
-from shared.net.legs.tls_handshake import server_context
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
-from shared.net.tls.certificate_files import LOOK_EVERY_S, CertificateFiles
+from shared.net.tls.certificate_files import LOOK_EVERY_S
 from shared.net.tls.revocation_watch import LOOK_EVERY_S as LISTS_EVERY_S
-from shared.net.tls.revocation_watch import RevocationWatch
-from shared.net.tls.root_files import trust_bundles
 from shared.tasks import spawn
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.revocations import Proof
 from shared.trust.spiffe import peer_id
-from shared.trust.trust_bundles import TrustBundles
 from shared.tunnel.tunnel_record import TunnelRecord
 
 log = logging.getLogger("hbone.inbound")
@@ -123,26 +118,20 @@ class Inbound:
         self._refusal = refusal
         self.most_connections = settings.max_connections
         """At once; may be changed at any time."""
-        self._policy = policy
         self._finished = finished
         self._connections: dict[TlsServerLeg, _Connection] = {}
         self._empty = asyncio.Event()
         self._empty.set()
-        names = (settings.certificates, settings.private_key, settings.roots)
-        bundles = () if settings.bundles is None else (settings.bundles,)
-        self._files = CertificateFiles(
-            (*names[:2], *bundles, settings.roots),
-            lambda: server_context(*names, self._checks(settings.bundles), builtin_offer(settings.protocol)),
-            log=log,
+        self._tls = ServerTls(
+            (settings.certificates, settings.private_key, settings.roots),
+            settings.bundles,
+            policy,
             purpose="inbound",
+            crl=settings.crl,
+            alpn=builtin_offer(settings.protocol),
             look_every_s=settings.look_every_s,
+            lists_every_s=settings.lists_every_s,
         )
-        self._revocations: RevocationWatch | None = None
-        if settings.crl is not None:
-            self._revocations = RevocationWatch(
-                settings.crl, settings.roots, purpose="inbound", look_every_s=settings.lists_every_s
-            )
-            self._revocations.follow(self._end_revoked)
         self._server: asyncio.Server | None = None
         self._draining = False
 
@@ -172,10 +161,7 @@ class Inbound:
             UnavailableError: a file is missing, or the address is taken.
             ConfigError: a file has not what it should.
         """
-        self._files.read()
-        if self._revocations is not None:
-            self._revocations.read()
-            self._revocations.start()
+        self._tls.start(self._end_revoked)
         self._server = await listen(self._settings.listen, self._accept, purpose="built-in mTLS end")
 
     def drain(self) -> None:
@@ -193,8 +179,7 @@ class Inbound:
         """Stops listening, gives open connections `drain_s` seconds to end, then resets those left."""
         if self._server is not None:
             self._server.close()
-        if self._revocations is not None:
-            self._revocations.close()
+        self._tls.close()
         try:
             async with asyncio.timeout(drain_s):
                 await self._empty.wait()
@@ -209,12 +194,11 @@ class Inbound:
 
     def established(self, leg: TlsServerLeg) -> None:
         connection = self._connections[leg]
-        if self._revocations is not None:
-            try:
-                connection.proof = self._revocations.check(leg.proved_chain())
-            except DeniedError as error:  # revoked since it was let in
-                self._cut(connection, error)
-                return
+        try:
+            connection.proof = self._tls.prove(leg)
+        except DeniedError as error:  # revoked since it was let in
+            self._cut(connection, error)
+            return
         connection.identity = str(peer_id(leg.certificate))
         if self._is_http(leg.alpn):
             told = forwarded(leg.certificate, leg.own_certificate())
@@ -253,20 +237,10 @@ class Inbound:
         if refusal is not None:
             return Surplus(lambda client: self._turned_away(client, refusal))
         timeout_s = self._settings.handshake_timeout_s
-        leg = TlsServerLeg(self._files.current(now), self, handshake_timeout_s=timeout_s)
+        leg = TlsServerLeg(self._tls.context(), self, handshake_timeout_s=timeout_s)
         self._connections[leg] = _Connection(leg, now)
         self._empty.clear()
         return leg
-
-    def _checks(self, file: Path | None) -> Callable[[list[bytes]], None]:
-        bundles = TrustBundles() if file is None else trust_bundles(file)
-
-        def check(chain: list[bytes]) -> None:
-            self._policy.check(bundles.proved(chain))
-            if self._revocations is not None:
-                self._revocations.check(chain)
-
-        return check
 
     async def _serve(self, connection: _Connection) -> None:
         try:
@@ -285,10 +259,9 @@ class Inbound:
 
     def _end_revoked(self) -> int:
         """Ends the connections of peers that are revoked by now; how many."""
-        assert self._revocations is not None
         count = 0
         for connection in list(self._connections.values()):
-            error = self._revocations.verdict(connection.proof)
+            error = self._tls.verdict(connection.proof)
             if error is not None and not connection.reported:
                 self._cut(connection, error)
                 count += 1

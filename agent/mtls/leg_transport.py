@@ -15,15 +15,24 @@ from shared.net.legs.tls import TlsServerLeg
 class LegTransport(asyncio.Transport):
     """The transport of `protocol` on `leg`, as that one's `RelayEnd`."""
 
-    __slots__ = ("_closing", "_leg", "_paused", "_protocol", "_yields")
+    __slots__ = ("_closing", "_early", "_leg", "_paused", "_protocol", "_yields")
 
     def __init__(self, leg: TlsServerLeg, protocol: Connection) -> None:
         super().__init__()
         self._leg = leg
         self._protocol: Connection | None = protocol
+        self._early: bytearray | None = None  # what has come before the protocol knows of us
         self._closing = False
         self._paused = False  # by the protocol
         self._yields = False  # what has come waits for the next turn of the event loop
+
+    def join(self) -> None:
+        """Joins the leg, whose handshake is complete. Only then it sends, and at once it pushes."""
+        self._early = bytearray()
+        self._leg.join(self)
+        early, self._early = bytes(self._early), None
+        if self._protocol is not None:
+            self.begin(early)
 
     def begin(self, early: bytes) -> None:
         """To be called once the leg pushes to us; `early` is what it has pushed before."""
@@ -42,6 +51,9 @@ class LegTransport(asyncio.Transport):
 
     def received(self, leg: Leg, data: Buffer) -> None:
         protocol = self._protocol
+        if self._early is not None:
+            self._early += data
+            return
         if protocol is None:
             return
         started = time.monotonic()  # the connection measures full reads only, which a TLS record is not

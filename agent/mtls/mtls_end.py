@@ -1,9 +1,10 @@
 """The end of the mesh's mTLS in the container, as the settings have it: Envoy, with or without pilot-agent,
-the built-in one, or none."""
+the built-in one, or none. Where the rules are krun's own, inner HBONE ends here, too (`inner_hbone`)."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agent.config.settings import Settings
 from shared.address import Address
-from shared.errors import UnavailableError
+from shared.errors import DeniedError, NoRouteError, UnavailableError
 from shared.tasks import spawn
 from shared.trust.spiffe import SCHEME
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from agent.mtls.envoy import EnvoyProcess
     from agent.mtls.envoy_admin import EnvoyAdmin
     from agent.mtls.inbound import Inbound
+    from agent.mtls.inner_hbone import InnerHbone
     from agent.mtls.pilot_agent import PilotAgent
     from agent.policy.mesh_policies import MeshPolicies
     from agent.proxy.downstream import Caller, Downstream
     from agent.proxy.request_record import Record
     from shared.credentials.kubernetes.kubernetes_access import Access
     from shared.errors import LimitError
+    from shared.net.legs.contract import Leg
+    from shared.net.legs.stream import Stream
     from shared.net.relay.memory_budget import Holder
     from shared.trust.peer_policy import PeerPolicy
 
@@ -78,6 +82,10 @@ class MtlsEnd:
         self._restarts = 0
         self._keeper: asyncio.Task[None] | None = None
         self._inbound: Inbound | None = None
+        self._policy: PeerPolicy | None = None
+        self._inner: InnerHbone | None = None  # from the first request for it on
+        self._most_connections = settings.max_tunnels
+        self._draining = False
         self._folder: Path | None = None
 
     async def start(self) -> None:
@@ -182,13 +190,42 @@ class MtlsEnd:
         return b"" if self._proxy is None else await self._proxy.metrics()
 
     def limit(self, most_connections: int) -> None:
-        """Lets the built-in end take so many connections at once."""
+        """Lets the built-in end take so many connections at once, and inner HBONE so many tunnels."""
+        self._most_connections = most_connections
         if self._inbound is not None:
             self._inbound.most_connections = most_connections
 
     def holders(self) -> Iterator[Holder]:
-        """All that holds bytes for the peers of the built-in end."""
-        return iter(()) if self._inbound is None else self._inbound.holders()
+        """All that holds bytes for the peers of the built-in end and of inner HBONE."""
+        if self._inbound is not None:
+            yield from self._inbound.holders()
+        if self._inner is not None:
+            yield from self._inner.holders()
+
+    @property
+    def inner(self) -> InnerHbone | None:
+        """Inner HBONE, once somebody has asked for it."""
+        return self._inner
+
+    @property
+    def most_inner(self) -> int:
+        """How many tunnels of inner HBONE there may be."""
+        return self._most_connections
+
+    def hbone_leg(self, stream: Stream) -> Leg:
+        """The end of inner HBONE for what comes in the tunnel of `stream`.
+
+        Raises:
+            NoRouteError: it is not served here; the text says what to set.
+            UnavailableError, ConfigError: the certificates cannot be used.
+        """
+        if self._inner is None:
+            self._inner = self._start_inner()
+        return self._inner.leg(stream)
+
+    def is_hbone_at_rest(self, stream: Stream) -> bool:
+        """Whether the client in the tunnel of `stream` has had what it wanted, and nothing is open in it."""
+        return self._inner is not None and self._inner.is_at_rest(stream)
 
     async def emptied(self) -> None:
         """Returns when the built-in end has no connection open."""
@@ -196,7 +233,10 @@ class MtlsEnd:
             await self._inbound.emptied()
 
     async def drain(self) -> None:
-        """Tells clients that speak HTTP to open nothing new."""
+        """Tells clients that speak HTTP, or HBONE, to open nothing new."""
+        self._draining = True
+        if self._inner is not None:
+            self._inner.drain()
         if self._proxy is not None:
             await self._proxy.drain()
         if self._inbound is not None:
@@ -212,6 +252,8 @@ class MtlsEnd:
             await asyncio.wait({self._keeper})
         if self._pilot_agent is not None:
             await self._pilot_agent.stop(stop_s)
+        if self._inner is not None:
+            self._inner.close()
         if self._inbound is not None:
             await self._inbound.close(0)
         if self._envoy_admin is not None:
@@ -360,6 +402,64 @@ class MtlsEnd:
         await self._inbound.start()
         self.address = self._inbound.address
 
+    def _start_inner(self) -> InnerHbone:
+        """Raises what `hbone_leg` does."""
+        settings = self._settings
+        if not settings.inner.is_on:
+            raise NoRouteError("inner HBONE is not served here: HBONE_INNER=0 of krun says so")
+        if self._policy is None:
+            raise NoRouteError(f"inner HBONE is not served here: {self._why_no_inner()}")
+        from agent.config.own_identity import own_identity
+        from agent.mtls.inner_hbone import InnerHbone, InnerHboneSettings
+        from agent.mtls.own_services import OwnServices, default_host
+        from shared.net.tls import certificate_folder
+        from shared.tunnel.request_context import workload_baggage
+
+        pilot = settings.pilot
+        labels = pilot.all_labels()
+        namespace = None
+        with contextlib.suppress(DeniedError):  # it names no workload
+            namespace = own_identity(settings.certificates).namespace
+        namespace = namespace or pilot.namespace
+        hosts = settings.inner.hosts or (default_host(pilot.workload, namespace),)
+        inner = InnerHbone(
+            InnerHboneSettings(
+                files=certificate_folder.find(settings.certificates),
+                services=OwnServices(hosts, settings.inner.ports(settings.app.port), settings.app),
+                baggage=workload_baggage(
+                    pilot.cluster_id,
+                    namespace,
+                    pilot.workload,
+                    str(labels.get("service.istio.io/canonical-name", pilot.workload)),
+                    str(labels.get("service.istio.io/canonical-revision", "")),
+                ),
+                dial_timeout_s=settings.dial_timeout_s,
+                handshake_timeout_s=settings.handshake_timeout_s,
+                connection_idle_timeout_s=settings.inner.idle_timeout_s or None,
+                idle_timeout_s=settings.idle_timeout_s,
+                half_closed_timeout_s=settings.half_closed_timeout_s,
+                crl=settings.crl,
+            ),
+            self._policy,
+            self._finished,
+            self._refusal,
+            most_tunnels=lambda: self._most_connections,
+        )
+        inner.start()
+        if self._draining:
+            inner.drain()
+        log.info("inner HBONE, target of /_hbone/15008: for %s, to the app", ", ".join(hosts))
+        return inner
+
+    def _why_no_inner(self) -> str:
+        settings = self._settings
+        if self._kind == "pilot-agent":
+            told = "under pilot-agent Envoy enforces the mesh's policies, and krun does not know them"
+            return f"{told}: set HBONE_INBOUND=builtin"
+        if not settings.certificates_found():
+            return f"krun has no certificates in {settings.certificates}: set HBONE_CERTS or HBONE_CA"
+        return "krun has no mTLS end of its own: set HBONE_INBOUND=builtin"
+
     def _peer_policy(self) -> PeerPolicy:
         """Who may come in: as told, else everybody of our own certificate's trust domain."""
         from agent.config.own_identity import own_trust_domain
@@ -371,6 +471,6 @@ class MtlsEnd:
             patterns = (f"{SCHEME}{settings.trust_domain}/**",)
         patterns = patterns or own_trust_domain(settings.certificates)
         policy = PeerPolicy(patterns, settings.deny, settings.trust(patterns + settings.deny))
-        self._patterns = patterns, settings.deny
+        self._patterns, self._policy = (patterns, settings.deny), policy
         log.info("allowed identities: %s", policy)
         return policy

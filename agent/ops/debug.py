@@ -25,7 +25,8 @@ def tunnels(of: Iterable[ServedTunnel | RemoteConnection]) -> list[dict[str, Any
         {
             "peer": one.record.peer,
             "target": one.record.name,
-            "address": str(one.record.target),
+            "address": None if one.record.target is None else str(one.record.target),
+            "identity": one.record.identity or None,
             "state": "connecting" if one.relay is None else "open",
             "age_s": round(one.age_s, 3),
             "bytes_sent": 0 if one.relay is None else one.relay.sent_bytes,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from agent.memory import Memory
     from agent.mtls.mtls_end import MtlsEnd
+    from agent.tunnels.remote_ports import RemoteConnection
     from agent.tunnels.requests import Requests
+    from shared.tunnel.tunnel_server import ServedTunnel
 
 PREFIX = "krun"
 """Of the usual metrics of a process, whose plain names are the app's to use."""
@@ -61,7 +63,7 @@ class KrunMetrics:
         if not record.opened:
             self._refused[record.flag] += 1
             return
-        counts = self._targets.setdefault(record.name or "", TargetCounts())  # known names only are opened
+        counts = self._targets.setdefault(_target(record), TargetCounts())
         counts.closed_by_flag[record.flag] += 1
         counts.sent_bytes += record.sent_bytes or 0
         counts.received_bytes += record.received_bytes or 0
@@ -69,6 +71,14 @@ class KrunMetrics:
     def add(self, collect: Callable[[], Iterator[Metric]]) -> None:
         """Adds the metrics that `collect` makes at every scrape."""
         self._further.append(collect)
+
+    @property
+    def tunnels(self) -> Iterator[ServedTunnel | RemoteConnection]:
+        """Those that are not over, and those of inner HBONE."""
+        if self.requests is not None:
+            yield from self.requests.tunnels
+        if self.mtls_end is not None and self.mtls_end.inner is not None:
+            yield from self.mtls_end.inner.tunnels
 
     def render(self) -> bytes:
         """A scrape, in Prometheus' text format."""
@@ -101,6 +111,9 @@ class KrunMetrics:
         if self.mtls_end is not None:
             yield families.MTLS_END_CONNECTIONS.value(self.mtls_end.connections)
             yield families.MTLS_END_RESTARTS.value(self.mtls_end.restarts)
+            inner = self.mtls_end.inner
+            yield families.INNER_CONNECTIONS.value(0 if inner is None else inner.connections)
+            yield families.INNER_CONNECTIONS_LIMIT.value(self.mtls_end.most_inner)
             yield families.POLICIES_UNENFORCED.value(len(self.mtls_end.unenforced_policies))
         for collect in self._further:
             yield from collect()
@@ -109,8 +122,8 @@ class KrunMetrics:
         """Those that are over, and those that are open with what they have carried so far."""
         counts = {name: (c.sent_bytes, c.received_bytes) for name, c in self._targets.items()}
         opened: Counter[str] = Counter()
-        for tunnel in self.requests.tunnels if self.requests is not None else ():
-            name, relay = tunnel.record.name or "", tunnel.relay
+        for tunnel in self.tunnels:
+            name, relay = _target(tunnel.record), tunnel.relay
             if relay is not None:
                 opened[name] += 1
                 sent, received = counts.get(name, (0, 0))
@@ -123,3 +136,8 @@ class KrunMetrics:
         yield families.TUNNELS_OPEN.metric((name, opened[name]) for name in counts)
         yield families.SENT_BYTES.metric((name, sent) for name, (sent, _) in counts.items())
         yield families.RECEIVED_BYTES.metric((name, received) for name, (_, received) in counts.items())
+
+
+def _target(record: TunnelRecord) -> str:
+    """A name of ours: known ones only are opened. Inner HBONE's have those that clients ask for."""
+    return record.route or record.name or ""

@@ -96,7 +96,7 @@ class Ops:
 
     def over(self, record: Record) -> None:
         """A tunnel is over, or something else that is none."""
-        if isinstance(record, TunnelRecord) and record.name is not None:
+        if isinstance(record, TunnelRecord) and (record.name is not None or record.route):
             self.metrics.over(record)
 
     def drain(self) -> None:
@@ -134,7 +134,7 @@ class Ops:
         shown: dict[str, Callable[[], Any]] = {
             "/config": lambda: debug.settings(self._layers),
             "/tunnels": lambda: debug.tunnels(self._tunnels()),
-            "/connections": lambda: debug.connections(self.connections),
+            "/connections": lambda: debug.connections(self.connections) + self._inner_connections(),
             "/certs": debug.certificates,
             "/ssh": self._ssh,
         }
@@ -155,8 +155,11 @@ class Ops:
     def _ssh(self) -> dict[str, Any]:
         return {"enabled": False, "why": "no keys are named"} if self.sshd is None else self.sshd.shown()
 
-    def _tunnels(self) -> Collection[Any]:
-        return () if self.metrics.requests is None else self.metrics.requests.tunnels
+    def _tunnels(self) -> Iterator[Any]:
+        return self.metrics.tunnels
+
+    def _inner_connections(self) -> list[dict[str, Any]]:
+        return [] if self._mtls_end.inner is None else self._mtls_end.inner.rows()
 
     async def _status(self) -> dict[str, Any]:
         from shared import version

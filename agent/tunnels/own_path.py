@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from http import HTTPStatus
 
-from agent.config.settings import INBOUND_TARGET, SSHD_TARGET, Settings
+from agent.config.settings import Settings
 from shared.errors import HboneError
 from shared.net.http2.answers import answer
 from shared.net.legs.contract import Buffer, Leg
@@ -92,7 +92,7 @@ class OwnPath:
         settings = self._settings
         about = {
             "krun": _version(),
-            "targets": [INBOUND_TARGET, SSHD_TARGET, *sorted(settings.targets)],
+            "targets": settings.target_names,
             "probes": settings.probes,
         }
         body = json.dumps(about).encode() + b"\n"

@@ -16,7 +16,7 @@ from agent.config.settings import Settings
 from agent.proxy.downstream import Caller, Downstream
 from agent.proxy.request_record import RequestRecord, refused_record
 from agent.tunnels.app_proxy import AppProxy
-from shared.errors import HboneError, LimitError
+from shared.errors import HboneError, LimitError, RefusedError
 from shared.net.http2.answers import answer
 from shared.net.legs.stream import header_value
 from shared.net.relay.memory_budget import Holder
@@ -94,7 +94,7 @@ class BoundedRequests:
         is_connect = header_value(stream.headers, b":method") == b"CONNECT"
         if is_connect and not header_value(stream.headers, b":protocol"):
             # An app that knows CONNECT would take the client's bytes for what they are; others for a fault.
-            answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
+            self._refuse_connect(stream, caller)
             return
         refusal = self._refusal()
         if refusal is None and self.open_requests >= self.most_requests:
@@ -120,6 +120,15 @@ class BoundedRequests:
         self._closing = True
         self._proxy.close()
         self._warnings.close()
+
+    def _refuse_connect(self, stream: Downstream, caller: Caller | None) -> None:
+        if caller is None:
+            answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, "no tunnels here")
+            return
+        error = RefusedError("no tunnels here: for inner HBONE the tunnel URL ends in /_hbone/15008")
+        answer(stream, HTTPStatus.METHOD_NOT_ALLOWED, str(error))
+        self._record(refused_record(stream, caller, HTTPStatus.METHOD_NOT_ALLOWED, error))
+        self._warnings.warning("connect", f"CONNECT of {caller.identity} at the mTLS end: {error}")
 
     def _record(self, record: RequestRecord) -> None:
         if self._wanted == "all" or (self._wanted == "failed" and record.error is not None):

@@ -27,6 +27,7 @@ from gateway.cluster.mesh_env import MeshEnv
 from gateway.cluster.object_status import ObjectStatus, Status
 from gateway.cluster.object_watch import Key, Kind, ObjectWatch
 from gateway.cluster.registrar import Registrar
+from gateway.cluster.service_addresses import addresses_of, cluster_ips
 from gateway.cluster.service_endpoints import EndpointSlice, ServiceEndpoints, ports_of
 from gateway.cluster.service_routes import ObjectName, ServiceRoutes, is_asked_for, name_of
 from gateway.config import cluster_files
@@ -96,6 +97,7 @@ class ClusterProcess:
 
         self._routes_asked, self._endpoints_asked = asyncio.Event(), asyncio.Event()
         self._routes: list[ServiceRoute] | None = None  # as they were handed over last
+        self._addresses: dict[str, str] = {}  # likewise
         self._made = ServiceRoutes()
         self._refused: dict[ObjectName, str] = {}
         self._endpoints = ServiceEndpoints(self._settings.domain)
@@ -237,12 +239,21 @@ class ClusterProcess:
             routes, self._refused = self._made.table(objects, allow, domain, of_file)
             self._register()
             self._tell(objects, routes)
+            self._hand_over_addresses(of_file)
             if routes == self._routes:
                 continue
             if self._write("routes", partial(cluster_files.write_routes, self._settings.folder, routes)):
                 log.info("%d routes from objects, %d objects refused", len(routes), len(self._refused))
                 self._routes = routes
             handed_over = loop.time()
+
+    def _hand_over_addresses(self, of_file: RouteTable) -> None:
+        """Those of Services that a route takes CONNECTs for."""
+        services = self._watches[SERVICES.plural].objects.values()
+        found = addresses_of(services, self._settings.domain, of_file.takes_connect)
+        write = partial(cluster_files.write_addresses, self._settings.folder, found)
+        if found != self._addresses and self._write("addresses", write):
+            self._addresses = found
 
     def _register(self) -> None:
         """Has the Services registered that are routed."""
@@ -363,7 +374,7 @@ class ClusterProcess:
                 log.error("%s", error)
             self._said_unwritable = True
             self._handovers[what, "failure"] += 1
-            asked = self._routes_asked if what == "routes" else self._endpoints_asked
+            asked = self._endpoints_asked if what == "endpoints" else self._routes_asked
             asyncio.get_running_loop().call_later(LIST_PAUSE_S, asked.set)
             return False
         self._said_unwritable = False
@@ -454,6 +465,7 @@ def _asking_or_ported(found: Mapping[str, Any]) -> dict[str, Any] | None:
     reached = {
         "balancer": str(given[0].get("ip") or given[0].get("hostname") or ""),
         "clusterIP": str(found["spec"].get("clusterIP") or ""),
+        "clusterIPs": cluster_ips(found),
     }
     asking = _asking(found)
     if asking is not None:

@@ -1,14 +1,14 @@
-"""The lists that the process at the API server hands to those with the tunnels: two files in one folder.
+"""The lists that the process at the API server hands to those with the tunnels: three files in one folder.
 
-`routes.json` has the routes that objects ask for, `endpoints.json` the endpoints of Services. Each is
-replaced as a whole; until the first list of objects is complete there is no `routes.json`. Both are JSON,
-which is read a hundred times as fast as YAML.
+`routes.json` has the routes that objects ask for, `endpoints.json` the endpoints of Services, and
+`addresses.json` which address is whose. Each is replaced as a whole; until the first list of objects is
+complete there is no `routes.json`. All are JSON, which is read a hundred times as fast as YAML.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,13 @@ from shared.errors import UnavailableError
 
 ROUTES = "routes.json"
 ENDPOINTS = "endpoints.json"
+ADDRESSES = "addresses.json"
 
 MAX_ROUTES = 10_000
 """Routes from objects. Each is 0.5 KB in the file and 2 KiB in each process."""
+
+MAX_ADDRESSES = 50_000
+"""Addresses of Services that routes take by name: 70 bytes each in the file, 0.2 KiB in each process."""
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """100,000 endpoints are 3 MB."""
@@ -40,9 +44,15 @@ def write_endpoints(folder: Path, endpoints: Endpoints) -> None:
     _write(folder / ENDPOINTS, {"services": endpoints})
 
 
+def write_addresses(folder: Path, names: Mapping[str, str]) -> None:
+    """Hands over the Service's name of each address. Raises UnavailableError if the folder cannot be
+    written."""
+    _write(folder / ADDRESSES, {"addresses": names})
+
+
 def clean(folder: Path) -> None:
     """Removes what a process that was killed has left half written; the folder is memory."""
-    for name in (ROUTES, ENDPOINTS):
+    for name in (ROUTES, ENDPOINTS, ADDRESSES):
         for left in folder.glob(f".{name}.*"):
             left.unlink(missing_ok=True)
 
@@ -62,6 +72,12 @@ def read_routes(folder: Path) -> tuple[ServiceRoute, ...] | None:
 def read_endpoints(folder: Path) -> Endpoints:
     """The endpoints that were handed over last. Raises UnavailableError if the file cannot be read."""
     return _read(folder / ENDPOINTS, "services", dict) or {}
+
+
+def read_addresses(folder: Path) -> Mapping[str, str]:
+    """The names of addresses that were handed over last. Raises UnavailableError if the file cannot be
+    read."""
+    return _read(folder / ADDRESSES, "addresses", dict) or {}
 
 
 def _route(found: Any) -> ServiceRoute:

@@ -12,8 +12,9 @@ from gateway.config.rule_settings import CERTIFICATES, PEERS_FORM, peers
 from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field
 from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
-from gateway.rules.routes import DEFAULT_AUTHORITY, Route, TokenRule
+from gateway.rules.routes import DEFAULT_AUTHORITY, Inner, Route, TokenRule
 from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
+from shared import ports
 from shared.address import Address, is_own_machine
 from shared.config.fields import Setting
 from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed, host_name
@@ -45,9 +46,21 @@ def _peers(value: Value, context: Context) -> tuple[str, ...]:
     return peers(value, context, anybody=False)
 
 
+def _inner(value: Value, context: Context) -> Inner:
+    found: Inner = value.of(_INNER)
+    if "hbone" not in context.above:
+        raise value.error("needs a section hbone in the file, whose port takes CONNECTs")
+    return found
+
+
 def _sni(value: Value, _: Context) -> str:
     return "" if value.word() == "none" else value.parsed(host_name)
 
+
+_INNER: Choice[Inner] = Choice(("hbone", "tls"))
+
+_OTHER_END = {"hbone": ports.INBOUND_MTLS, "tls": ports.HBONE}
+"""The port in the container that ends something else than what `inner` says."""
 
 TOKEN: Table = {
     "audience": Setting(
@@ -164,6 +177,15 @@ ROUTE: Table = {
         "with_request saves a round trip. after_answer is for far sides that accept no byte before they have "
         "answered.",
     ),
+    "inner": Setting(
+        Structure(_inner, "hbone or tls"),
+        None,
+        "beside tunnel: what the CONNECTs of the HBONE port carry that the route takes",
+        "hbone: HBONE once more, as ambient clients send it to another network (tunnel ends with "
+        "/_hbone/15008); only such CONNECTs take the route. tls: the client's own mTLS (/_hbone/15003); "
+        "clients by SNI take it, too. It needs a section hbone in the file.",
+        unset="the HBONE port does not use the route",
+    ),
     "warm": Setting(
         Choice(("true", "false")),
         "false",
@@ -187,7 +209,7 @@ ROUTE: Table = {
 
 _KINDS = ("tunnel", "forward", "reverse")
 _IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
-_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", "warm", *_IDENTITY_FIELDS)
+_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", "inner", "warm", *_IDENTITY_FIELDS)
 
 
 # Which fields go together.
@@ -214,22 +236,38 @@ class _Given:
 def read(value: Value, context: Context) -> tuple[Route, ...]:
     """The routes of the list `value`. Raises ConfigError."""
     routes: list[Route] = []
-    places: dict[str, int] = {}
-    before = EarlierGlobs()
+    # Clients by SNI and CONNECTs do not see each other's routes.
+    of_names, of_connects = _Earlier(), _Earlier()
     for index, item in enumerate(value.items(MAX_ROUTES)):
         route = item.tried(lambda item: _route(item, context), None)
         if route is None or not route.host:
             continue
-        if route.host in places:
-            item.refuse(item.error(f"is never reached: routes[{places[route.host]}] has the same host"))
+        own = [
+            earlier
+            for earlier, takes in ((of_names, route.takes_names), (of_connects, route.takes_connects))
+            if takes
+        ]
+        if same := [earlier.places[route.host] for earlier in own if route.host in earlier.places]:
+            place = same[0]
+            item.refuse(item.error(f"is never reached: routes[{place}] has the same host"))
             continue
-        places[route.host] = index
-        if (shadow := before.covering(route.host)) is not None:
+        shadows = [earlier.globs.covering(route.host) for earlier in own]
+        if None not in shadows and (shadow := shadows[0]) is not None:
             place, host = shadow
             item.warn(f"is never reached: routes[{place}], {host}, matches every name that this one matches")
-        before.add(index, route.host)
+        for earlier in own:
+            earlier.places[route.host] = index
+            earlier.globs.add(index, route.host)
         routes.append(route)
     return tuple(routes)
+
+
+class _Earlier:
+    """The routes so far that are for one kind of client."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+        self.globs = EarlierGlobs()
 
 
 ROUTES = Structure(read, "list of routes", ROUTE, each=True)
@@ -286,6 +324,11 @@ def _tunnel(given: _Given, route: Route) -> Route:
         authority = given.read("authority")
     else:
         given.refuse(("authority",), "has a meaning only beside method: CONNECT, which it is the target of")
+    inner = given.read("inner")
+    if inner is not None and connects:
+        given.refuse(("inner",), "has a meaning only beside method: POST")
+    elif inner is not None and url is not None:
+        _note_end(fields.need("tunnel"), url, inner)
     ca, identity = (None, None) if url is None else _trust(given, url)
     if url is not None and token is not None and "connect" not in fields.failed:
         _refuse_clear_text(fields.need("token"), token, url, connect)
@@ -298,6 +341,7 @@ def _tunnel(given: _Given, route: Route) -> Route:
     return replace(
         route,
         tunnel=url,
+        inner=inner,
         warm=warm,
         connect=connect,
         ca=ca,
@@ -306,6 +350,14 @@ def _tunnel(given: _Given, route: Route) -> Route:
         method=method,
         authority=authority,
     )
+
+
+def _note_end(value: Value, url: TunnelUrl, inner: Inner) -> None:
+    """Warns of a tunnel that leads to what ends the other kind of bytes."""
+    other = _OTHER_END[inner]
+    right = next(port for port in _OTHER_END.values() if port != other)
+    if url.path.text.endswith(f"/_hbone/{other}"):
+        value.warn(f"leads to {other}, but inner: {inner} is ended at {right}: did you mean /_hbone/{right}?")
 
 
 def _check_warm(value: Value, url: TunnelUrl, token: TokenRule) -> None:

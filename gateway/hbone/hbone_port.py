@@ -21,6 +21,7 @@ from gateway.ports.listeners import Key, Listeners
 from gateway.ports.member_connection import MemberConnection
 from gateway.ports.mesh_connections import MeshConnections
 from gateway.rules.templates import shown
+from gateway.sni.tunnel import Tunnels
 from shared.address import Address
 from shared.errors import DeniedError, HboneError, StreamResetError
 from shared.http2.frames import CANCEL
@@ -49,12 +50,16 @@ class HboneListener:
         ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
         wall_clock: Callable[[], float] = time.time,
+        by_route: Tunnels | None = None,
+        name_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """Of `limits` the time to connect is a target's, for the look-up of its name and TCP, and the drain
         timeout is for the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called
         when the number of open connections may have changed; `refusals` counts who came up against a limit,
         of which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
-        included, in place of port 0 on `ports`, and of their limits it has its `share`."""
+        included, in place of port 0 on `ports`, and of their limits it has its `share`. `by_route` has the
+        routes that take tunnels of this port, and what opens them; `name_of` tells the Service's name of an
+        address."""
         self._settings = settings
         refusals = refusals or Refusals()
         self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
@@ -66,6 +71,8 @@ class HboneListener:
             refusals=refusals,
             is_full=is_full,
             share=share,
+            by_route=by_route,
+            name_of=name_of,
         )
         self._connections = MeshConnections(
             settings,

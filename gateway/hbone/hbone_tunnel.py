@@ -8,6 +8,12 @@
 3. If a rule asks for a token and the one that is shown is not good enough, that is a 401 like any refusal,
    and has a `www-authenticate`. 407 is a proxy's, and clients of the mesh do not know it; after 401 ours
    ask again, with a newer token.
+4. A host name that a route with `inner` takes is never looked up. The rules judge it by its name; then the
+   route's tunnel is opened as one of a client by SNI is, and its 200 is ours. What goes wrong there is a 503.
+   An address (the VIP of a Service) leads there, too, if the cluster's list has its name, or else the
+   request's `forwarded`, which gives a peer nothing: it may as well ask for the name.
+5. The bytes of such a tunnel are TLS, so a peer that lets go of its stream has ended (`Relay`, rule 6). A
+   peer that leaves while the service has yet to answer keeps its place until then (`opening`, rule 4).
 """
 
 from __future__ import annotations
@@ -24,8 +30,12 @@ from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
+from gateway.rules.address_forms import is_stand_in
 from gateway.rules.claims import Token
-from gateway.rules.hbone_rules import Rules, read_authority
+from gateway.rules.hbone_rules import Rules, address_of
+from gateway.rules.routes import Route, connect_name
+from gateway.sni.tunnel import FIRST_FLIGHT_BYTES, Tunnels
+from gateway.sni.upstream import ServiceUpstream
 from shared.address import Address
 from shared.errors import (
     BadRequestError,
@@ -33,6 +43,7 @@ from shared.errors import (
     DialError,
     HboneError,
     LimitError,
+    StreamResetError,
     TokenNeededError,
 )
 from shared.http2.events import Headers
@@ -45,11 +56,14 @@ from shared.net.names.happy_eyeballs import connect
 from shared.net.names.names import resolve
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.ops.access_log import AccessLog
-from shared.ops.metrics import TunnelMetrics
+from shared.ops.metrics import RouteCounts, TunnelMetrics
+from shared.tasks import report
 from shared.trust.spiffe import SpiffeId
-from shared.tunnel.request_context import forwarded_for
+from shared.tunnel.connect_target import read_authority
+from shared.tunnel.opening import Opening
+from shared.tunnel.request_context import forwarded_for, forwarded_host, read_traceparent
 from shared.tunnel.tunnel_record import TunnelRecord
-from shared.tunnel.tunnel_server import ServedTunnel
+from shared.tunnel.tunnel_server import GONE, ServedTunnel
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
@@ -68,10 +82,13 @@ class HboneTunnels:
         refusals: Refusals,
         is_full: Callable[[], bool],
         share: Callable[[int], int],
+        by_route: Tunnels | None = None,
+        name_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals`
         counts what each limit refused, of which `is_full` is one: no memory for buffers. `share` is this
-        process's part of a limit."""
+        process's part of a limit. `by_route` has the routes, and what opens their tunnels; `name_of`
+        tells the Service's name of an address."""
         self.open: set[HboneTunnel] = set()
         """Those that are being connected included."""
         self.identities = Counts()
@@ -86,6 +103,8 @@ class HboneTunnels:
         self.refusals = refusals
         self.share = share
         self.is_full = is_full
+        self.by_route = by_route
+        self.name_of = name_of
 
     def use_limits(self, limits: Limits) -> None:
         """Goes by `limits` for tunnels that open from now on."""
@@ -121,7 +140,17 @@ class HboneTunnels:
 class HboneTunnel(ServedTunnel):
     """A tunnel of the member `identity` of the mesh."""
 
-    __slots__ = ("_counted_received", "_counted_sent", "_identity", "_tunnels")
+    __slots__ = (
+        "_counted_received",
+        "_counted_sent",
+        "_counts",
+        "_gone_error",
+        "_identity",
+        "_opening",
+        "_route",
+        "_traceparent",
+        "_tunnels",
+    )
 
     def __init__(
         self, tunnels: HboneTunnels, stream: Stream, record: TunnelRecord, identity: SpiffeId
@@ -135,6 +164,13 @@ class HboneTunnel(ServedTunnel):
         )
         self._tunnels = tunnels
         self._identity = identity
+        self._counts: RouteCounts = tunnels.counts
+        self._route: Route | None = None  # that takes it, and counts it among its connections
+        self._opening: Opening | None = None
+        self._gone_error: StreamResetError | None = (
+            None  # the peer has left, and the service has yet to answer
+        )
+        self._traceparent = b""  # that we have made up
         self._counted_sent = 0
         self._counted_received = 0
         tunnels.open.add(self)
@@ -154,8 +190,9 @@ class HboneTunnel(ServedTunnel):
             if header_value(headers, b":protocol"):
                 raise BadRequestError("a tunnel is opened with plain CONNECT, not with RFC 8441's")
             target = self.record.target = read_authority(authority)
-            with suppress(KeysAwaitedError):  # `_connect` waits for them, and asks again
-                tunnels.rules.check_request(self._identity, target, token)
+            name = self._taken_name(target)
+            with suppress(KeysAwaitedError):  # whoever connects waits for them, and asks again
+                self._judge(target, name, token)
             tunnels.check_room(self.record.identity)
         except BadRequestError as error:
             self.refuse(HTTPStatus.BAD_REQUEST, error)
@@ -165,9 +202,41 @@ class HboneTunnel(ServedTunnel):
             tunnels.refusals.add(error)
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
         else:
-            self.carry(partial(self._connect, target, token), f"hbone tunnel to {target}")
+            if name is None:
+                self.carry(partial(self._connect, target, token), f"hbone tunnel to {target}")
+            elif token.is_awaited:
+                self.carry(partial(self._await_keys, target, name, token), f"hbone tunnel to {target}")
+            else:
+                self._take_route(name)
+
+    def _taken_name(self, target: Address) -> Address | None:
+        """The name by which a route takes the tunnel, and its port; None: `target` is connected."""
+        tunnels = self._tunnels
+        by_route = tunnels.by_route
+        if by_route is None:
+            return None
+        name = connect_name(target)
+        if (address := address_of(target.host)) is not None:
+            told = header_value(self.stream.headers, b"forwarded")
+            host = tunnels.name_of(str(address)) or forwarded_host(told)
+            if host is None:
+                return None
+            name = Address(host, target.port)
+        return name if by_route.routes.takes_connect(name.host) else None
+
+    def _judge(self, target: Address, name: Address | None, token: Token) -> None:
+        """Raises DeniedError if the rules refuse it, or KeysAwaitedError."""
+        rules = self._tunnels.rules
+        if name is not None:
+            rules.check_name(self._identity, name, address_of(target.host), token)
+        else:
+            rules.check_request(self._identity, target, token)
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
+        if self._gone_error is not None:  # there is nobody to tell
+            if not self.over:
+                self._fail(GONE, self._gone_error)
+            return
         if isinstance(error, TokenNeededError):
             extra = [*extra, (b"www-authenticate", error.challenge)]
         super().refuse(status, error, extra)
@@ -188,6 +257,11 @@ class HboneTunnel(ServedTunnel):
         tunnels, record = self._tunnels, self.record
         timeout_s = tunnels.connect_timeout_s
         found: list[Endpoint] = []
+        if (address := address_of(target.host)) is not None and is_stand_in(address):
+            raise DialError(
+                f"connect to {target}: the client's mesh has made this address up for a name, and hgate does "
+                "not know which: no Service here has it, and forwarded names none that a route takes"
+            )
         try:
             async with asyncio.timeout(timeout_s):
                 # As the client wrote it: with a search list it could stand for a name that a rule denies.
@@ -225,14 +299,107 @@ class HboneTunnel(ServedTunnel):
             raise refusal
         return allowed
 
+    # 2b. Or a route takes it, and its service is asked for a tunnel.
+
+    async def _await_keys(self, target: Address, name: Address, token: Token) -> Leg:
+        """Raises DialError if the issuer's keys cannot be had, DeniedError where the rules refuse the token,
+        and what the route's tunnel raises."""
+        await token.prepare()
+        self._judge(target, name, token)
+        try:
+            self._enter_route(name)
+        except LimitError as error:
+            self._tunnels.refusals.add(error)
+            raise
+        return await self._ask()
+
+    def _take_route(self, name: Address) -> None:
+        try:
+            opening = self._enter_route(name)
+            waits = not opening.begin(self._answered, self._interrupted)
+        except LimitError as error:
+            self._tunnels.refusals.add(error)
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        except HboneError as error:
+            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        else:
+            if waits:
+                self._interrupted()
+
+    def _enter_route(self, name: Address) -> Opening:
+        """Raises NoRouteError if the route cannot take `name`, LimitError if it has too many connections,
+        TokenError if nobody can have its token."""
+        tunnels, record = self._tunnels, self.record
+        by_route = tunnels.by_route
+        assert by_route is not None
+        target = by_route.routes.find_connect(name)
+        route = by_route.routes.routes[target.route]
+        request = by_route.upstreams.request_of(target)
+        record.route, record.origin, record.target = route.name, request.url, request.address
+        by_route.admission.enter_route(route)
+        self._route = route
+        self._counts = tunnels.metrics.route(route.name)
+        if by_route.times_phases:
+            record.phases = []
+        traceparent = header_value(self.stream.headers, b"traceparent")
+        if read_traceparent(traceparent) is None:
+            traceparent = self._traceparent = next(by_route.traceparents)
+        at_once = route.first_flight == "with_request"
+        opening = self._opening = Opening(
+            ServiceUpstream(by_route.upstreams, request, record, traceparent),
+            by_route.upstreams.response_timeout_s,
+            by_route.upstreams.rules,
+            budget=request.budget,
+            deadlines=by_route.deadlines,
+            first_flight=self.stream.first(FIRST_FLIGHT_BYTES) if at_once else b"",
+        )
+        return opening
+
+    def _interrupted(self) -> None:
+        self.carry(self._ask, f"hbone tunnel to {self.record.name}")
+
+    async def _ask(self) -> Leg:
+        assert self._opening is not None
+        try:
+            return await self._opening.run()
+        except LimitError as error:
+            self._tunnels.refusals.add(error)
+            raise
+
+    def _answered(self, upstream: Stream) -> None:
+        try:
+            self._open(upstream)
+        except Exception as error:
+            report(f"hbone tunnel to {self.record.name}", error)
+            self.abort(HboneError("a fault of ours: its log says more"))
+
+    def _gone(self, error: StreamResetError) -> None:
+        if self._opening is None or self._opening.abandon():
+            super()._gone(error)
+        else:
+            self._gone_error = error
+
     # 3. It carries.
 
     def _open(self, leg: Leg) -> None:
-        tunnels, record = self._tunnels, self.record
+        tunnels, record, route = self._tunnels, self.record, self._route
+        if self._gone_error is not None:
+            leg.abort()
+            self._fail(GONE, self._gone_error)
+            return
         record.setup_s = self.age_s
         tunnels.metrics.tunnel_setup(record.setup_s)
-        tunnels.counts.opened()
-        super()._open(leg)
+        self._counts.opened()
+        if route is None:
+            self._relay(leg)
+            return
+        assert self._opening is not None and tunnels.by_route is not None
+        self._relay(
+            leg,
+            sent_bytes=len(self._opening.first_flight),
+            tls_inside=True,
+            lifetime_s=route.lifetime_s(tunnels.by_route.clock.lifetime_s),
+        )
 
     def count_bytes(self) -> None:
         """Adds what has passed since the last call to the metrics."""
@@ -240,7 +407,7 @@ class HboneTunnel(ServedTunnel):
             self._count(self.relay.sent_bytes, self.relay.received_bytes)
 
     def _count(self, sent: int, received: int) -> None:
-        counts = self._tunnels.counts
+        counts = self._counts
         counts.sent_bytes += sent - self._counted_sent
         counts.received_bytes += received - self._counted_received
         self._counted_sent, self._counted_received = sent, received
@@ -256,12 +423,20 @@ class HboneTunnel(ServedTunnel):
         return task
 
     def _finish(self) -> None:
-        tunnels, record = self._tunnels, self.record
+        tunnels, record, opening = self._tunnels, self.record, self._opening
         tunnels.open.discard(self)
         tunnels.identities.drop(record.identity)
+        if opening is not None:
+            record.attempts = opening.attempts
+            opening.cancel()  # nothing if it is over
+            self._opening = None
+        if self._route is not None and tunnels.by_route is not None:
+            tunnels.by_route.admission.leave_route(self._route.name)
+        if self._traceparent:
+            record.traceparent = self._traceparent.decode()
         if record.opened:
             self._count(record.sent_bytes or 0, record.received_bytes or 0)
-            tunnels.counts.closed(record.flag)
+            self._counts.closed(record.flag)
         else:
             tunnels.metrics.refused(record.flag)
         if record.error is not None:
@@ -277,7 +452,7 @@ class HboneTunnel(ServedTunnel):
         return {
             "src.addr": record.peer,
             "identity": record.identity,
-            "route": ROUTE,
+            "route": record.route,
             "tunnel.target": record.name,
             "dst.addr": str(record.target) if record.target else None,
             "stream": record.stream,

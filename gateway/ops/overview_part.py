@@ -134,12 +134,12 @@ class OverviewPart:
 
     def _route_row(self, route: Route) -> Row:
         return {
-            "host": route.host,
+            "host": route.name,
             "source": source_of(route, self._file),
             **_kind_and_goal(route),
             "token": _token(route),
-            "connections": self._admission.routes[route.host],
-            **self._numbers(route.host),
+            "connections": self._admission.routes[route.name],
+            **self._numbers(route.name),
         }
 
     def _hbone_row(self, port: HboneListener) -> Row:

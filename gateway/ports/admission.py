@@ -178,9 +178,9 @@ class Admission:
     def route_families(self, routes: Iterable[Route]) -> Iterator[Metric]:
         """The connections of each route, and how many it may have, as metrics."""
         shown = list(itertools.islice(routes, MAX_LABELS))
-        yield families.ROUTE_CONNECTIONS.metric((route.host, self.routes[route.host]) for route in shown)
+        yield families.ROUTE_CONNECTIONS.metric((route.name, self.routes[route.name]) for route in shown)
         yield families.ROUTE_CONNECTIONS_LIMIT.metric(
-            (route.host, self.most_per_route(route)) for route in shown
+            (route.name, self.most_per_route(route)) for route in shown
         )
 
     def enter(self, peer: str) -> None:
@@ -203,15 +203,15 @@ class Admission:
     def enter_route(self, route: Route) -> None:
         """A connection's name has led to `route`. Raises LimitError."""
         most = self.most_per_route(route)
-        if self.routes[route.host] >= most:
+        if self.routes[route.name] >= most:
             which = PER_ROUTE if route.max_connections is None else "the route's max_connections"
-            text = f"{most} connections on route {route.host} are open, which is {which}"
+            text = f"{most} connections on route {route.name} are open, which is {which}"
             raise LimitError(text, PER_ROUTE)
-        self.routes[route.host] += 1
+        self.routes[route.name] += 1
 
-    def leave_route(self, host: str) -> None:
-        """A connection on the route with the glob `host` is gone."""
-        self.routes.drop(host)
+    def leave_route(self, name: str) -> None:
+        """A connection on the route with this name is gone."""
+        self.routes.drop(name)
 
 
 class AcceptProtocol(asyncio.BufferedProtocol):

@@ -45,6 +45,9 @@ _NEAR = tuple(
     )
 )
 
+_STAND_INS = (ipaddress.ip_network("240.240.0.0/16"), ipaddress.ip_network("2001:2::/48"))
+"""What Istio gives ServiceEntries that have no address (PILOT_ENABLE_IP_AUTOALLOCATE)."""
+
 _Inside = Callable[[bytes], tuple[bytes, ...]]
 
 _NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
@@ -89,6 +92,11 @@ def inside(address: IpAddress) -> tuple[ipaddress.IPv4Address, ...]:
 def forms(address: IpAddress) -> tuple[IpAddress, ...]:
     """`address`, and all that are inside it."""
     return (address, *inside(address))
+
+
+def is_stand_in(address: IpAddress) -> bool:
+    """Whether it is one that a mesh has made up for a name: nobody can be reached there."""
+    return any(address in network for network in _STAND_INS)
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)

@@ -1,6 +1,7 @@
-"""Who may open a tunnel to where, on the HBONE port: the rules, and what a request's `:authority` names.
+"""Who may open a tunnel to where, on the HBONE port: the rules.
 
-No I/O: a name is looked up between `Rules.check_request` and `Rules.check`.
+No I/O: a name is looked up between `Rules.check_request` and `Rules.check`. One that a route takes is not
+looked up at all, and has `Rules.check_name`.
 
 The first rule that matches identity, target and token decides. If none matches, the tunnel is denied.
 
@@ -42,18 +43,10 @@ from gateway.rules.claims import (
 )
 from gateway.rules.host_globs import compile_glob
 from gateway.rules.templates import is_port, shown
-from shared import ports
 from shared.address import MAX_PORT, Address
-from shared.errors import BadRequestError, DeniedError, TokenNeededError
+from shared.errors import DeniedError, TokenNeededError
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain, may_overlap
 from shared.trust.spiffe import SpiffeId
-
-FORBIDDEN_PORTS = frozenset({ports.HBONE, ports.ZTUNNEL_INBOUND, ports.ZTUNNEL_OUTBOUND, ports.ZTUNNEL_SOCKS})
-"""Ports of proxies of the mesh, which would take our word for who the client is, or loop; ztunnel refuses the
-same."""
-
-MAX_AUTHORITY_BYTES = 300
-"""A host name of 253 characters, a colon and a port have less."""
 
 ANY = "*"
 
@@ -135,6 +128,30 @@ class Rules:
                     wanting = index if wanting is None else wanting
         raise _not_allowed(identity, target, "", token, wanting)
 
+    def check_name(
+        self, identity: SpiffeId, target: Address, asked: IpAddress | None, token: Token = NO_TOKEN
+    ) -> None:
+        """Raises DeniedError unless `identity` may have `target`, a name that a route takes, and whatever
+        `token` raises. Nobody looks the name up: only patterns of names allow it. `asked` is the address that
+        the peer asked for in its place: patterns of addresses deny it, and allow nothing, for which name it
+        stands for may be the peer's word."""
+        wanting: int | None = None
+        for index, rule in enumerate(self._rules):
+            if not rule.matches_peer(identity):
+                continue
+            matched = rule.matches(target, None)
+            if not matched and rule.deny and asked is not None:
+                matched = rule.matches(Address(str(asked), target.port), asked)
+            if not matched:
+                continue
+            if not rule.matches_token(token):
+                wanting = index if wanting is None and not rule.deny else wanting
+                continue
+            if rule.deny:
+                raise rule.denied(index, identity, target, token)
+            return
+        raise _not_allowed(identity, target, "", token, wanting)
+
     def check(self, identity: SpiffeId, target: Address, address: IpAddress, token: Token = NO_TOKEN) -> None:
         """Raises DeniedError unless `identity` may have `target` at `address`, which is the target's host or
         what that stands for, and whatever `token` raises."""
@@ -150,30 +167,6 @@ class Rules:
                 return
         at = "" if address_of(target.host) else f" at {address}"
         raise _not_allowed(identity, target, at, token, wanting)
-
-
-def read_authority(value: bytes) -> Address:
-    """The target that a CONNECT's `:authority` names (RFC 9110 section 9.3.6): host, or address, and port.
-
-    Raises BadRequestError if it is malformed or its port is forbidden.
-    """
-    try:
-        if len(value) > MAX_AUTHORITY_BYTES:
-            raise ValueError(f"over {MAX_AUTHORITY_BYTES} bytes")
-        target = Address.parse(value.decode("ascii"))
-        if not target.port:
-            raise ValueError("port 0 cannot be dialled")
-        if "%" in target.host:
-            raise ValueError("an address with a zone means another machine's link")
-    except UnicodeDecodeError as error:
-        raise BadRequestError(":authority: not ASCII") from error
-    except ValueError as error:
-        raise BadRequestError(f":authority: {error}") from error
-    if target.port in FORBIDDEN_PORTS:
-        raise BadRequestError(
-            f":authority: no tunnel leads to port {target.port}, which is a mesh proxy's own"
-        )
-    return target
 
 
 def check_target(text: str) -> str:

@@ -44,6 +44,12 @@ Method = Literal["POST", "CONNECT"]
 Alpn = Literal["istio", "any"]
 FirstFlight = Literal["with_request", "after_answer"]
 TokenKind = Literal["none", "audience", "file"]
+Inner = Literal["hbone", "tls"]
+
+_INSIDE = {
+    "hbone": "HBONE inside HBONE, which krun ends at 15008",
+    "tls": "the client's own mTLS, which the mTLS end at 15003 ends",
+}
 
 # Checked before lower(), which turns some other letters into ASCII ones.
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}")
@@ -107,6 +113,10 @@ class Route:
     first_flight: FirstFlight = "with_request"
     """When the client's first bytes are sent: right after the tunnel request, or once that is answered."""
 
+    inner: Inner | None = None
+    """What the CONNECTs of the HBONE port carry that it takes: HBONE once more (ambient's double HBONE), or
+    the client's own mTLS; None: it takes none."""
+
     warm: bool = False
     """Whether a connection and a token are there before the first client."""
 
@@ -122,6 +132,22 @@ class Route:
 
     source: str = ""
     """The object of the cluster that it is from, as KIND NAMESPACE/NAME; empty if it is from the file."""
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics and logs: the host glob, with `hbone` before it where it takes CONNECTs only,
+        for another route may have the same host."""
+        return self.host if self.takes_names else f"hbone {self.host}"
+
+    @property
+    def takes_names(self) -> bool:
+        """Whether it is for clients that name their destination in a ClientHello, and send mTLS."""
+        return self.inner != "hbone"
+
+    @property
+    def takes_connects(self) -> bool:
+        """Whether it is for CONNECTs of the HBONE port."""
+        return self.inner is not None
 
     @property
     def templates(self) -> tuple[Template, ...]:
@@ -212,23 +238,51 @@ class Target:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
+class _Hosts:
+    """The globs of those routes of a table that are for one kind of client."""
+
+    def __init__(self) -> None:
+        # Most hosts are whole names, thousands in a cluster: a table finds those.
+        self._names: dict[str, int] = {}
+        self._globs: list[tuple[int, re.Pattern[str]]] = []
+
+    def add(self, index: int, glob: str) -> None:
+        """Raises ValueError if `glob`, that of the route with this place, is wrong."""
+        if ANY_LABEL in glob:
+            self._globs.append((index, compile_glob(glob)))
+        else:
+            check_glob(glob)
+            self._names.setdefault(glob.lower(), index)
+
+    def first(self, host: str) -> int | None:
+        """The place of the first route that matches `host`, in lower case."""
+        named = self._names.get(host)
+        for index, glob in self._globs:
+            if named is not None and named < index:
+                break
+            if glob.fullmatch(host):
+                return index
+        return named
+
+
 class RouteTable:
-    """Routes in order: the first whose glob matches a host decides, even if it then has to refuse it."""
+    """Routes in order: the first whose glob matches a host decides, even if it then has to refuse it. Those
+    for clients that name it in a ClientHello and those for CONNECTs of the HBONE port do not see each other:
+    a service usually has one of each."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         """Raises ValueError if a route's glob is wrong."""
         self.routes = tuple(routes)
-        # Most hosts are whole names, thousands in a cluster: a table finds those.
-        self._names: dict[str, int] = {}
-        self._globs: list[tuple[int, re.Pattern[str]]] = []
+        self._hosts = _Hosts()
+        self._connect_hosts = _Hosts()
         for index, route in enumerate(self.routes):
-            if ANY_LABEL in route.host:
-                self._globs.append((index, compile_glob(route.host)))
-            else:
-                check_glob(route.host)
-                self._names.setdefault(route.host.lower(), index)
+            if route.takes_names:
+                self._hosts.add(index, route.host)
+            if route.takes_connects:
+                self._connect_hosts.add(index, route.host)
         self._targets: dict[Destination, Target] = {}
         self._by_name: dict[str, Target] = {}  # the same, by how clients write them
+        self._by_connect: dict[Address, Target] = {}
 
     def match(self, destination: Destination) -> Target:
         """The target of a destination. Raises NoRouteError if no route matches it, or the route cannot serve
@@ -249,6 +303,21 @@ class RouteTable:
             if len(self._by_name) >= MAX_CACHED_TARGETS:
                 self._by_name.clear()
             self._by_name[server_name] = target
+        return target
+
+    def takes_connect(self, host: str) -> bool:
+        """Whether a route takes the CONNECTs whose authority has this host, a name in lower case."""
+        return self._connect_hosts.first(host) is not None
+
+    def find_connect(self, authority: Address) -> Target:
+        """The target of a CONNECT's authority, a host name in lower case and a port. Raises NoRouteError as
+        `match`."""
+        target = self._by_connect.get(authority)
+        if target is None:
+            target = self._find_connect(authority)
+            if len(self._by_connect) >= MAX_CACHED_TARGETS:
+                self._by_connect.clear()
+            self._by_connect[authority] = target
         return target
 
     def warm(self) -> Iterator[Target]:
@@ -273,7 +342,7 @@ class RouteTable:
         if route.tunnel is not None and all(template.is_fixed for template in route.templates):
             return _tunnel_target(index, route, route.tunnel, _STAND_IN)
         try:
-            return None if "*" in route.host else self.find(route.host)
+            return None if "*" in route.host or not route.takes_names else self.find(route.host)
         except NoRouteError:
             return None  # it needs more of the name, such as the port
 
@@ -283,48 +352,88 @@ class RouteTable:
         try:
             destination = istio_sni.parse(sni)
             lines.append(f"parsed     {_described(destination)}")
-            taken = self._first(destination.host.lower())
-            tried = self.routes[:taken]  # all of them if none is taken
-            of_file = [(index, route) for index, route in enumerate(tried) if not route.source]
-            lines += [f"{_place(index, route)}: {route.host}: no" for index, route in of_file]
-            if others := len(tried) - len(of_file):
-                lines.append(f"{others} of the cluster's routes: no")
-            if taken is not None:
-                lines.append(f"{_place(taken, self.routes[taken])}: {self.routes[taken].host}: matches")
+            lines += self._tried(self._hosts.first(destination.host.lower()), connects=False)
             lines += _directions(self._find(destination))
         except NoRouteError as error:
             lines.append(f"refused    {error}")
         return "\n".join(lines)
+
+    def explain_connect(self, authority: Address) -> str:
+        """The same for a CONNECT of the HBONE port, whose authority is a host name and a port."""
+        authority = connect_name(authority)
+        taken = self._connect_hosts.first(authority.host)
+        lines = [f"authority  {shown(str(authority))}", *self._tried(taken, connects=True)]
+        if taken is None:
+            lines.append(
+                f"goes to    {shown(str(authority))}, which is looked up: no route with inner takes it"
+            )
+            return "\n".join(lines)
+        try:
+            lines += _directions(self._find_connect(authority))
+            lines.append(f"carries    {_INSIDE[self.routes[taken].inner or 'tls']}")
+        except NoRouteError as error:
+            lines.append(f"refused    {error}")
+        return "\n".join(lines)
+
+    def _tried(self, taken: int | None, *, connects: bool) -> Iterator[str]:
+        """Lines about the routes up to the one that is `taken`; all of them if none is."""
+        tried = self.routes[:taken]
+        of_file = [(index, route) for index, route in enumerate(tried) if not route.source]
+        for index, route in of_file:
+            if route.takes_connects if connects else route.takes_names:
+                verdict = "no"
+            else:
+                verdict = "not for CONNECTs" if connects else "for CONNECTs of the HBONE port"
+            yield f"{_place(index, route)}: {route.host}: {verdict}"
+        if others := len(tried) - len(of_file):
+            yield f"{others} of the cluster's routes: no"
+        if taken is not None:
+            yield f"{_place(taken, self.routes[taken])}: {self.routes[taken].host}: matches"
 
     def _find(self, destination: Destination) -> Target:
         try:
             check_host_name(destination.host)
         except ValueError as error:
             raise NoRouteError(f"no route for {_name(destination)}: {error}") from error
-        index = self._first(destination.host.lower())
+        index = self._hosts.first(destination.host.lower())
         if index is None:
-            count = len(self.routes)
-            raise NoRouteError(f"no route for {_name(destination)}: none of {count} matches its host")
+            raise NoRouteError(f"no route for {_name(destination)}: {self._why_none(destination)}")
         route = self.routes[index]
         try:
             return _target(index, route, destination)
         except NoRouteError as error:
             raise NoRouteError(f"{_place(index, route)} cannot take {_name(destination)}: {error}") from error
 
+    def _why_none(self, destination: Destination) -> str:
+        index = self._connect_hosts.first(destination.host.lower())
+        if index is None:
+            return f"none of {len(self.routes)} matches its host"
+        place = _place(index, self.routes[index])
+        return (
+            f"{place} is for CONNECTs of the HBONE port, inner: hbone; mTLS by SNI needs a route of its own"
+        )
+
+    def _find_connect(self, authority: Address) -> Target:
+        index = self._connect_hosts.first(authority.host)
+        text = shown(str(authority))
+        if index is None:
+            raise NoRouteError(f"no route for {text}: none with inner matches its host")
+        route = self.routes[index]
+        try:
+            check_host_name(authority.host)
+            return _target(index, route, Destination(authority.host, authority.port, "", "outbound"))
+        except (NoRouteError, ValueError) as error:
+            raise NoRouteError(f"{_place(index, route)} cannot take {text}: {error}") from error
+
     def first_for(self, host: str) -> Route | None:
         """The route that decides about a host, in lower case, if there is one."""
-        index = self._first(host)
+        index = self._hosts.first(host)
         return None if index is None else self.routes[index]
 
-    def _first(self, host: str) -> int | None:
-        """The place of the first route that matches."""
-        named = self._names.get(host)
-        for index, glob in self._globs:
-            if named is not None and named < index:
-                break
-            if glob.fullmatch(host):
-                return index
-        return named
+
+def connect_name(authority: Address) -> Address:
+    """The authority of a CONNECT as routes are compared with it: in lower case, without a dot at the end."""
+    return Address(authority.host.lower().removesuffix("."), authority.port)
 
 
 def _values(destination: Destination) -> dict[str, str]:

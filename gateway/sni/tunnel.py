@@ -187,7 +187,7 @@ class Tunnel:
                 record.target = target.dial
                 record.origin = target.url if target.kind == "reverse" else None
             route = tunnels.routes.routes[target.route]
-            record.route = route.host
+            record.route = route.name
             self._lifetime_s = route.lifetime_s(tunnels.clock.lifetime_s)
             tunnels.admission.enter_route(route)
             self._on_route = True

@@ -76,7 +76,10 @@ def _gauge(name: str, help: str, **labels: str | tuple[str, ...]) -> Family:
     return _family(name, Kind.GAUGE, help, labels)
 
 
-_ROUTE = "the route's host; at krun: the tunnel's target, 15003, 22 or NAME, listen/PORT, accepted/PORT"
+_ROUTE = (
+    "the route's host; at krun: the tunnel's target, 15003, 15008, 22 or NAME, listen/PORT, accepted/PORT; "
+    "`hbone`: a CONNECT"
+)
 _ORIGIN = "URL of the origin"
 _FLAGS = "a response flag"
 _IDENTITY = "whose token it is"
@@ -422,6 +425,13 @@ APP_REQUESTS_FAILED = _counter(
 MTLS_END_CONNECTIONS = _gauge(
     "hbone_mtls_end_connections_open",
     "krun: connections of its own mTLS end; Envoy's are in Envoy's metrics.",
+)
+INNER_CONNECTIONS = _gauge(
+    "hbone_inner_connections_open",
+    "krun: connections of inner HBONE, of which a client has one for each of its own; handshakes included.",
+)
+INNER_CONNECTIONS_LIMIT = _gauge(
+    "hbone_inner_connections_limit", "krun: connections, and tunnels, of inner HBONE that there may be."
 )
 MTLS_END_RESTARTS = _counter(
     "hbone_mtls_end_restarts", "krun: times that Envoy or pilot-agent has ended by itself."

@@ -11,10 +11,10 @@ from enum import Enum, auto
 from http import HTTPStatus
 
 from shared.errors import (
-    DialError,
     Flag,
     HboneError,
     LimitError,
+    NoRouteError,
     RefusedError,
     StreamResetError,
 )
@@ -32,7 +32,7 @@ GONE = 499
 """For the record only: the peer left before it was answered. Google's status codes have this for cancelled
 requests (google/rpc/code.proto), as nginx's log has."""
 
-_CONNECTED = ((b":status", str(HTTPStatus.OK).encode()),)
+_CONNECTED: Headers = ((b":status", str(HTTPStatus.OK).encode()),)
 
 
 class State(Enum):
@@ -50,6 +50,7 @@ class ServedTunnel:
     __slots__ = (
         "_clock",
         "_connecting",
+        "_extra",
         "_finished",
         "_half_closed_timeout_s",
         "_loop",
@@ -68,15 +69,17 @@ class ServedTunnel:
         clock: TunnelClock | None = None,
         *,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
+        extra: Headers = (),
     ) -> None:
         """`record` has what the request says; `clock` ends the tunnel when it is silent, or has lived, for
-        too long."""
+        too long. The 200 has the headers `extra`."""
         self.stream = stream
         self.record = record
         self.relay: Relay | None = None
         """There while bytes may pass."""
         self._state = State.CONNECTING
         self._clock = clock
+        self._extra = extra
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.time()
         self._finished = finished
@@ -103,8 +106,8 @@ class ServedTunnel:
         """Connects the target by `connect`, then says 200 and relays, in a task called `name` that ends then.
         Nothing is connected for a peer that has left; if it leaves meanwhile, `connect` is cancelled.
 
-        `connect` has a deadline of its own, and raises DialError or LimitError (503), or another RefusedError
-        (401).
+        `connect` has a deadline of its own, and raises LimitError or NoRouteError (503), another RefusedError
+        (401), or any other HboneError (503).
         """
         self._connecting = spawn(self._carry(connect), name=name)
         return self._connecting
@@ -114,11 +117,9 @@ class ServedTunnel:
             return  # refused meanwhile
         try:
             leg = await connect()
-        except (DialError, LimitError) as error:
-            self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
-            return
-        except RefusedError as error:
-            self.refuse(HTTPStatus.UNAUTHORIZED, error)
+        except HboneError as error:
+            denied = isinstance(error, RefusedError) and not isinstance(error, LimitError | NoRouteError)
+            self.refuse(HTTPStatus.UNAUTHORIZED if denied else HTTPStatus.SERVICE_UNAVAILABLE, error)
             return
         except BaseException:
             # Cancelled, or a fault of ours, which the task's end reports: the peer must not wait for ever.
@@ -131,17 +132,35 @@ class ServedTunnel:
             return
         self._open(leg)
 
+    def open(self, leg: Leg) -> None:
+        """Says 200 at once, and relays; instead of `carry`."""
+        self._open(leg)
+
     def _open(self, leg: Leg) -> None:
+        self._relay(leg)
+
+    def _relay(
+        self, leg: Leg, *, sent_bytes: int = 0, tls_inside: bool = False, lifetime_s: float | None = None
+    ) -> None:
+        """Says 200 and relays to `leg`, which has had the first `sent_bytes`. `lifetime_s` None: the clock's
+        own."""
         self._state = State.OPEN
         self.record.opened = True
         self.stream.on_gone = None
-        self.stream.respond(_CONNECTED)
+        self.stream.respond((*_CONNECTED, *self._extra) if self._extra else _CONNECTED)
+        if sent_bytes:
+            self.stream.drop_first(sent_bytes)
         relay = self.relay = Relay(
-            self.stream, leg, self._relayed, half_closed_timeout_s=self._half_closed_timeout_s
+            self.stream,
+            leg,
+            self._relayed,
+            half_closed_timeout_s=self._half_closed_timeout_s,
+            sent_bytes=sent_bytes,
+            tls_inside=tls_inside,
         )
         relay.start()
         if self._clock is not None:
-            self._clock.watch(relay)
+            self._clock.watch(relay, lifetime_s)
 
     def refuse(self, status: int, error: HboneError, extra: Headers = ()) -> None:
         """Answers with `status` and why, and the headers `extra`; instead of `carry`, or while it connects.

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import run, workers
+from gateway.config import cluster_files
 from shared import version
 from shared.address import Address
 from shared.command_errors import MAX_SHOWN
@@ -200,7 +201,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--nonsense"], "unrecognized arguments: --nonsense; see hgate --help"),
         (["nonsense"], "argument COMMAND: invalid choice: 'nonsense' (choose from "),
-        (["explain"], "the following arguments are required: --sni; see hgate explain --help"),
+        (["explain"], "one of the arguments --sni --authority is required; see hgate explain --help"),
         (["check", "--workers", "2"], "unrecognized arguments: --workers 2; see hgate --help"),
         (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud'"),
         (["run", "--log-format", "xml"], "argument --log-format: invalid choice: 'xml'"),
@@ -257,6 +258,47 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain(file: str, capsys: pytest.CaptureFixture[str], name: str, code: int, tells: str) -> None:
     assert run(["explain", "--config", file, "--sni", name]) == code
     assert tells in capsys.readouterr().out
+
+
+BY_CONNECT = """\
+hbone: {certificates: ., rules: []}
+routes:
+  - {host: "*.prod.svc", tunnel: "https://{service}.a.run.app/_hbone/15008", inner: hbone}
+"""
+
+
+@pytest.mark.parametrize(
+    ("authority", "code", "tells"),
+    [
+        ("db.prod.svc:5432", EXIT_OK, "goes to    POST https://db.a.run.app/_hbone/15008"),
+        ("elsewhere.svc:80", EXIT_OK, "goes to    elsewhere.svc:80, which is looked up"),
+        ("db.prod.svc", EXIT_DENIED, "refused    :authority: no port"),
+        ("db.prod.svc:15008", EXIT_DENIED, "refused    :authority: no tunnel leads to port 15008"),
+    ],
+)
+def test_explain_a_connect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], authority: str, code: int, tells: str
+) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text(BY_CONNECT)
+    assert run(["explain", "--config", str(file), "--authority", authority]) == code
+    assert tells in capsys.readouterr().out
+
+
+def test_explain_the_address_of_a_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster_files.write_routes(tmp_path, [])
+    cluster_files.write_addresses(tmp_path, {"10.96.0.7": "db.prod.svc"})
+    file = tmp_path / "hgate.yaml"
+    file.write_text(f"{BY_CONNECT}cluster: {{allow: [], folder: .}}\n")
+    assert run(["explain", "--config", str(file), "--authority", "10.96.0.7:5432"]) == EXIT_OK
+    out = capsys.readouterr().out
+    assert out.startswith("address    10.96.0.7 is db.prod.svc\nauthority  db.prod.svc:5432\n")
+    assert "goes to    POST https://db.a.run.app/_hbone/15008" in out
+
+
+def test_explain_a_connect_without_a_port_for_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "--config", file, "--authority", "a.b:1"]) == EXIT_DENIED
+    assert "has no section hbone" in capsys.readouterr().out
 
 
 def test_the_file_may_stand_before_the_command(file: str, capsys: pytest.CaptureFixture[str]) -> None:

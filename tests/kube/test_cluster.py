@@ -120,6 +120,25 @@ async def test_what_is_not_allowed_is_told_to_the_object(
         await until(lambda: not cluster.routes())
 
 
+async def test_the_addresses_of_services_that_a_route_takes_connects_for(
+    server: RealApiServer, hands: Hands, namespace: str, folder: Path
+) -> None:
+    for name in ("hello", "other"):
+        await hands.apply(service(namespace, name))
+    found = await hands.get(f"/api/v1/namespaces/{namespace}/services/hello")
+    assert found is not None
+    host = f"hello.{namespace}.svc.cluster.local"
+    async with hgate_cluster(server, folder, "[]") as cluster:
+        await until(lambda: (folder / "routes.json").exists())
+        assert cluster.addresses() == {}
+        route = f'{{host: {host}, tunnel: "{URL}/_hbone/15008", inner: hbone}}'
+        file = gateway_file(folder, "[]").replace("routes: []", f"routes: [{route}]")
+        (folder / "hgate-0.yaml").write_text(f"{file}hbone: {{certificates: certs, rules: []}}\n")
+        await until(lambda: cluster.addresses() == {found["spec"]["clusterIP"]: host})
+        await hands.delete(service(namespace))
+        await until(lambda: cluster.addresses() == {})
+
+
 async def test_the_endpoints_of_services_that_may_be_reached(
     server: RealApiServer, hands: Hands, namespace: str, folder: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.path.programs import envoy, start
 from tests.support.envoy_config import (
     HTTP2,
     LOOPBACK,
+    TYPES,
     Json,
     bootstrap,
     cluster_of,
@@ -33,6 +34,7 @@ HOST_NAME = "hello.run.test"
 """The service's, for which the front end has a certificate."""
 
 TARGET_PATH = "/_hbone/15003"
+INNER_PATH = "/_hbone/15008"
 
 MAX_STREAMS = 100
 
@@ -60,11 +62,46 @@ def krun(folder: Path, **environ: str) -> Iterator[tuple[Process, Address]]:
 
 
 @contextmanager
-def envoy_poster(folder: Path, container: Address) -> Iterator[Address]:
-    """An Envoy that carries plain TCP in POST streams to krun; where it accepts connections."""
-    tunneling = {"hostname": HOST_NAME, "use_post": True, "post_path": TARGET_PATH}
+def envoy_poster(folder: Path, container: Address, path: str = TARGET_PATH) -> Iterator[Address]:
+    """An Envoy that carries plain TCP in POST streams to krun's `path`; where it accepts connections."""
+    tunneling = {"hostname": HOST_NAME, "use_post": True, "post_path": path}
     chain = tcp_chain("krun", tunneling_config=tunneling)
     with envoy("envoy-poster", bootstrap(chain, _krun(container)), folder) as address:
+        yield address
+
+
+@contextmanager
+def envoy_inner(folder: Path, container: Address, own: Path, authority: str) -> Iterator[Address]:
+    """An Envoy that carries plain TCP in inner HBONE, with the certificate in `own`, to krun: a CONNECT for
+    `authority` in TLS of the mesh, and that in a POST stream. Where it accepts connections."""
+    inner = cluster_of("inner", LOOPBACK)
+    files = certificate_folder.find(own).all
+    socket = tls_socket("Upstream", files, "h2")
+    versions = {"tls_minimum_protocol_version": "TLSv1_3", "tls_maximum_protocol_version": "TLSv1_3"}
+    socket["typed_config"]["common_tls_context"]["tls_params"] = versions
+    inner["transport_socket"] = socket
+    where = {"address": {"envoy_internal_address": {"server_listener_name": "carrier"}}}
+    inner["load_assignment"]["endpoints"] = [{"lb_endpoints": [{"endpoint": where}]}]
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    once = {"common_http_protocol_options": {"max_requests_per_connection": 1}}
+    inner["typed_extension_protocol_options"] = {options: {**HTTP2[options], **once}}
+    tunneling = {"hostname": HOST_NAME, "use_post": True, "post_path": INNER_PATH}
+    carrier = {
+        "name": "carrier",
+        "internal_listener": {},
+        "filter_chains": [tcp_chain("krun", tunneling_config=tunneling)],
+    }
+    configuration = bootstrap(
+        tcp_chain("inner", tunneling_config={"hostname": authority}), inner, _krun(container)
+    )
+    configuration["static_resources"]["listeners"].append(carrier)
+    configuration["bootstrap_extensions"] = [
+        {
+            "name": "envoy.bootstrap.internal_listener",
+            "typed_config": {"@type": f"{TYPES}.bootstrap.internal_listener.v3.InternalListener"},
+        }
+    ]
+    with envoy("envoy-inner", configuration, folder) as address:
         yield address
 
 

@@ -78,4 +78,4 @@ def test_curl_through_a_tunnel(world: World, app: App, tmp_path: Path) -> None:
 def test_an_unknown_target_is_said_to_be_one(world: World) -> None:
     url = f"http://{world.container}/_hbone/nowhere"
     done = run(find_program("curl"), "--silent", "--http2-prior-knowledge", url)
-    assert done.stdout == b"no such target; known are 15003, 22, ECHO\n"
+    assert done.stdout == b"no such target; known are 15003, 15008, 22, ECHO\n"

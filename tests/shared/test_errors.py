@@ -33,6 +33,7 @@ TABLE = {
     "LifetimeError": (70, "LIFETIME", 80),
     "LifetimeResetError": (70, "LIFETIME_RESET", 80),
     "OverloadError": (70, "OVERLOAD", 80),
+    "StreamLeftError": (69, "UPSTREAM_RESET", 80),
     "StreamDoneError": (69, "UPSTREAM_RESET", 80),
     "HalfClosedError": (70, "HALF_CLOSED", 80),
     "RevokedError": (77, "DENY", 44),

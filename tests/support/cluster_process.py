@@ -36,8 +36,15 @@ class Cluster:
 
     def endpoints(self) -> Any:
         """The endpoints that are handed over now."""
+        return self._list("endpoints.json", "services")
+
+    def addresses(self) -> Any:
+        """The names of addresses that are handed over now."""
+        return self._list("addresses.json", "addresses")
+
+    def _list(self, name: str, key: str) -> Any:
         try:
-            return json.loads((self._folder / "endpoints.json").read_bytes())["services"]
+            return json.loads((self._folder / name).read_bytes())[key]
         except FileNotFoundError:
             return {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -77,6 +77,15 @@ class PeerStream:
         assert len(self.data) >= count, f"only {len(self.data)} of {count} bytes; {self}"
         taken = bytes(self.data[:count])
         del self.data[:count]
+        return taken
+
+    async def some(self) -> bytes:
+        """What has come, one byte at least; b"" at the end. Raises ConnectionResetError."""
+        await self._peer.until_any(lambda: bool(self.data) or self.ended or self.reset_code is not None)
+        if not (self.data or self.ended):
+            raise ConnectionResetError(f"stream reset: {self.reset_code}")
+        taken = bytes(self.data)
+        self.data.clear()
         return taken
 
     async def rest(self) -> bytes:
@@ -153,8 +162,11 @@ class Http2Peer(asyncio.Protocol):
         opened: Callable[[Http2Peer], None] | None = None,
         requested: Callable[[PeerStream], None] | None = None,
         extended_connect: bool = False,
+        settings: Mapping[SettingCodes, int] | None = None,
+        window_bytes: int = CONNECTION_WINDOW_BYTES,
     ) -> None:
-        """A server may offer extended CONNECT (RFC 8441)."""
+        """A server may offer extended CONNECT (RFC 8441). `settings` are announced beside h2's own, and
+        `window_bytes` more than the first window of the connection."""
         self.goaway = False
         """The other end has said GOAWAY."""
         self.lost = False
@@ -177,10 +189,13 @@ class Http2Peer(asyncio.Protocol):
                 normalize_outbound_headers=False,
             )
         )
+        self._window_bytes = window_bytes
+        announced = dict(settings or {})
         if extended_connect:
-            self._h2.local_settings = Settings(
-                client=client, initial_values={SettingCodes.ENABLE_CONNECT_PROTOCOL: 1}
-            )
+            announced[SettingCodes.ENABLE_CONNECT_PROTOCOL] = 1
+        if announced:
+            self._h2.local_settings = Settings(client=client, initial_values=announced)
+            self._h2.max_inbound_frame_size = self._h2.local_settings.max_frame_size
 
     @classmethod
     @asynccontextmanager
@@ -261,10 +276,14 @@ class Http2Peer(asyncio.Protocol):
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until `condition` holds; it is looked at whenever something has come."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                self._waiters.append(waiter)
-                await waiter
+            await self.until_any(condition)
+
+    async def until_any(self, condition: Callable[[], bool]) -> None:
+        """Likewise, however long it takes: for what runs beside a test and is cancelled with it."""
+        while not condition():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
 
     # What streams do.
 
@@ -294,7 +313,7 @@ class Http2Peer(asyncio.Protocol):
         if self._opened is not None:
             self._opened(self)
         self.act(lambda h2: h2.initiate_connection())
-        self.act(lambda h2: h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES))
+        self.act(lambda h2: h2.increment_flow_control_window(self._window_bytes))
 
     def data_received(self, data: bytes) -> None:
         self._unread += data

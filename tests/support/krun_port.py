@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from agent.config.settings import Settings
 from agent.proxy.request_record import Record
-from agent.tunnels.requests import Requests
+from agent.tunnels.requests import HboneEnd, Requests
 from agent.tunnels.tunnel_port import LIMITS
 from shared.address import Address
 from shared.errors import LimitError
@@ -23,9 +23,16 @@ from tests.support.tcp_peer import PATIENCE_S, TcpPeer
 class KrunPort:
     """Made by `serving`."""
 
-    def __init__(self, settings: Settings, refusal: Callable[[], LimitError | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        refusal: Callable[[], LimitError | None] = lambda: None,
+        hbone: HboneEnd | None = None,
+    ) -> None:
         self.records: asyncio.Queue[Record] = asyncio.Queue()
-        self.requests = Requests(settings, self.records.put_nowait, refusal=refusal, app_refusal=refusal)
+        self.requests = Requests(
+            settings, self.records.put_nowait, refusal=refusal, app_refusal=refusal, hbone=hbone
+        )
         self.port = 0
         self._connections: set[Connection] = set()
 
@@ -54,11 +61,14 @@ class KrunPort:
     @classmethod
     @asynccontextmanager
     async def serving(
-        cls, settings: Settings, refusal: Callable[[], LimitError | None] = lambda: None
+        cls,
+        settings: Settings,
+        refusal: Callable[[], LimitError | None] = lambda: None,
+        hbone: HboneEnd | None = None,
     ) -> AsyncIterator[KrunPort]:
         """A free loopback port that serves with `settings` until the block ends. `refusal()` says why nothing
-        new is taken, if so."""
-        self = cls(settings, refusal)
+        new is taken, if so; `hbone` ends inner HBONE."""
+        self = cls(settings, refusal, hbone)
         listener = await listen(Address("127.0.0.1", 0), self._accept, purpose="test")
         self.port = bound_address(listener).port
         try:

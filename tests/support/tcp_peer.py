@@ -17,6 +17,9 @@ from shared.net.legs.tcp_end import reset
 PATIENCE_S = 20
 """Longer than anything on loopback takes, even on a busy machine; reached only by a test that fails."""
 
+BACKLOG = 1024
+"""More than any test connects at once."""
+
 
 class TcpPeer:
     """One connection."""
@@ -136,7 +139,8 @@ class TcpServer:
     async def listening(cls, port: int = 0) -> AsyncIterator[TcpServer]:
         """A server on `port`, 0 for any free one, until the block ends."""
         self = cls()
-        server = await asyncio.start_server(self._take, "127.0.0.1", port)
+        # Beyond the backlog a kernel may lose what a client sends at once.
+        server = await asyncio.start_server(self._take, "127.0.0.1", port, backlog=BACKLOG)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self

@@ -20,7 +20,13 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, cast
 
-from shared.errors import ExpelledError, RefusedError, StreamDoneError, StreamResetError
+from shared.errors import (
+    ExpelledError,
+    RefusedError,
+    StreamDoneError,
+    StreamLeftError,
+    StreamResetError,
+)
 from shared.http2 import frames
 from shared.http2.events import (
     DataReceived,
@@ -515,9 +521,12 @@ class Connection(asyncio.BufferedProtocol):
             ):
                 self._waiting.pop(stream, None)
                 who = "the peer" if by_peer else f"us, for {fault or 'a protocol error'}"
-                done = by_peer and local_ended and code in (frames.NO_ERROR, frames.CANCEL)
-                kind = StreamDoneError if done else StreamResetError
-                stream.on_broken(kind(f"stream reset by {who}: {frames.error_name(code)}", code))
+                kind = StreamResetError
+                if by_peer and code in (frames.NO_ERROR, frames.CANCEL):
+                    kind = StreamDoneError if local_ended else StreamLeftError
+                error = kind(f"stream reset by {who}: {frames.error_name(code)}", code)
+                error.sent_all = by_peer and local_ended
+                stream.on_broken(error)
                 self._stream_over(state)
             case SettingsReceived():
                 if self._preface_timer is not None:

@@ -238,6 +238,16 @@ class Stream:
         if self._error is not None:
             relay.failed(self, self._error)
 
+    def first(self, most: int) -> bytes:
+        """Up to `most` bytes of what has come and waits for a relay; they go on waiting."""
+        return bytes(self._early[:most]) if self._early else b""
+
+    def drop_first(self, count: int) -> None:
+        """So many bytes of what waits for a relay have been passed on."""
+        assert self._early is not None
+        del self._early[:count]
+        self._connection.consumed(self._state, count)
+
     def leave(self) -> None:
         """Undoes `join`: what comes is kept again, within the window, for the next relay."""
         self._relay = None

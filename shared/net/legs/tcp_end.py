@@ -20,6 +20,7 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Callable
 
 from shared.net.legs.read_buffer import READ_BYTES
 
@@ -56,6 +57,10 @@ _BYTES_ACKED_AT, _BYTES_ACKED_END = 120, 128
 
 FIN_ON_CLOSE = struct.pack("ii", 0, 0)
 """SO_LINGER off, the default."""
+
+UNREAD = "unread"
+"""What a transport without a socket is asked for by `get_extra_info`: a function that gives what has come and
+nobody has read."""
 
 
 class LastBytes:
@@ -267,7 +272,10 @@ def read_after_reset(transport: asyncio.Transport, cause: Exception | None) -> b
 
 def unread(transport: asyncio.Transport) -> bytes:
     """For connection_lost, while the socket is still there: what it holds that nobody has read. The kernel's
-    receive buffer bounds it."""
+    receive buffer bounds it, or the window of the stream that stands for the socket (UNREAD)."""
+    take: Callable[[], bytes] | None = transport.get_extra_info(UNREAD)
+    if take is not None:
+        return take()
     fd = _descriptor(transport)
     words = bytearray()
     if fd >= 0:

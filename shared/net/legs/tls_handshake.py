@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -66,10 +67,15 @@ def server_context(
     roots: Path,
     verify: Callable[[list[bytes]], None],
     alpn: Sequence[str] = (),
+    *,
+    tls13_only: bool = False,
+    no_common: Callable[[list[str]], None] = lambda offered: None,
 ) -> SSL.Context:
     """The TLS context of a mesh server, from PEM files: chain with the leaf first, its key, and the roots
-    that client certificates must lead to. By ALPN the first of `alpn` that a client offers is agreed; with
-    none in common the client goes on without ALPN.
+    that client certificates must lead to. By ALPN the first of `alpn` that a client offers is agreed. With
+    none in common `no_common` gets what the client offers, and raises RefusedError to refuse it: then the
+    handshake fails with the alert no_application_protocol. Else the client goes on without ALPN, as one does
+    that offers nothing. With `tls13_only` there is no TLS 1.2.
 
     `verify` gets the client's chain in DER, the leaf first and its root last, during the handshake, when
     OpenSSL has verified the chain. It raises DeniedError to refuse the client: then the handshake fails, with
@@ -80,10 +86,17 @@ def server_context(
         ConfigError: a file has not what it should, or key and certificate do not belong together.
     """
     context = _context(SSL.TLS_SERVER_METHOD, certificates, private_key, roots, verify)
+    if tls13_only:
+        context.set_min_proto_version(SSL.TLS1_3_VERSION)
     names = [name.encode("ascii") for name in alpn]
-    context.set_alpn_select_callback(
-        lambda _, offered: next((name for name in names if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
-    )
+
+    def select(_: SSL.Connection, offered: list[bytes]) -> Any:
+        chosen = next((name for name in names if name in offered), None)
+        if chosen is None:  # what `no_common` raises comes out of `do_handshake`, as `verify`'s does
+            no_common([name.decode("latin-1") for name in offered])
+        return SSL.NO_OVERLAPPING_PROTOCOLS if chosen is None else chosen
+
+    context.set_alpn_select_callback(select)
     return context
 
 

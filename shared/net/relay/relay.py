@@ -17,6 +17,11 @@ The rules, for each of the two directions on its own:
    that has gone out to it, is done with it (`StreamDoneError`; ztunnel reads it so, too): no error. But it
    has not ended what it was sending, which may be cut short; so the upstream gets no end for it but is
    aborted, as after any RST_STREAM (RFC 9113 section 8.5). ztunnel sends FIN here.
+   With `tls_inside` the bytes have an end of their own (close_notify, RFC 8446 section 6.1), which tells a
+   whole from a part. Then a downstream that lets go with NO_ERROR or CANCEL, at whatever time
+   (`StreamLeftError`; ztunnel ends each double HBONE with CANCEL), counts as one that has ended: the upstream
+   gets all that came, and the end. What it still says is dropped, and it has `LINGER_S` for its own end after
+   the last byte has left. A reset of its own is no error then: it may miss the close_notify.
 7. Once one direction has ended, the other may be silent for `half_closed_timeout_s` at most; then the tunnel
    is ended as broken off. There are proxies that never pass an END_STREAM on (nghttpx, of a CONNECT), and
    peers that end and forget; each such tunnel would hold its slot for ever.
@@ -34,7 +39,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.errors import HboneError, StreamDoneError
+from shared.errors import HboneError, StreamDoneError, StreamLeftError, StreamResetError
 from shared.net.legs.contract import Buffer, Leg
 from shared.net.relay.half_closed_clock import HalfClosedClock
 
@@ -44,7 +49,8 @@ request, and where Envoy's tcp_proxy takes a connection for forgotten."""
 
 
 LINGER_S = 5.0
-"""How long the client of an expired tunnel may take to its own end before both are closed."""
+"""How long the client of an expired tunnel, or the upstream of one whose client has let go, may take to its
+own end before both are closed."""
 
 
 class Relay:
@@ -59,7 +65,9 @@ class Relay:
         "_expired",
         "_finished",
         "_half_closed_timeout_s",
+        "_left",
         "_timer",
+        "_tls_inside",
         "broken",
         "downstream",
         "error",
@@ -77,8 +85,9 @@ class Relay:
         *,
         half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S,
         sent_bytes: int = 0,
+        tls_inside: bool = False,
     ) -> None:
-        """`sent_bytes` of the downstream's were sent before."""
+        """`sent_bytes` of the downstream's were sent before. `tls_inside`: rule 6's."""
         self.downstream = downstream
         self.upstream = upstream
         self.sent_bytes = sent_bytes
@@ -91,6 +100,8 @@ class Relay:
         self._timer: HalfClosedClock | asyncio.TimerHandle | None = None
         self._half_closed_timeout_s = half_closed_timeout_s
         self._expired = False  # rule 8
+        self._tls_inside = tls_inside
+        self._left = False  # rule 6: the downstream has let go, and the upstream has yet to end
         self._finished = finished
 
     @property
@@ -142,7 +153,7 @@ class Relay:
             self.upstream.write(data)
         elif self._expired and self.error is not None:
             self.abort(self.error)
-        else:
+        elif not self._left:
             self.received_bytes += len(data)
             self.downstream.write(data)
 
@@ -167,6 +178,12 @@ class Relay:
         if self._ended is leg or self._expired:
             self._complete()
             return
+        if self._left and isinstance(error, StreamResetError) and error.sent_all:
+            self._complete()
+            return
+        if self._tls_inside and leg is self.downstream and isinstance(error, StreamLeftError):
+            self._drain()
+            return
         if not (self._ended is self.upstream and isinstance(error, StreamDoneError)):
             self.error = error
             self.broken = leg
@@ -181,6 +198,29 @@ class Relay:
 
     def _other(self, leg: Leg) -> Leg:
         return self.upstream if leg is self.downstream else self.downstream
+
+    def _drain(self) -> None:
+        """The downstream has let go of TLS (rule 6)."""
+        if self._ended is self.upstream:
+            self._complete()  # which sends what waits, and the end
+            return
+        self._ended = self.downstream
+        self._left = True
+        self.upstream.write_eof()
+        self.upstream.resume_reading()  # its end comes behind what nobody wants any more
+        self._linger(self.upstream.buffered_bytes, 0.0)
+
+    def _linger(self, unsent: int, stuck_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._check_left, unsent, stuck_s)
+
+    def _check_left(self, before: int, stuck_s: float) -> None:
+        """Of what waits for the upstream there were `before` bytes, for `stuck_s` seconds."""
+        unsent = self.upstream.buffered_bytes
+        stuck_s = stuck_s + LINGER_S if unsent == before else 0.0
+        if before and stuck_s < self._half_closed_timeout_s:
+            self._linger(unsent, stuck_s)
+        else:
+            self._complete()
 
     def _complete(self) -> None:
         if not self.over:

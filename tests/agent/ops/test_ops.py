@@ -15,9 +15,12 @@ import pytest
 from shared.errors import DialError
 from shared.net.http1 import Response, get
 from shared.tasks import spawn
+from shared.trust.spiffe import SpiffeId
 from tests.agent.ops.scrapes import samples
-from tests.support.hbone_port import Mesh
+from tests.support.ambient_client import AmbientClient, InStream
+from tests.support.hbone_port import CALLER, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer
+from tests.support.krun_port import answered_and_ended
 from tests.support.metadata_server import closed_port
 from tests.support.process import Process, started
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, TcpServer
@@ -140,6 +143,50 @@ async def test_tunnels_are_counted_while_they_carry() -> None:
         assert then['hbone_received_bytes_total{route="FAR"}'] == 3
         assert then['hbone_connections_refused_total{flags="NO_ROUTE"}'] == 1
         assert then['hbone_app_requests_failed_total{status="503"}'] == 1
+
+
+async def test_inner_hbone_is_counted_and_shown(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)
+    hello = mesh.member(SpiffeId.of_workload(TRUST_DOMAIN, "demo", "hello"))
+    async with TcpServer.listening() as app:
+        told = {"HBONE_INBOUND": "builtin", "HBONE_CERTS": str(hello), "WORKLOAD_NAME": "hello"}
+        async with krun(**told, HBONE_APP=f"127.0.0.1:{app.port}") as it:
+            await it.find_ports()
+            assert (await it.samples())["hbone_inner_connections_limit"] == 1000
+            async with Http2Peer.connected(await it.tunnel_port()) as front:
+                post = front.request(b"POST", b"/_hbone/15008")
+                assert await post.status() == 200
+                await it.process.said(
+                    r"^inner HBONE, target of /_hbone/15008: for hello\.demo\.svc\.cluster\.local"
+                )
+                async with AmbientClient.inside(InStream(post), mesh.tls(mesh.member())) as client:
+                    tunnel = client.connect("hello.demo.svc.cluster.local:80")
+                    there = await app.accept()
+                    await tunnel.send(b"12345")
+                    assert await there.read(5) == b"12345"
+                    other = client.connect("other:80")
+                    assert await other.status() == 401
+                    other.end()
+                    now = await it.samples()
+                    assert now["hbone_inner_connections_open"] == 1
+                    assert now['hbone_tunnels_open{route="hbone"}'] == 1
+                    assert now['hbone_tunnels_open{route="15008"}'] == 1
+                    assert now['hbone_sent_bytes_total{route="hbone"}'] == 5
+                    assert now['hbone_connections_refused_total{flags="DENY"}'] == 1
+                    outer, inner = sorted(await it.shown("/tunnels"), key=lambda one: one["target"])
+                    assert (outer["target"], outer["address"], outer["identity"]) == ("15008", None, None)
+                    assert (inner["target"], inner["identity"]) == (
+                        "hello.demo.svc.cluster.local:80",
+                        str(CALLER),
+                    )
+                    _, row = await it.shown("/connections")
+                    assert (row["identity"], row["streams"]) == (str(CALLER), 1)
+                    it.process.send(signal.SIGTERM)
+                    await client.peer.until(lambda: client.peer.goaway)
+                    await answered_and_ended(tunnel, there)
+                    await client.transport.ended.wait()
+                    client.close()
+            assert (await it.process.ended())[0] == 0
 
 
 async def test_one_scrape_has_envoy_s_metrics_and_the_app_s(tmp_path: Path) -> None:

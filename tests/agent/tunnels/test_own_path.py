@@ -40,7 +40,7 @@ async def test_it_tells_its_version_and_the_names_of_its_targets(peer: Http2Peer
     assert stream[b"content-type"] == b"application/json"
     told = json.loads(await stream.rest())
     assert told.pop("krun")
-    assert told == {"targets": ["15003", "22", "DB"], "probes": True}
+    assert told == {"targets": ["15003", "15008", "22", "DB"], "probes": True}
 
 
 async def test_head_has_no_content(peer: Http2Peer) -> None:

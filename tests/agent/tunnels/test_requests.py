@@ -78,8 +78,14 @@ async def test_a_target_by_its_name(krun: KrunPort, peer: Http2Peer, target: Tcp
 @pytest.mark.parametrize(
     ("method", "path", "status", "reason", "flag"),
     [
-        (b"POST", b"/_hbone/nobody", 404, b"no such target; known are 15003, 22, DB, GONE\n", "NO_ROUTE"),
-        (b"POST", b"/_hbone", 404, b"no such target; known are 15003, 22, DB, GONE\n", "NO_ROUTE"),
+        (
+            b"POST",
+            b"/_hbone/nobody",
+            404,
+            b"no such target; known are 15003, 15008, 22, DB, GONE\n",
+            "NO_ROUTE",
+        ),
+        (b"POST", b"/_hbone", 404, b"no such target; known are 15003, 15008, 22, DB, GONE\n", "NO_ROUTE"),
         (b"POST", b"/_hbone/443/_hbone/22", 404, b"no such target; known", "NO_ROUTE"),
         (b"POST", b"/_hbone/127.0.0.1:22", 404, b"no such target; known", "NO_ROUTE"),
         (b"GET", b"/_hbone/nobody", 404, b"no such target; known", "NO_ROUTE"),

@@ -246,3 +246,92 @@ def test_what_cannot_stand_beside_a_route(fields: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(f"routes:\n- host: a.b.svc\n  {fields}", "f.yaml")
     assert text in str(caught.value)
+
+
+# inner.
+
+HBONE = "hbone: {certificates: ., rules: []}\n"
+BY_CONNECT = "host: a, tunnel: 'https://a/_hbone/15008', inner: hbone"
+BY_BOTH = "host: a, tunnel: 'https://a/_hbone/15003', inner: tls"
+BY_NAME = "host: a, tunnel: 'https://a/_hbone/15003'"
+
+
+@pytest.mark.parametrize(
+    ("route", "inner", "kinds"),
+    [
+        (BY_CONNECT, "hbone", (False, True)),
+        (BY_BOTH, "tls", (True, True)),
+        (BY_NAME, None, (True, False)),
+    ],
+)
+def test_inner(route: str, inner: str | None, kinds: tuple[bool, bool]) -> None:
+    found = one_route(config := parse(f"{HBONE}routes: [{{{route}}}]", "f.yaml"))
+    assert found.inner == inner
+    assert (found.takes_names, found.takes_connects) == kinds
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("head", "route", "error"),
+    [
+        ("", BY_CONNECT, "inner: needs a section hbone in the file, whose port takes CONNECTs"),
+        (HBONE, f"{BY_CONNECT[:-5]}none", "inner: must be hbone or tls, not 'none'"),
+        (HBONE, "host: a, tunnel: 'https://a', method: CONNECT, inner: tls", "only beside method: POST"),
+        (
+            HBONE,
+            "host: a, forward: 'a:1', inner: tls",
+            "inner: has no meaning beside forward, only beside tunnel",
+        ),
+    ],
+)
+def test_a_mistaken_inner(head: str, route: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"{head}routes: [{{{route}}}]", "f.yaml")
+    assert error in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("route", "warning"),
+    [
+        (
+            BY_CONNECT.replace("15008", "15003"),
+            "leads to 15003, but inner: hbone is ended at 15008: did you mean /_hbone/15008?",
+        ),
+        (
+            BY_BOTH.replace("15003", "15008"),
+            "leads to 15008, but inner: tls is ended at 15003: did you mean /_hbone/15003?",
+        ),
+    ],
+)
+def test_a_tunnel_to_the_other_end(route: str, warning: str) -> None:
+    (told,) = parse(f"{HBONE}routes: [{{{route}}}]", "f.yaml").warnings
+    assert told.endswith(warning)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_reached"),
+    [
+        (BY_NAME, BY_CONNECT, True),
+        (BY_CONNECT, BY_NAME, True),
+        (BY_CONNECT, BY_CONNECT, False),
+        (BY_BOTH, BY_NAME, False),
+        (BY_NAME, BY_BOTH, False),
+        (BY_BOTH, BY_CONNECT, False),
+    ],
+)
+def test_one_host_for_both_kinds_of_client(first: str, second: str, is_reached: bool) -> None:
+    text = f"{HBONE}routes: [{{{first}}}, {{{second}}}]"
+    if is_reached:
+        assert len(parse(text, "f.yaml").routes) == 2
+        return
+    with pytest.raises(ConfigError, match=r"routes\[1\]: is never reached: routes\[0\] has the same host"):
+        parse(text, "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "warnings"),
+    [(BY_NAME, BY_CONNECT, 0), (BY_CONNECT, BY_CONNECT, 1), (BY_NAME, BY_BOTH, 0), (BY_BOTH, BY_NAME, 1)],
+)
+def test_a_glob_that_covers_one_kind_of_client_only(first: str, second: str, warnings: int) -> None:
+    text = f"{HBONE}routes: [{{{first.replace('host: a', 'host: **')}}}, {{{second}}}]".replace("**", "'**'")
+    assert len(parse(text, "f.yaml").warnings) == warnings

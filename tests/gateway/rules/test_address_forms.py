@@ -15,6 +15,7 @@ from gateway.rules.address_forms import (
     inside,
     is_about_near,
     is_near,
+    is_stand_in,
     plain,
 )
 
@@ -110,3 +111,17 @@ def test_one_form_or_all() -> None:
     assert not contains(ten, teredo, any_form=False)
     assert contains(ip_network("2001::/32"), teredo, any_form=False)
     assert not contains(ten, ip_address("2001:db8::1"), any_form=False)
+
+
+@pytest.mark.parametrize(
+    ("address", "is_one"),
+    [
+        ("240.240.0.1", True),
+        ("240.241.0.1", False),
+        ("2001:2::9", True),
+        ("2001:2:1::9", False),
+        ("10.0.0.1", False),
+    ],
+)
+def test_what_a_mesh_makes_up_for_names(address: str, is_one: bool) -> None:
+    assert is_stand_in(ipaddress.ip_address(address)) == is_one

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.rules.host_globs import compile_glob
 from gateway.rules.routes import (
     MAX_CACHED_TARGETS,
+    Inner,
     Route,
     RouteTable,
     Target,
@@ -553,3 +554,99 @@ EXPLAINED = RouteTable(
 )
 def test_explanations(name: str, lines: list[str]) -> None:
     assert EXPLAINED.explain(name).splitlines() == lines
+
+
+# CONNECTs of the HBONE port.
+
+
+def inner(host: str, url: str = "https://{service}.a.run.app/_hbone/15008", kind: Inner = "hbone") -> Route:
+    return Route(host, tunnel=TunnelUrl.parse(url), inner=kind, line=3)
+
+
+BOTH = RouteTable(
+    [
+        inner("*.prod.svc.cluster.local"),
+        tunnel("*.prod.svc.cluster.local", "https://{service}.a.run.app/_hbone/15003"),
+        inner("any.example.com", "https://{host}:{port}/_hbone/15003", "tls"),
+        inner("only.example.com", "https://a.run.app/_hbone/15008"),
+        inner("needs.example.com"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("authority", "url"),
+    [
+        (Address("db.prod.svc.cluster.local", 5432), "https://db.a.run.app/_hbone/15008"),
+        (Address("any.example.com", 8443), "https://any.example.com:8443/_hbone/15003"),
+    ],
+)
+def test_the_target_of_a_connect(authority: Address, url: str) -> None:
+    assert BOTH.takes_connect(authority.host)
+    assert BOTH.find_connect(authority).url == url
+    assert BOTH.find_connect(authority) is BOTH.find_connect(Address(authority.host, authority.port)), "kept"
+
+
+def test_clients_by_sni_do_not_see_the_routes_of_connects() -> None:
+    assert BOTH.find("db.prod.svc.cluster.local").url == "https://db.a.run.app/_hbone/15003"
+    assert BOTH.find("outbound_.8443_._.any.example.com").url == "https://any.example.com:8443/_hbone/15003"
+    with pytest.raises(NoRouteError) as caught:
+        BOTH.find("only.example.com")
+    assert str(caught.value) == (
+        "no route for only.example.com: routes[3] (line 3) is for CONNECTs of the HBONE port, inner: hbone; "
+        "mTLS by SNI needs a route of its own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("authority", "reason"),
+    [
+        (Address("hello.demo.svc", 80), "no route for hello.demo.svc:80: none with inner matches its host"),
+        (
+            Address("needs.example.com", 80),
+            "routes[4] (line 3) cannot take needs.example.com:80: {service} in {service}.a.run.app needs a "
+            "name of the form SERVICE.NAMESPACE.svc[.DOMAIN]",
+        ),
+    ],
+)
+def test_a_connect_that_no_route_can_take(authority: Address, reason: str) -> None:
+    with pytest.raises(NoRouteError) as caught:
+        BOTH.find_connect(authority)
+    assert str(caught.value) == reason
+
+
+def test_connects_are_kept_in_a_bounded_table() -> None:
+    table = RouteTable([inner("**", "https://a.run.app/_hbone/15008")])
+    for number in range(MAX_CACHED_TARGETS + 2):
+        table.find_connect(Address(f"a{number}.example.com", 80))
+    assert len(table._by_connect) == 2
+
+
+def test_a_connect_is_explained() -> None:
+    assert BOTH.explain_connect(Address("DB.prod.svc.cluster.local.", 5432)).splitlines() == [
+        "authority  db.prod.svc.cluster.local:5432",
+        "routes[0] (line 3): *.prod.svc.cluster.local: matches",
+        "goes to    POST https://db.a.run.app/_hbone/15008",
+        "dials      db.a.run.app:443",
+        "trusts     the system certificates",
+        "token      none",
+        "carries    HBONE inside HBONE, which krun ends at 15008",
+    ]
+    assert "routes[1]: *.prod.svc.cluster.local: not for CONNECTs" in BOTH.explain_connect(
+        Address("any.example.com", 80)
+    )
+    assert BOTH.explain_connect(Address("needs.example.com", 80)).splitlines()[-1].startswith("refused    ")
+    assert BOTH.explain_connect(Address("hello.demo.svc", 80)).splitlines()[-1] == (
+        "goes to    hello.demo.svc:80, which is looked up: no route with inner takes it"
+    )
+    assert "routes[0] (line 3): *.prod.svc.cluster.local: for CONNECTs of the HBONE port" in BOTH.explain(
+        "any.example.com"
+    )
+
+
+def test_names_of_routes() -> None:
+    assert [route.name for route in BOTH.routes[:3]] == [
+        "hbone *.prod.svc.cluster.local",
+        "*.prod.svc.cluster.local",
+        "any.example.com",
+    ]

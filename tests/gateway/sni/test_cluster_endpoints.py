@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import cluster_files
+from gateway.config import cluster_files, followed_list
 from gateway.rules.cluster_rules import ServiceRoute
-from gateway.sni import cluster_endpoints
 from gateway.sni.cluster_endpoints import ClusterEndpoints
 from shared.address import Address
 from shared.errors import DialError
@@ -65,14 +64,14 @@ async def test_what_has_no_endpoint(folder: Path) -> None:
 async def test_the_list_is_followed_and_a_broken_one_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster_endpoints, "WATCH_S", 0.01)
+    monkeypatch.setattr(followed_list, "WATCH_S", 0.01)
     endpoints = await following(folder, {SERVICE: {}})
     (folder / cluster_files.ENDPOINTS).write_text("{")
     async with asyncio.timeout(PATIENCE_S):
         while not caplog.messages:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert endpoints.size == 1
-    assert caplog.messages[0].endswith("; the endpoints stay as they are")
+    assert endpoints.value == {SERVICE: {}}
+    assert caplog.messages[0].endswith("; the list stays as it is")
     endpoints.close()
 
 

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.address import check_host_name
 from shared.tunnel.request_context import (
     SHOWN_CHARS,
     TRACES_AT_ONCE,
     baggage,
     forwarded,
     forwarded_for,
+    forwarded_host,
     read_traceparent,
     traceparents,
+    workload_baggage,
 )
 
 GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -98,3 +101,44 @@ def test_whom_a_forwarded_header_names(value: bytes, client: str | None) -> None
 def test_whatever_comes_is_one_short_line_or_nothing(value: bytes) -> None:
     for found in (forwarded_for(value), read_traceparent(value)):
         assert found is None or (0 < len(found) <= SHOWN_CHARS and found.isascii() and found.isprintable())
+
+
+def test_the_baggage_of_a_workload() -> None:
+    told = workload_baggage("Kubernetes", "demo", "hello", "hello", "hello-00001")
+    assert told == (
+        b"k8s.cluster.name=Kubernetes,k8s.namespace.name=demo,k8s.deployment.name=hello,service.name=hello,"
+        b"service.version=hello-00001"
+    )
+    assert workload_baggage("a,b=c d", "", "", "", "") == b"k8s.cluster.name=a%2Cb%3Dc%20d"
+    assert workload_baggage("", "", "", "", "") == b""
+
+
+@pytest.mark.parametrize(
+    ("value", "host"),
+    [
+        (b'for="10.1.2.3:44312";host=db.prod.svc.cluster.local', "db.prod.svc.cluster.local"),
+        (b"host=DB.Prod.svc.", "db.prod.svc"),
+        (b'Host="db.prod.svc:5432";proto=http', "db.prod.svc"),
+        (b"for=a, for=b;host=first.svc, for=c;host=second.svc", "first.svc"),
+        (b"", None),
+        (b"for=a", None),
+        (b"host=", None),
+        (b'host=""', None),
+        (b"host=10.96.0.7", None),
+        (b"host=db.prod.svc/path", None),
+        (b"host=a..b", None),
+        (b"virtualhost=db.prod.svc", None),
+        (b"host=d\xc3\xb6.svc", None),
+        (b'host="db.prod.svc', None),
+    ],
+)
+def test_which_host_a_forwarded_header_names(value: bytes, host: str | None) -> None:
+    assert forwarded_host(value) == host
+
+
+@given(st.binary() | st.builds(b"host=".__add__, st.binary()) | st.builds(b'host="%b"'.__mod__, st.binary()))
+def test_whatever_comes_is_a_host_name_or_nothing(value: bytes) -> None:
+    host = forwarded_host(value)
+    if host is not None:
+        check_host_name(host)
+        assert host == host.lower()

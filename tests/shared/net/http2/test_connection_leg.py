@@ -183,4 +183,4 @@ async def test_one_that_never_began(tunnel: Tunnel) -> None:
     lost: list[Connection] = []
     connection = Connection(client=True, on_lost=lost.append)
     ConnectionLeg(connection, tunnel.outer.open(REQUEST)).abort()
-    assert lost == [connection]
+    await until(lambda: lost == [connection])

@@ -6,24 +6,33 @@ import asyncio
 
 import pytest
 
-from shared.errors import HalfClosedError, StreamDoneError, StreamResetError
+from shared.errors import HalfClosedError, StreamDoneError, StreamLeftError, StreamResetError
 from shared.net.legs.contract import Buffer, RelayEnd
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, LINGER_S, Relay
 from tests.shared.net.hasty_loop import hasty
 
 BROKE = StreamResetError("stream reset by the peer: CANCEL", 8)
 DONE = StreamDoneError("stream reset by the peer: NO_ERROR", 0)
+LEFT = StreamLeftError("stream reset by the peer: CANCEL", 8)
 STOP = StreamResetError("we are stopping", 8)
 
 
 class Ends:
     """Two legs whose calls are written down in one list, and the relay between them."""
 
-    def __init__(self, *, half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S) -> None:
+    def __init__(
+        self, *, half_closed_timeout_s: float = HALF_CLOSED_TIMEOUT_S, tls_inside: bool = False
+    ) -> None:
         self.story: list[str] = []
         self.down = MemoryLeg("down", self.story)
         self.up = MemoryLeg("up", self.story)
-        self.relay = Relay(self.down, self.up, self._finished, half_closed_timeout_s=half_closed_timeout_s)
+        self.relay = Relay(
+            self.down,
+            self.up,
+            self._finished,
+            half_closed_timeout_s=half_closed_timeout_s,
+            tls_inside=tls_inside,
+        )
         self.finished = 0
 
     def start(self) -> Ends:
@@ -181,6 +190,88 @@ async def test_an_upstream_that_lets_go_before_its_end(ends: Ends) -> None:
     ends.relay.failed(ends.up, DONE)
     assert ends.told() == ["down aborted"]
     assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, DONE, ends.up)
+
+
+async def test_a_downstream_that_lets_go_of_what_is_no_tls(ends: Ends) -> None:
+    ends.relay.received(ends.down, b"half a")
+    ends.relay.failed(ends.down, LEFT)
+    assert ends.told() == ["up <- half a", "up aborted"]
+    assert (ends.finished, ends.relay.error, ends.relay.broken) == (1, LEFT, ends.down)
+
+
+# TLS inside: it has an end of its own, so a downstream that lets go has ended.
+
+
+@pytest.fixture
+async def tls() -> Ends:
+    return Ends(tls_inside=True).start()
+
+
+@pytest.mark.parametrize("error", [LEFT, DONE])
+async def test_a_downstream_that_lets_go_of_tls_is_one_that_has_ended(
+    tls: Ends, error: StreamLeftError
+) -> None:
+    tls.relay.received(tls.down, b"close_notify")
+    tls.relay.failed(tls.down, error)
+    assert tls.told() == ["up <- close_notify", "up eof", "up resumed"]
+    assert not tls.relay.over, "the upstream may say its own end"
+    tls.relay.received(tls.up, b"for nobody")
+    tls.relay.ended(tls.up)
+    assert tls.told() == ["down closed", "up closed"]
+    assert (tls.finished, tls.relay.error, tls.relay.received_bytes) == (1, None, 0)
+
+
+async def test_a_downstream_that_lets_go_of_tls_after_the_upstreams_end(tls: Ends) -> None:
+    """A leg that is closed still sends what waits, and the end."""
+    tls.relay.received(tls.down, b"last bytes")
+    tls.relay.ended(tls.up)
+    tls.relay.failed(tls.down, DONE)
+    assert tls.told() == ["up <- last bytes", "down eof", "down closed", "up closed"]
+    assert (tls.finished, tls.relay.error, tls.relay.broken) == (1, None, None)
+
+
+async def test_a_downstream_with_tls_that_is_lost(tls: Ends) -> None:
+    tls.relay.failed(tls.down, BROKE)
+    assert tls.told() == ["up aborted"]
+    assert (tls.finished, tls.relay.error, tls.relay.broken) == (1, BROKE, tls.down)
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_an_upstream_that_breaks_when_the_downstream_has_left(tls: Ends, is_whole: bool) -> None:
+    """What has our end has had everything, and may miss a close_notify."""
+    tls.relay.failed(tls.down, LEFT)
+    tls.told()
+    error = StreamResetError("stream reset by the peer: CONNECT_ERROR", 10)
+    error.sent_all = is_whole
+    tls.relay.failed(tls.up, error)
+    assert tls.told() == (["down closed", "up closed"] if is_whole else ["down aborted"])
+    assert (tls.finished, tls.relay.error is None) == (1, is_whole)
+
+
+@hasty
+async def test_an_upstream_that_never_ends_when_the_downstream_has_left() -> None:
+    """It is closed once everything has been sent to it for a while."""
+    tls = Ends(tls_inside=True).start()
+    tls.up.buffered = 100
+    tls.relay.failed(tls.down, LEFT)
+    for left in (90, 80, 0):
+        tls.up.buffered = left
+        await asyncio.sleep(LINGER_S + 1)
+        assert not tls.relay.over
+    await asyncio.sleep(LINGER_S + 1)
+    assert tls.told() == ["up eof", "up resumed", "down closed", "up closed"]
+    assert (tls.finished, tls.relay.error) == (1, None)
+
+
+@hasty
+async def test_an_upstream_that_takes_nothing_when_the_downstream_has_left() -> None:
+    tls = Ends(half_closed_timeout_s=60, tls_inside=True).start()
+    tls.up.buffered = 100
+    tls.relay.failed(tls.down, LEFT)
+    await asyncio.sleep(50)
+    assert not tls.relay.over
+    await asyncio.sleep(20)
+    assert tls.told() == ["up eof", "up resumed", "down closed", "up closed"]
 
 
 # Half-closed for too long.
