@@ -553,3 +553,8 @@ EXPLAINED = RouteTable(
 )
 def test_explanations(name: str, lines: list[str]) -> None:
     assert EXPLAINED.explain(name).splitlines() == lines
+
+
+def test_a_service_that_scales_to_zero() -> None:
+    route = Route("hello.demo.svc", tunnel=TunnelUrl.parse("https://a.run.app/x"), cold_start_s=60.0)
+    assert "waits      60 s for a service that starts" in RouteTable([route]).explain("hello.demo.svc")
