@@ -145,10 +145,17 @@ Start = Callable[[World, str], AbstractContextManager[Subject]]
 
 @contextmanager
 def hgate(
-    world: World, far: str, *, workers: int = 1, forward: bool = False, cold: bool = False
+    world: World,
+    far: str,
+    *,
+    workers: int = 1,
+    forward: bool = False,
+    cold: bool = False,
+    max_connections: int = 20_000,
+    metrics: int = 0,
 ) -> Iterator[Subject]:
     """hgate before a front end that speaks TLS, or with `forward` before a TCP server. With `cold` each
-    tunnel has a connection of its own."""
+    tunnel has a connection of its own. `metrics` is the port for them."""
     route: Json
     if forward:
         route = {"host": "*.demo.svc.cluster.local", "forward": far}
@@ -164,10 +171,10 @@ def hgate(
     configuration = {
         "listen": [f"127.0.0.1:{port}"],
         "admin": "off",
-        "metrics": "127.0.0.1:0",
+        "metrics": f"127.0.0.1:{metrics}",
         "health": "off",
         "limits": {
-            "max_connections": 20_000,
+            "max_connections": max_connections,
             **({"streams_per_connection": 1, "upstream_idle_timeout": "1ms"} if cold else {}),
         },
         "routes": [route],

@@ -177,6 +177,7 @@ class Gateway:
             self._tokens,
             self.metrics,
             new_audiences=self._new_audiences,
+            admission=self._admission,
             limits=limits,
         )
         self._warm = WarmRoutes(self._upstreams, self.readiness)
@@ -482,6 +483,7 @@ class Gateway:
             (families.CONNECTIONS_LIMIT, lambda: admission.most_connections),
             (families.SOURCE_CONNECTIONS_MAX, lambda: admission.sources.largest),
             (families.SOURCE_CONNECTIONS_LIMIT, lambda: admission.most_per_source),
+            (families.TUNNELS_STARTING_LIMIT, lambda: admission.most_starting),
             (families.BUFFERED_BYTES, lambda: memory.held_bytes),
             (families.BUFFERED_BYTES_LIMIT, lambda: memory.most_bytes),
             (families.WINDOW_GROWTH_BYTES, lambda: window_growth.PROCESS.granted_bytes),

@@ -178,8 +178,10 @@ def _check(config: Path) -> int:
     routes, warnings = len(checked.routes), len(checked.warnings)
     for warning in checked.warnings:
         print(f"hgate: warning: {warning}", file=sys.stderr)
+    waiting = sum(route.cold_start_s > 0 for route in checked.routes)
+    waits = f", {waiting} with cold_start" if waiting else ""
     counted = f", {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
-    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}{counted}")
+    print(f"{config}: good, {routes} route{'' if routes == 1 else 's'}{waits}{counted}")
     return EXIT_OK
 
 

@@ -292,6 +292,19 @@ def _cloudrun(parser: Parser) -> None:
         help=f"where TLS with HTTP/2 is served {shown}",
     )
     add("--container", default="127.0.0.1:15009", metavar="ADDRESS", help=f"the container's h2c port {shown}")
+    add(
+        "--start",
+        metavar="COMMAND",
+        help="scale to zero: the first request starts the container with this command "
+        "(default: the container is there)",
+    )
+    add(
+        "--start-wait",
+        type=_up_to(MAX_TIMEOUT_S),
+        default=limits.start_wait_s,
+        metavar="SECONDS",
+        help=f"how long a request is held for a container that starts; 429 then {shown}",
+    )
     add("--metadata", default="127.0.0.1:8444", metavar="ADDRESS", help=f"the metadata server {shown}")
     add("--audience", default="https://hello.a.run.app", metavar="URL", help=f"the service's URL {shown}")
     add("--allow-unauthenticated", action="store_true", help="accept requests without a token")

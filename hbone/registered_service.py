@@ -26,6 +26,7 @@ from shared.cluster.service_annotations import (
     ACCOUNT,
     AMBIENT_NETWORK,
     AUDIENCE,
+    COLD_START,
     EGRESS,
     METHOD,
     TARGET_PORT,
@@ -51,6 +52,11 @@ CHOICES: Mapping[str, tuple[str, str, str]] = {
         f"where the tunnel ends in the container: a port, or a target's name (default: {ports.INBOUND_MTLS})",
     ),
     "--method": (METHOD, "METHOD", "of the tunnel's request: POST or CONNECT (default: POST)"),
+    "--cold-start": (
+        COLD_START,
+        "DURATION",
+        "how long a tunnel waits for the service, if it scales to zero, such as 60s (default: not at all)",
+    ),
     "--workload": (
         WORKLOAD,
         "NAME",
@@ -127,6 +133,8 @@ class RegisteredService:
         route: dict[str, Any] = {"host": f"{self.name}.{self.namespace}.svc.{domain}", "tunnel": self.tunnel}
         if METHOD in told:
             route["method"] = told[METHOD]
+        if COLD_START in told:
+            route["cold_start"] = told[COLD_START]
         return {**route, "token": token}
 
 

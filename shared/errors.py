@@ -448,6 +448,11 @@ class UpstreamError(HboneError):
     exit_code = EXIT_UNAVAILABLE
     flag = Flag.UPSTREAM
 
+    def __init__(self, text: str, *, passes: bool = False) -> None:
+        """`passes`: a far side that is just starting is a possible cause."""
+        super().__init__(text)
+        self.passes = passes
+
 
 class DialError(UpstreamError):
     """TCP or TLS to the far side failed, or took too long."""

@@ -25,6 +25,7 @@ from gateway.rules.routes import Method, RouteTable
 from shared.cluster.service_annotations import (
     ACCOUNT,
     AUDIENCE,
+    COLD_START,
     METHOD,
     ORIGINAL_LABEL,
     TARGET_PORT,
@@ -44,7 +45,7 @@ MAX_SHOWN_CHARS = 300
 _NAMED_BY_URL = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?-[a-z0-9]{10}-[a-z]{1,2}")
 """SERVICE-HASH-REGION: the older form of a Cloud Run URL."""
 
-_MADE_OF = (URL, ACCOUNT, TARGET_PORT, METHOD, AUDIENCE)
+_MADE_OF = (URL, ACCOUNT, TARGET_PORT, METHOD, AUDIENCE, COLD_START)
 """The annotations that a route is made of."""
 
 _NO_ROUTES = RouteTable(())
@@ -90,8 +91,9 @@ def routes_of(found: Object, rules: Sequence[ClusterRule], domain: str) -> list[
     url, account = tunnel_of(told), told.get(ACCOUNT, "")
     audience = told.get(AUDIENCE, f"https://{origin_of(told[URL]).host}")
     method: Method = "CONNECT" if told.get(METHOD) == "CONNECT" else "POST"
+    cold_start = told.get(COLD_START, "")
     own = [
-        ServiceRoute(host, url, audience, method, account, name.namespace, str(name))
+        ServiceRoute(host, url, audience, method, account, name.namespace, str(name), cold_start)
         for host in _own_names(found, name, domain)
     ]
     for route in own:

@@ -12,6 +12,7 @@ from shared.http2.session import SessionLimits
 from shared.net.names.resolver import MAX_LOOKUPS, MAX_LOOKUPS_PER_CLIENT
 from shared.net.pool.pool_limits import CONNECTION_WINDOW_BYTES, PoolLimits
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S
+from shared.tunnel.retry import RetryRules
 
 MAX_TIMEOUT_S = 3600.0
 """The longest time that makes sense: Cloud Run ends any request after an hour."""
@@ -236,6 +237,13 @@ class Limits:
         "part of the requests that wait for an origin's answer, in percent, that may be retries",
         "It counts retries after a 429, 502 or 503; at least 10 are allowed. Retries must not hold a service "
         "down.",
+    )
+    max_cold_starts: int = setting(
+        CONNECTIONS,
+        RetryRules().max_starting,
+        "tunnels that may wait for one service to start, on routes with cold_start",
+        "Half of max_connections at most, so that a service that is dead does not hold all places. Further "
+        "ones are refused as on routes without it.",
     )
     splice_pipes: int = setting(
         Count(0, MAX_PIPES),

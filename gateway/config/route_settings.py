@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.config.limit_settings import CONNECTIONS_OR_ALL, LASTING
+from gateway.config.limit_settings import CONNECTIONS_OR_ALL, LASTING, LEAST_LASTING_S
 from gateway.config.name_notes import hint, note_narrow
 from gateway.config.rule_settings import CERTIFICATES, PEERS_FORM, peers
 from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field
@@ -16,8 +16,9 @@ from gateway.rules.routes import DEFAULT_AUTHORITY, Inner, Route, TokenRule
 from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
 from shared import ports
 from shared.address import Address, is_own_machine
+from shared.cluster.service_annotations import MAX_COLD_START_S
 from shared.config.fields import Setting
-from shared.config.kinds import TARGET, Choice, FilePath, FolderPath, Parsed, host_name
+from shared.config.kinds import TARGET, Choice, Duration, FilePath, FolderPath, Parsed, host_name
 from shared.credentials.token_sources.token_settings import service_account
 from shared.errors import ConfigError
 from shared.net.tls.mesh_tls import MeshIdentity
@@ -193,6 +194,14 @@ ROUTE: Table = {
         "They stay while the route does. hgate is ready when they are, or after 10 s. It needs a URL and an "
         "audience without placeholders.",
     ),
+    "cold_start": Setting(
+        Duration(LEAST_LASTING_S, MAX_COLD_START_S, off=True),
+        0.0,
+        "beside tunnel: how long a tunnel waits for a service that scales to zero; 0: not at all",
+        "In that time 429, 502, 503 and 504, a dial that failed, a lost connection and no answer are asked "
+        "again after a pause, whatever limits.response_timeout, connect_timeout and max_retries say. If "
+        "response_timeout is longer, it counts instead. limits.max_cold_starts bounds how many wait.",
+    ),
     "max_connections": Setting(
         CONNECTIONS_OR_ALL,
         None,
@@ -209,7 +218,8 @@ ROUTE: Table = {
 
 _KINDS = ("tunnel", "forward", "reverse")
 _IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
-_TUNNEL_ONLY_FIELDS = ("connect", "ca", "token", "method", "authority", "inner", "warm", *_IDENTITY_FIELDS)
+_REQUEST_FIELDS = ("connect", "ca", "token", "method", "authority", "inner", "warm", "cold_start")
+_TUNNEL_ONLY_FIELDS = (*_REQUEST_FIELDS, *_IDENTITY_FIELDS)
 
 
 # Which fields go together.
@@ -343,6 +353,7 @@ def _tunnel(given: _Given, route: Route) -> Route:
         tunnel=url,
         inner=inner,
         warm=warm,
+        cold_start_s=given.read("cold_start"),
         connect=connect,
         ca=ca,
         identity=identity,

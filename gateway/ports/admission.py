@@ -148,6 +148,10 @@ class Admission:
         up."""
         self.sources = Counts()
         self.routes = Counts()
+        self.opening = Counts()
+        """Of those, tunnels that are not open yet."""
+        self.starting = Counts()
+        """Of these, tunnels that wait for their service to start."""
         self.refusals = Refusals()
         self._limits = limits
         self._share = share
@@ -169,6 +173,12 @@ class Admission:
         limits = self._limits
         return self._share(limits.max_connections_per_source or limits.max_connections)
 
+    @property
+    def most_starting(self) -> int:
+        """How many may wait for one service to start; never all places of this process."""
+        limits = self._limits
+        return self._share(min(limits.max_cold_starts, max(1, limits.max_connections // 2)))
+
     def most_per_route(self, route: Route) -> int:
         """How many of them on `route`."""
         limits = self._limits
@@ -176,12 +186,14 @@ class Admission:
         return self._share(own or limits.max_connections)
 
     def route_families(self, routes: Iterable[Route]) -> Iterator[Metric]:
-        """The connections of each route, and how many it may have, as metrics."""
+        """The connections of each route, how many it may have, and how many wait for what, as metrics."""
         shown = list(itertools.islice(routes, MAX_LABELS))
         yield families.ROUTE_CONNECTIONS.metric((route.name, self.routes[route.name]) for route in shown)
         yield families.ROUTE_CONNECTIONS_LIMIT.metric(
             (route.name, self.most_per_route(route)) for route in shown
         )
+        yield families.TUNNELS_OPENING.metric((route.host, self.opening[route.host]) for route in shown)
+        yield families.TUNNELS_STARTING.metric((route.host, self.starting[route.host]) for route in shown)
 
     def enter(self, peer: str) -> None:
         """A connection from `peer`, its address as HOST:PORT, has come. Raises LimitError."""

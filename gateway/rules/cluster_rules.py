@@ -16,7 +16,7 @@ from gateway.rules.host_globs import ANY_LABEL, check_glob, compile_glob
 from gateway.rules.routes import Method, Route, TokenRule
 from gateway.rules.templates import Template, TunnelUrl
 from shared import globs
-from shared.cluster.service_annotations import CloudOrigin, origin_of
+from shared.cluster.service_annotations import CloudOrigin, cold_start_s, origin_of
 from shared.ports import HTTPS
 
 _OF_PROJECT = r"[a-z](?:[a-z0-9-]*[a-z0-9])?-{number}\.[a-z0-9-]+\.run\.app"
@@ -94,6 +94,9 @@ class ServiceRoute:
     source: str
     """Which object it is: KIND NAMESPACE/NAME."""
 
+    cold_start: str = ""
+    """How long a tunnel waits for the service, which scales to zero, as 60s; empty: not at all."""
+
     def judged(self, rules: Sequence[ClusterRule]) -> Route:
         """The route as the table has it. Raises NotAllowedError if the rules do not allow it, ValueError if
         it is none."""
@@ -112,6 +115,7 @@ class ServiceRoute:
             ca=rule.ca,
             token=TokenRule(audience, service_account=self.service_account),
             method=self.method,
+            cold_start_s=cold_start_s(self.cold_start) if self.cold_start else 0.0,
             source=self.source,
         )
 

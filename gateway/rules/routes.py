@@ -120,6 +120,9 @@ class Route:
     warm: bool = False
     """Whether a connection and a token are there before the first client."""
 
+    cold_start_s: float = 0.0
+    """Seconds that the service may take to start, for it scales to zero; 0: it is always there."""
+
     max_connections: int | None = None
     """Connections on this route at once; None: `limits.max_connections_per_route`, 0: no bound of its own."""
 
@@ -228,6 +231,9 @@ class Target:
 
     named_by_client: bool = False
     """Which name has to be looked up depends on what the client asks for."""
+
+    cold_start_s: float = 0.0
+    """Seconds that the service may take to start; 0: it is not waited for."""
 
     is_service: bool = False
     """`dial` is a Service of the cluster: connect to one of its endpoints instead."""
@@ -512,6 +518,7 @@ def _tunnel_target(index: int, route: Route, url: TunnelUrl, values: Mapping[str
         namespace=values["namespace"],
         is_connect=route.connect is not None,
         named_by_client=route.connect is None and not url.host.is_fixed,
+        cold_start_s=route.cold_start_s,
     )
 
 
@@ -555,6 +562,8 @@ def _directions(target: Target) -> list[str]:
         lines += [f"proves     {target.identity.folder}", f"trusts     {', '.join(target.identity.peers)}"]
     elif target.scheme == "https":
         lines.append(f"trusts     {target.ca or 'the system certificates'}")
+    if target.cold_start_s:
+        lines.append(f"waits      {target.cold_start_s:g} s for a service that starts")
     token = target.token
     more = f", which has to be for {token.audience}" if token.audience else ""
     if token.service_account:

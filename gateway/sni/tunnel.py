@@ -190,6 +190,7 @@ class Tunnel:
             record.route = route.name
             self._lifetime_s = route.lifetime_s(tunnels.clock.lifetime_s)
             tunnels.admission.enter_route(route)
+            tunnels.admission.opening.add(route.host)
             self._on_route = True
         except HboneError as error:
             self._refuse(ClientGoneError() if self.leg.lost else error)
@@ -218,6 +219,7 @@ class Tunnel:
                 budget=request.budget,
                 deadlines=self._tunnels.deadlines,
                 first_flight=first_flight,
+                cold_start_s=request.target.cold_start_s,
             )
         )
 
@@ -292,6 +294,7 @@ class Tunnel:
         opening, self._opening = self._opening, None
         record.setup_s = tunnels.loop.time() - self._started
         tunnels.metrics.tunnel_setup(record.setup_s)
+        tunnels.admission.opening.drop(record.route)
         self._counts = tunnels.metrics.route(record.route)
         self._counts.opened()
         self.leg.when_lost(None)
@@ -362,6 +365,8 @@ class Tunnel:
         self._state = GONE
         tunnels, record = self._tunnels, self.record
         tunnels.open.discard(self)
+        if self._on_route:
+            tunnels.admission.opening.drop(record.route)
         self._leave()
         turn_away(self.leg.release(), error.alert)
         self._note_opening()

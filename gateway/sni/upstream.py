@@ -15,7 +15,7 @@ import asyncio
 from weakref import WeakValueDictionary
 
 from gateway.config.limit_settings import Limits
-from gateway.ports.admission import network_of
+from gateway.ports.admission import Admission, network_of
 from gateway.rules.routes import MAX_CACHED_TARGETS, Target
 from gateway.sni.new_audiences import NewAudiences
 from gateway.sni.token_sources import TokenSources
@@ -85,9 +85,11 @@ class Upstreams:
         *,
         limits: Limits,
         new_audiences: NewAudiences | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """`new_audiences` bounds the tokens for audiences that nobody has had a tunnel with; None: by the
-        default limits."""
+        default limits. `admission` bounds and counts those who wait for a service to start; likewise."""
+        self.admission = admission or Admission(limits, open_connections=int)
         self.new_audiences = new_audiences or NewAudiences(limits)
         self.pool = pool
         self.tokens = tokens
@@ -101,7 +103,9 @@ class Upstreams:
     def use_limits(self, limits: Limits) -> None:
         """Goes by `limits` for requests to come."""
         self.response_timeout_s = limits.response_timeout_s
-        self.rules = RetryRules(limits.max_retries, limits.retry_budget_percent)
+        self.rules = RetryRules(
+            limits.max_retries, limits.retry_budget_percent, max_starting=self.admission.most_starting
+        )
 
     def request_of(self, target: Target) -> TargetRequest:
         """The tunnel request of `target`, made once. Raises TokenError if nobody can have its token."""
@@ -200,6 +204,13 @@ class ServiceUpstream(Upstream):
             counts.retries_over_budget += 1
         else:
             counts.retried(reason)
+
+    def starting(self, waits: bool) -> None:
+        counts = self._shared.admission.starting
+        if waits:
+            counts.add(self._record.route)
+        else:
+            counts.drop(self._record.route)
 
     async def _look_up(self, deadline: float) -> None:
         """Looks the origin's name up at the client's expense, if the client has chosen it and there is no

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from hbone.cloudrun.front_end import FrontEnd
+from hbone.cloudrun.instance import Instance
 from hbone.cloudrun.limits import FrontEndLimits
 from hbone.cloudrun.metadata import MetadataServer
 from shared import loop
@@ -52,16 +53,20 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
         request_timeout_s=options.timeout,
         streams_per_connection=options.max_streams,
         header_bytes=options.max_header_bytes,
+        start_wait_s=options.start_wait,
         concurrency=options.concurrency,
     )
+    container = _address("--container", options.container)
+    instance = Instance(_command(options.start), container) if options.start is not None else None
     certificate, key, ca = _certificate(folder, host)
     front_end = FrontEnd(
-        _address("--container", options.container),
+        container,
         checker,
         limits,
         keys,
         invokers=options.invoker,
         is_internal=options.ingress == "internal",
+        instance=instance,
     )
     metadata = MetadataServer(issuer, CALLER)
     stop = asyncio.Event()
@@ -80,6 +85,8 @@ async def _serve(options: argparse.Namespace, folder: Path) -> int:
         await stop.wait()
     finally:
         front_end.close()
+        if instance is not None:
+            await instance.close()
         await metadata.close()
     return EXIT_OK
 
@@ -117,6 +124,16 @@ def _keys(source: str | None) -> KeySet | None:
         return KeySet(source) if source else None
     except ValueError as error:
         raise UsageError(f"--keys {source}: {error}") from error
+
+
+def _command(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--start {text}: {error}") from error
+    if not words:
+        raise UsageError("--start is empty: write the command that starts the container")
+    return words
 
 
 def _address(flag: str, text: str) -> Address:

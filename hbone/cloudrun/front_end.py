@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
+from hbone.cloudrun.instance import Instance
 from hbone.cloudrun.limits import FrontEndLimits
 from shared.address import Address
 from shared.credentials.token_sources.jwks import KeySet, key_id_of
@@ -63,11 +64,14 @@ class FrontEnd:
         *,
         invokers: Collection[str] = (),
         is_internal: bool = False,
+        instance: Instance | None = None,
     ) -> None:
         """`invokers` are the e-mail addresses that may call the service; empty: whoever has a token.
-        `is_internal`: its ingress setting keeps all of us out."""
+        `is_internal`: its ingress setting keeps all of us out. The first request starts `instance`; None: the
+        container is there."""
         self._invokers = invokers
         self._is_internal = is_internal
+        self._instance = instance
         self._origin = Origin("http", container.host, container, searched=True)
         self._checker = checker
         self._keys = keys
@@ -172,11 +176,19 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         started = loop.time()
         request = _to_container(stream, was_checked=self._checker is not None)
+        if self._instance is not None and not self._instance.is_there:
+            try:
+                await self._instance.ready(self._limits.start_wait_s)
+            except TimeoutError:
+                self._give_back(stream, 429, "no instance is available: it takes too long to start")
+                return
+            except UnavailableError as error:
+                self._give_back(stream, 503, str(error))
+                return
         try:
             upstream = await self._pool.of(self._origin).open(request, CONNECT_TIMEOUT_S)
         except UpstreamError as error:
-            self._open_requests -= 1
-            self._refuse(stream, 503, f"the container is not there: {error}")
+            self._give_back(stream, 503, f"the container is not there: {error}")
             return
         stream.on_gone = None
         upstream.connection.has_carried = True
@@ -201,6 +213,12 @@ class FrontEnd:
         timer = loop.call_at(started + self._limits.request_timeout_s, overdue)
         relay = _Exchange(stream, upstream, finished)
         relay.start()
+
+    def _give_back(self, stream: Stream, status: int, reason: str) -> None:
+        """Refuses a request that has a place at the instance."""
+        self._open_requests -= 1
+        stream.on_gone = None  # or its end would give the place back once more
+        self._refuse(stream, status, reason)
 
     def _refuse(self, stream: Stream, status: int, reason: str) -> None:
         log.warning(

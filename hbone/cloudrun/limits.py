@@ -19,5 +19,9 @@ class FrontEndLimits:
     """URL and headers together, each field with 32 bytes more, as a container counts them (RFC 9113 section
     6.5.2); 431 beyond."""
 
+    start_wait_s: float = 10.0
+    """How long a request is held for an instance that starts; 429 then. Cloud Run: 10 s, or 3.5 times what an
+    instance takes on average, if that is longer."""
+
     concurrency: int = 80
     """Requests that the one instance is given at once; 429 beyond."""

@@ -33,6 +33,9 @@ TARGET_PORT = f"{PREFIX}target-port"
 METHOD = f"{PREFIX}method"
 """POST or CONNECT."""
 
+COLD_START = f"{PREFIX}cold-start"
+"""How long a tunnel waits for the service, which scales to zero: whole seconds or minutes, 60s or 1m."""
+
 WORKLOAD = f"{PREFIX}workload"
 """The label `app` of the workload outside, which krun gives it by WORKLOAD_NAME; the Service's own name,
 unless it is set."""
@@ -71,10 +74,14 @@ REGISTER = "hbone-register"
 
 NO_SIDECAR = "none"
 METHODS = ("POST", "CONNECT")
+MAX_COLD_START_S = 600.0
+"""No start that is worth waiting for takes longer: Cloud Run gives a container 4 minutes."""
+
 MAX_VALUE_CHARS = 300
 """Of an annotation: a URL's host has 253 at most."""
 
 _URL = re.compile(r"https://([A-Za-z0-9.-]{1,253})(?::([0-9]{1,5}))?/?")
+_COLD_START = re.compile(r"([0-9]{1,3})([sm]?)")
 _TARGET = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _EMAIL = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -103,10 +110,22 @@ def check_value(key: str, value: str) -> str:
     """The value of an annotation. Raises ValueError, which says what it has to be, if it cannot be one."""
     if key == URL:
         return f"https://{origin_of(value)}"
+    if key == COLD_START:
+        cold_start_s(value)
+        return value
     form, meaning = _FORMS[key]
     if len(value) > MAX_VALUE_CHARS or not form.fullmatch(value):
         raise ValueError(f"has to be {meaning}")
     return value
+
+
+def cold_start_s(value: str) -> float:
+    """The seconds of COLD_START's value. Raises ValueError."""
+    found = _COLD_START.fullmatch(value)
+    seconds = 0 if found is None else int(found[1]) * (60 if found[2] == "m" else 1)
+    if not 0 < seconds <= MAX_COLD_START_S:
+        raise ValueError(f"has to be a duration such as 60s or 1m, {MAX_COLD_START_S:g}s at most")
+    return float(seconds)
 
 
 @dataclass(frozen=True, slots=True)

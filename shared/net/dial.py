@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from shared.address import Address
 from shared.errors import ConfigError, DeniedError, DialError, UnavailableError
 from shared.net.names import happy_eyeballs, names
+from shared.net.names.dns_query import ResolveError
 from shared.net.names.endpoint import Resolve, endpoint
 from shared.net.tls.contexts import ALPN_H2, certificate_end, client_context
 
@@ -221,9 +222,10 @@ async def dial_http2(
             )
             connection: D = made
     except TimeoutError as error:
-        raise DialError(f"connect to {origin}: not connected within {timeout_s:g} s") from error
+        text = f"connect to {origin}: not connected within {timeout_s:g} s"
+        raise DialError(text, passes=True) from error
     except OSError as error:
-        raise DialError(f"connect to {origin}: {reason(error)}") from error
+        raise DialError(f"connect to {origin}: {reason(error)}", passes=_passes(error)) from error
     if context is not None:
         tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
         if told is not None:
@@ -243,6 +245,13 @@ async def dial_http2(
                 connection.abort("not who it should be")
                 raise DialError(f"connect to {origin}: {error}") from error
     return connection
+
+
+def _passes(error: OSError) -> bool:
+    """Whether a server that is just starting is a possible cause of a connection that failed."""
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return not isinstance(error, ResolveError)
 
 
 async def _reached(

@@ -108,7 +108,7 @@ RETRIES = _counter(
     "hbone_upstream_retries",
     "Tunnel requests sent again, by the failure of the attempt before.",
     route=_ROUTE,
-    reason=("refused", "connection_lost", "token", "429", "502", "503"),
+    reason=("refused", "connection_lost", "token", "connect", "no_answer", "429", "502", "503", "504"),
 )
 RETRIES_OVER_BUDGET = _counter(
     "hbone_upstream_retries_over_budget",
@@ -143,6 +143,17 @@ ROUTE_CONNECTIONS = _gauge(
 )
 ROUTE_CONNECTIONS_LIMIT = _gauge(
     "hbone_route_connections_limit", "Connections that a route may have.", route=_ROUTE
+)
+TUNNELS_OPENING = _gauge(
+    "hbone_tunnels_opening",
+    "hgate: tunnels that are asked for and not open yet, for a service's autoscaler.",
+    route=_ROUTE,
+)
+TUNNELS_STARTING = _gauge(
+    "hbone_tunnels_starting", "Of those, tunnels that wait for a service to start.", route=_ROUTE
+)
+TUNNELS_STARTING_LIMIT = _gauge(
+    "hbone_tunnels_starting_limit", "Tunnels that may wait for one service to start."
 )
 BUFFERED_BYTES = _gauge("hbone_buffered_bytes", "Bytes held for all peers, when last measured.")
 BUFFERED_BYTES_LIMIT = _gauge("hbone_buffered_bytes_limit", "Bytes that may be held; 0: no bound.")

@@ -18,7 +18,9 @@ anybody in any case (RFC 8446 section 8), or an SSH identification.
 The rules, whichever way it goes:
 
 1. All attempts and the pauses between them have `timeout_s` together. If a pause would take longer than what
-   is left, it is not begun: the answer that asked for it is final, at once.
+   is left, it is not begun: the answer that asked for it is final, at once. With `cold_start_s` they have
+   that time, if it is longer, from the first failure on that a starting service may cause, as long as few
+   enough others wait for the same origin.
 2. An attempt is let go of before the next begins. Only of the final answer are the first bytes read, for the
    log.
 3. After a 401 the token is dropped, and asked for once more. Another attempt is made only with another token
@@ -40,10 +42,22 @@ from http import HTTPStatus
 
 from shared.errors import LimitError, StatusError, StreamResetError, UpstreamError
 from shared.http2.events import Headers
+from shared.http2.frames import CANCEL, REFUSED_STREAM
 from shared.net.http2.answers import AskedOf, refusal
 from shared.net.legs.stream import Stream, header_value, status_of
 from shared.tunnel.deadlines import Deadlines
-from shared.tunnel.retry import Retries, Retry, RetryBudget, RetryRules, retry_after_s
+from shared.tunnel.retry import (
+    CONNECT,
+    CONNECTION_LOST,
+    NO_ANSWER,
+    REFUSED,
+    STARTING_STATUSES,
+    Retries,
+    Retry,
+    RetryBudget,
+    RetryRules,
+    retry_after_s,
+)
 
 log = logging.getLogger("hbone.upstream")
 
@@ -87,6 +101,9 @@ class Upstream(ABC):
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:  # noqa: B027  # likewise
         """For the metrics: it is asked once more, or, if `over_budget`, would have been."""
 
+    def starting(self, waits: bool) -> None:  # noqa: B027  # likewise
+        """For the metrics: from now on it waits for its service to start, or does no longer."""
+
     def release(self, stream: Stream) -> None:
         """Lets go of an attempt before the next one."""
         stream.close()
@@ -112,7 +129,9 @@ class Opening:
     _interrupted: Callable[[], None]
     _deadline = 0.0
     _abandoned = False
+    _cold_start_s = 0.0
     _in_budget = False
+    _is_starting = False  # it waits for the service to start, and is counted
     _retries: Retries | None = None
     _stream: Stream | None = None  # that `begin` asked on, until `run` or the owner has it
     _why_not = ""  # a retry that the rules allow was not made, for the log
@@ -126,9 +145,10 @@ class Opening:
         budget: RetryBudget | None = None,
         deadlines: Deadlines[Opening] | None = None,
         first_flight: bytes = b"",
+        cold_start_s: float = 0.0,
     ) -> None:
         """`budget` is shared by all openings to one origin; `deadlines` calls `overdue`, and is needed for
-        `begin`."""
+        `begin`. `cold_start_s` is what a service may take to start; 0: it is not waited for."""
         self._upstream = upstream
         self._timeout_s = timeout_s
         self._rules = rules
@@ -138,6 +158,8 @@ class Opening:
         self._budget.requests += 1
         if first_flight:
             self.first_flight = first_flight
+        if cold_start_s:
+            self._cold_start_s = cold_start_s
 
     # Without waiting.
 
@@ -238,14 +260,21 @@ class Opening:
 
     async def _ask(self) -> Stream | Retry:
         """One attempt."""
-        self._deadline += await self._upstream.prepare(self._deadline)
-        self.attempts += 1
-        self.status = None
         try:
+            self._deadline += await self._upstream.prepare(self._deadline)
+            self.attempts += 1
+            self.status = None
             stream = await self._upstream.request(self._deadline)
         except StreamResetError as error:  # the connection accepts no new stream by now
-            retry = self._judge().after_reset(error.code, connection_lost=False, answered_before=False)
+            retry = self._after_reset(error, connection_lost=False, answered_before=False)
             if retry is None or not self._may(retry):
+                raise
+            return retry
+        except UpstreamError as error:
+            retry = self._judge().while_starting(CONNECT) if self._cold_start_s and error.passes else None
+            if retry is None or not self._may(retry):
+                if self._why_not:
+                    error.args = (f"{error}{self._why_not}",)
                 raise
             return retry
         self.stream_id = stream.id
@@ -273,16 +302,18 @@ class Opening:
         connection = stream.connection
         self.awaiting_answer = True
         try:
-            status = await stream.response(self._left_s)
+            status = await self._status_of(stream)
         except StreamResetError as error:
-            retry = self._judge().after_reset(
-                error.code, connection_lost=connection.lost, answered_before=connection.has_answered
+            retry = self._after_reset(
+                error, connection_lost=connection.lost, answered_before=connection.has_answered
             )
             if self._may(retry):
                 return retry
             raise
         except UpstreamError as error:  # of all attempts together
-            raise UpstreamError(f"no response headers within {self._timeout_s:g} s") from error
+            if self._is_starting and self._may(retry := self._judge().while_starting(NO_ANSWER)):
+                return retry
+            raise UpstreamError(f"no response headers within {self._most_s:g} s{self._why_not}") from error
         finally:
             self.awaiting_answer = False
         if status == OK:
@@ -296,6 +327,35 @@ class Opening:
         final = await refusal(stream, status, self._upstream.asked_of)
         raise StatusError(status, f"{final}{self._why_not}")
 
+    async def _status_of(self, stream: Stream) -> int:
+        """The answer's. Raises UpstreamError if there is none in time."""
+        left_s = self._left_s
+        if self._is_starting:
+            return await stream.response(min(left_s, max(self._timeout_s, self._rules.unanswered_s)))
+        try:
+            return await stream.response(left_s)
+        except StreamResetError:
+            raise
+        except UpstreamError:
+            if self._abandoned or not self._cold_start_s or not self._wait_for_start(NO_ANSWER):
+                raise
+        # The front end may hold the request until the service is there, and it keeps its turn.
+        return await stream.response(min(self._left_s, self._rules.unanswered_s))
+
+    def _after_reset(
+        self, error: StreamResetError, *, connection_lost: bool, answered_before: bool
+    ) -> Retry | None:
+        retry = self._judge().after_reset(
+            error.code, connection_lost=connection_lost, answered_before=answered_before
+        )
+        if not self._cold_start_s or (retry is not None and not retry.wait_s):
+            return retry
+        if error.code == REFUSED_STREAM:
+            return self._judge().while_starting(REFUSED)
+        if connection_lost and error.code == CANCEL:  # else it ended by a fault of protocol
+            return self._judge().while_starting(CONNECTION_LOST)
+        return None
+
     def _accept(self, stream: Stream) -> None:
         self.status = OK
         self.awaiting_answer = False
@@ -305,6 +365,8 @@ class Opening:
     async def _after_status(self, stream: Stream, status: int) -> Retry | None:
         if status != HTTPStatus.UNAUTHORIZED:
             asked_s = retry_after_s(header_value(stream.headers, b"retry-after"), time.time())
+            if self._cold_start_s and status in STARTING_STATUSES:
+                return self._judge().while_starting(STARTING_STATUSES[status], asked_s)
             return self._judge().after_status(status, asked_s)
         if not self._upstream.reject_token():
             return None
@@ -329,10 +391,12 @@ class Opening:
         """Whether somebody still waits, there is time, and room in the budget for a retry after a pause."""
         if retry is None or self._abandoned:
             return False
+        if retry.is_for_start and not self._wait_for_start(retry.reason):
+            return False
         if retry.wait_s >= self._left_s:
             self._why_not = f"; not asked again: no time for a pause of {retry.wait_s:.3g} s"
             return False
-        if retry.wait_s and not self._in_budget:
+        if retry.wait_s and not retry.is_for_start and not self._in_budget:
             budget = self._budget
             assert budget is not None  # left at the end only
             if not budget.has_room(self._rules.budget_percent):
@@ -345,8 +409,32 @@ class Opening:
         self._upstream.retrying(retry.reason)
         return True
 
+    def _wait_for_start(self, reason: str) -> bool:
+        """Gives the service the time that it may take to start, unless too many wait for that already."""
+        if self._is_starting:
+            return True
+        budget = self._budget
+        assert budget is not None  # left at the end only
+        if budget.starting >= self._rules.max_starting:
+            self._upstream.retrying(reason, over_budget=True)
+            self._why_not = f"; not asked again: {budget.starting} wait for it to start, the most that may"
+            return False
+        budget.starting += 1
+        self._is_starting = True
+        self._deadline += self._most_s - self._timeout_s
+        self._upstream.starting(True)
+        return True
+
+    @property
+    def _most_s(self) -> float:
+        """What all attempts have together, without what tokens take."""
+        return max(self._cold_start_s, self._timeout_s) if self._is_starting else self._timeout_s
+
     def _leave_budget(self) -> None:
         budget, self._budget = self._budget, None
         if budget is not None:
             budget.requests -= 1
             budget.retries -= self._in_budget
+            if self._is_starting:
+                budget.starting -= 1
+                self._upstream.starting(False)

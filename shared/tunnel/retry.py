@@ -14,6 +14,7 @@ is a connection to the target on which a handshake has begun. The rules:
 | the connection was lost, on which there had been none | no | 3 |
 | 401, and there is another token now | at once, one time | 4 |
 | 429, 502, 503 | after a pause | 5 |
+| what a service causes that starts | after a pause, if its route waits for that | 6 |
 | any other status, RST_STREAM with another code | no: that is the answer | |
 
 1. It was not processed, and may be sent again (RFC 9113 sections 6.8 and 8.7).
@@ -24,6 +25,9 @@ is a connection to the target on which a handshake has begun. The rules:
 5. RFC 6585 section 4, RFC 9110 sections 15.6.3 and 15.6.4. Cloud Run answers so while no instance is free,
    and when one starts or ends; krun, while its target does not listen. Not 500, a fault, and not 504: there
    the request has had its time.
+6. A route that knows that its service scales to zero (`cold_start`) waits for it: also after a 504, a dial
+   that failed, a connection that was lost before it had an answer, and a request that nobody answered. For
+   one tunnel the time is the bound; how many may wait for one origin, `RetryRules.max_starting` says.
 
 The pause is what Retry-After asks for (RFC 9110 section 10.2.3), and on top of it a random part of 0.25 s,
 then of 0.5 s, 1 s and so on up to `MAX_BACKOFF_S`: many that were refused together must not come back
@@ -46,11 +50,16 @@ from shared.http2 import frames
 REFUSED = "refused"
 CONNECTION_LOST = "connection_lost"
 TOKEN = "token"
+CONNECT = "connect"
+NO_ANSWER = "no_answer"
 
 PATIENCE_STATUSES = {429: "429", 502: "502", 503: "503"}
 """Statuses that pass, and their names as reasons."""
 
-REASONS = (REFUSED, CONNECTION_LOST, TOKEN, *PATIENCE_STATUSES.values())
+STARTING_STATUSES = {**PATIENCE_STATUSES, 504: "504"}
+"""Those that a service causes that is about to start."""
+
+REASONS = (REFUSED, CONNECTION_LOST, TOKEN, CONNECT, NO_ANSWER, *STARTING_STATUSES.values())
 """Why something is sent again: all values of the metric's label `reason`."""
 
 BACKOFF_S = 0.25
@@ -59,6 +68,10 @@ instance; those who wait for an instance get there by doubling."""
 
 MAX_BACKOFF_S = 8.0
 """No random pause is longer, so that somebody who has waited long does not miss the instance that came."""
+
+STARTING_BACKOFF_S = 2.0
+"""The same while a service starts, which takes seconds: whoever asks less often is served later than need
+be."""
 
 MAX_RETRY_AFTER_S = 3600.0
 """A longer Retry-After counts as this: no deadline is later."""
@@ -101,6 +114,13 @@ class RetryRules:
     pauses: bool = True
     """Whether it is sent again after a pause, too."""
 
+    max_starting: int = 500
+    """Requests that may wait for one origin to start. Each holds its client's place."""
+
+    unanswered_s: float = 30.0
+    """While a service starts, its front end may hold a request until there is an instance. A request that was
+    held for longer may be lost with whatever held it, and is sent once more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -112,12 +132,15 @@ class Retry:
     wait_s: float = 0.0
     """After so many seconds; if not at once, it needs a place in the budget."""
 
+    is_for_start: bool = False
+    """The service may be starting: the place that it needs is one of those who wait for that."""
+
 
 class Retries:
     """The retries of one request. Each method is called with the outcome of an attempt, and returns a Retry,
     or None if the outcome is final. `pick` gives random numbers from 0 to 1."""
 
-    __slots__ = ("_lost", "_most", "_pauses", "_pick", "_refused", "_rules", "_taken", "_tokens")
+    __slots__ = ("_lost", "_most", "_pauses", "_pick", "_refused", "_rules", "_starts", "_taken", "_tokens")
 
     def __init__(self, rules: RetryRules, pick: Callable[[], float] | None = None) -> None:
         self._rules = rules
@@ -125,6 +148,7 @@ class Retries:
         self._pick = pick or _random
         self._taken = 0
         self._pauses = 0
+        self._starts = 0
         self._refused = 0
         self._lost = 0
         self._tokens = 0
@@ -151,6 +175,12 @@ class Retries:
         reason = PATIENCE_STATUSES.get(status)
         return self._paused(reason, retry_after_s or 0.0) if reason is not None else None
 
+    def while_starting(self, reason: str, retry_after_s: float | None = None) -> Retry:
+        """The service may be starting, and its route waits for that; `retry_after_s` as in `after_status`."""
+        longest_s = doubled_s(BACKOFF_S, STARTING_BACKOFF_S, self._starts)
+        self._starts += 1
+        return Retry(reason, (retry_after_s or 0.0) + longest_s * (1.0 - self._pick()), is_for_start=True)
+
     def _at_once(self, reason: str) -> Retry | None:
         if self._taken >= self._most:
             return None
@@ -168,13 +198,15 @@ class Retries:
 
 
 class RetryBudget:
-    """The requests to one origin that wait for their answer, and those among them that are retries."""
+    """The requests to one origin that wait for their answer, and those among them that are retries, or wait
+    for it to start."""
 
-    __slots__ = ("__weakref__", "requests", "retries")
+    __slots__ = ("__weakref__", "requests", "retries", "starting")
 
     def __init__(self) -> None:
         self.requests = 0
         self.retries = 0
+        self.starting = 0
 
     def has_room(self, percent: int) -> bool:
         """Whether one more of them may become a retry; `percent` is `RetryRules.budget_percent`."""

@@ -92,6 +92,15 @@ def test_check_counts_one_route_as_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out.endswith("good, 1 route\n")
 
 
+def test_check_counts_routes_that_wait_for_their_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hgate.yaml"
+    file.write_text('routes: [{host: a, tunnel: "https://a/b", cold_start: 1m}, {host: b, forward: "b:1"}]')
+    assert run(["check", "--config", str(file)]) == EXIT_OK
+    assert capsys.readouterr().out.endswith("good, 2 routes, 1 with cold_start\n")
+
+
 @pytest.mark.parametrize("arguments", [["check"], ["explain", "--sni", NAME]])
 def test_a_mistake_in_the_file(
     mistaken: str, capsys: pytest.CaptureFixture[str], arguments: list[str]

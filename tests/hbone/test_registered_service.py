@@ -68,6 +68,7 @@ def test_ports() -> None:
         ((HELLO, "--port", "a:80", "--port", "b:80"), "two ports have the same"),
         ((HELLO, "--port", "a:80", "--port", "a:81"), "two ports have the same"),
         ((HELLO, "--method", "GET"), "--method GET has to be POST or CONNECT"),
+        ((HELLO, "--cold-start", "2h"), "--cold-start 2h has to be a duration such as 60s or 1m"),
         ((HELLO, "--egress", "all"), "--egress all has to be hosts of a Sidecar's egress"),
     ],
 )
@@ -134,6 +135,10 @@ def test_the_route_that_is_printed_is_one_of_hgate_s_file(capsys: pytest.Capture
     lines = [line[4:] for line in text.splitlines() if line.startswith("#   ")]
     (route,) = parse("routes:\n" + "\n".join(lines) + "\n", "hgate.yaml").routes
     assert (route.method, route.token.service_account) == ("CONNECT", account)
+    assert route.cold_start_s == 0.0
+    text, (service, *_) = printed(capsys, "--cold-start", "90s")
+    assert service["metadata"]["annotations"]["hbone.dev/cold-start"] == "90s"
+    assert "#     cold_start: 90s\n" in text
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ class OriginPool:
             self._dial_more()
             return await queue.wait(asked, timeout_s)
         except TimeoutError as error:
-            raise UpstreamError(f"{self.origin}: {self._lacking()} within {timeout_s:g} s") from error
+            text = f"{self.origin}: {self._lacking()} within {timeout_s:g} s"
+            raise UpstreamError(text, passes=not self._is_connected(None)) from error
         finally:
             self._tell_if_unused()
 
@@ -183,7 +184,8 @@ class OriginPool:
             raise UpstreamError(f"{self.origin}: {self.waiting} wait for a stream, which is max_waiting")
         left = self.backoff.left(self._loop.time())
         if left >= timeout_s and not self.members:
-            raise DialError(f"{self.backoff.reason}; the next attempt is due in {left:.1f} s")
+            text = f"{self.backoff.reason}; the next attempt is due in {left:.1f} s"
+            raise DialError(text, passes=True)  # that attempt tells whether it does
 
     def _lacking(self) -> str:
         count = sum(member.is_proven for member in self.members)
@@ -284,7 +286,7 @@ class OriginPool:
             else:
                 what = "the peer ended the connection at once"
             connection.close()
-            raise DialError(f"connect to {self.origin}: {what}")
+            raise DialError(f"connect to {self.origin}: {what}", passes=not member.has_expired)
         self.members.append(member)
         self._counts.opened()
         self._changed(member)
@@ -355,7 +357,7 @@ class OriginPool:
             text = f"connect to {self.origin}: the peer ended the connection before it spoke HTTP/2"
             self.backoff.failed(self._loop.time(), text)
             if self.members == [member]:
-                self._awaiting_connection.refuse(DialError(text))
+                self._awaiting_connection.refuse(DialError(text, passes=True))
         self.members.remove(member)
         self.draining[member] = None
         self._counts.draining += 1

@@ -16,6 +16,7 @@ from gateway.rules.routes import Route, RouteTable
 from shared.cluster.service_annotations import (
     ACCOUNT,
     AUDIENCE,
+    COLD_START,
     METHOD,
     ORIGINAL_LABEL,
     TARGET_PORT,
@@ -65,7 +66,11 @@ def test_what_annotations_change() -> None:
     (route,) = routes_of(annotated(**{METHOD: "CONNECT"}), RULES, DOMAIN)
     assert route.url == "https://hello-x1.a.run.app"
     table_route = route.judged(RULES)
-    assert table_route.method == "CONNECT"
+    assert (table_route.method, table_route.cold_start_s) == ("CONNECT", 0.0)
+    (route,) = routes_of(annotated(**{COLD_START: "1m"}), RULES, DOMAIN)
+    assert route.judged(RULES).cold_start_s == 60.0
+    with pytest.raises(ObjectError, match=r"hbone\.dev/cold-start has to be a duration"):
+        routes_of(annotated(**{COLD_START: "soon"}), RULES, DOMAIN)
 
 
 def test_the_original_s_label() -> None:

@@ -134,6 +134,14 @@ def refusal(text: str, folder: Path) -> str:
             "F:4: routes[0].token: has no meaning beside forward, only beside tunnel",
         ),
         (
+            f"{HOST_ONLY}  forward: b:1\n  cold_start: 60s",
+            "F:4: routes[0].cold_start: has no meaning beside forward, only beside tunnel",
+        ),
+        (
+            f"{HOST_ONLY}  tunnel: https://a/b\n  cold_start: 11m",
+            "F:4: routes[0].cold_start: must be 0 or between 1s and 600s, not 11m",
+        ),
+        (
             f"{HOST_ONLY}  method: POST\n  forward: b:1",
             "F:3: routes[0].method: has no meaning beside forward, only beside tunnel",
         ),

@@ -141,7 +141,11 @@ def test_refusals_by_limit() -> None:
 def test_routes_as_metrics() -> None:
     admission = Door(Limits(max_connections_per_route=5)).admission
     admission.enter_route(ROUTE)
-    now, most = admission.route_families([ROUTE, Route("*.other", max_connections=7)])
+    admission.opening.add(ROUTE.host)
+    routes = [ROUTE, Route("*.other", max_connections=7)]
+    now, most, opening, starting = admission.route_families(routes)
+    assert [sample.value for sample in opening.samples] == [1, 0]
+    assert [sample.value for sample in starting.samples] == [0, 0]
     assert [sample.value for sample in now.samples] == [1, 0]
     assert [sample.value for sample in most.samples] == [5, 7]
 

@@ -650,3 +650,8 @@ def test_names_of_routes() -> None:
         "*.prod.svc.cluster.local",
         "any.example.com",
     ]
+
+
+def test_a_service_that_scales_to_zero() -> None:
+    route = Route("hello.demo.svc", tunnel=TunnelUrl.parse("https://a.run.app/x"), cold_start_s=60.0)
+    assert "waits      60 s for a service that starts" in RouteTable([route]).explain("hello.demo.svc")

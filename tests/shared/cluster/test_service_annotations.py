@@ -10,6 +10,7 @@ from shared.cluster.service_annotations import (
     ACCOUNT,
     AMBIENT_NETWORK,
     AUDIENCE,
+    COLD_START,
     EGRESS,
     METHOD,
     TARGET_PORT,
@@ -20,7 +21,10 @@ from shared.cluster.service_annotations import (
     tunnel_of,
 )
 
-KEYS = (ACCOUNT, AMBIENT_NETWORK, AUDIENCE, EGRESS, METHOD, TARGET_PORT, WORKLOAD, WORKLOAD_ACCOUNT)
+KEYS = (
+    *(ACCOUNT, AMBIENT_NETWORK, AUDIENCE, COLD_START, EGRESS),
+    *(METHOD, TARGET_PORT, WORKLOAD, WORKLOAD_ACCOUNT),
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,9 @@ KEYS = (ACCOUNT, AMBIENT_NETWORK, AUDIENCE, EGRESS, METHOD, TARGET_PORT, WORKLOA
         (ACCOUNT, "gw@p.iam.gserviceaccount.com"),
         (AMBIENT_NETWORK, "cloud-run"),
         (AUDIENCE, "https://hello.example"),
+        (COLD_START, "60s"),
+        (COLD_START, "60"),
+        (COLD_START, "10m"),
         (EGRESS, "~/*"),
         (EGRESS, "./*,istio-system/*,*/db.prod.svc.cluster.local"),
         (EGRESS, "none"),
@@ -50,6 +57,12 @@ def test_right(key: str, value: str) -> None:
         (AUDIENCE, "a b", "a URL or a name"),
         (AUDIENCE, "https://{service}", "a URL or a name"),
         (AUDIENCE, "x" * 301, "300 characters"),
+        (COLD_START, "", "such as 60s or 1m, 600s at most"),
+        (COLD_START, "0", "600s at most"),
+        (COLD_START, "601s", "600s at most"),
+        (COLD_START, "11m", "600s at most"),
+        (COLD_START, "1h", "a duration"),
+        (COLD_START, "0.5s", "a duration"),
         (EGRESS, "", "NAMESPACE/HOST"),
         (EGRESS, "*", "NAMESPACE/HOST"),
         (EGRESS, "none,*/*", "NAMESPACE/HOST"),

@@ -22,6 +22,7 @@ from shared.tunnel.retry import (
     REASONS,
     REFUSED,
     REFUSED_AT_ONCE,
+    STARTING_BACKOFF_S,
     TOKEN,
     Retries,
     Retry,
@@ -155,6 +156,15 @@ def test_whatever_comes_there_is_an_end(most: int, outcomes: list[Outcome]) -> N
     for retry in given_:
         assert 0.0 <= retry.wait_s <= 7.0 + MAX_BACKOFF_S
         assert retry.wait_s or retry.reason in (REFUSED, CONNECTION_LOST, TOKEN)
+
+
+def test_a_service_that_starts_is_asked_as_long_as_there_is_time() -> None:
+    retries = longest(NEVER)
+    came = [retries.while_starting("503") for _ in range(100)]
+    assert [retry.wait_s for retry in came[:4]] == [0.25, 0.5, 1.0, STARTING_BACKOFF_S]
+    assert {retry.wait_s for retry in came[4:]} == {STARTING_BACKOFF_S}
+    assert all(retry.is_for_start and retry.reason in REASONS for retry in came)
+    assert retries.while_starting("429", 7.0).wait_s == 7.0 + STARTING_BACKOFF_S
 
 
 @given(OUTCOMES)
