@@ -337,6 +337,7 @@ class HboneTunnel(ServedTunnel):
         request = by_route.upstreams.request_of(target)
         record.route, record.origin, record.target = route.name, request.url, request.address
         by_route.admission.enter_route(route)
+        by_route.admission.opening.add(route.name)
         self._route = route
         self._counts = tunnels.metrics.route(route.name)
         if by_route.times_phases:
@@ -352,6 +353,7 @@ class HboneTunnel(ServedTunnel):
             budget=request.budget,
             deadlines=by_route.deadlines,
             first_flight=self.stream.first(FIRST_FLIGHT_BYTES) if at_once else b"",
+            cold_start_s=target.cold_start_s,
         )
         return opening
 
@@ -394,6 +396,7 @@ class HboneTunnel(ServedTunnel):
             self._relay(leg)
             return
         assert self._opening is not None and tunnels.by_route is not None
+        tunnels.by_route.admission.opening.drop(route.name)
         self._relay(
             leg,
             sent_bytes=len(self._opening.first_flight),
@@ -432,6 +435,8 @@ class HboneTunnel(ServedTunnel):
             self._opening = None
         if self._route is not None and tunnels.by_route is not None:
             tunnels.by_route.admission.leave_route(self._route.name)
+            if not record.opened:
+                tunnels.by_route.admission.opening.drop(self._route.name)
         if self._traceparent:
             record.traceparent = self._traceparent.decode()
         if record.opened:

@@ -192,8 +192,8 @@ class Admission:
         yield families.ROUTE_CONNECTIONS_LIMIT.metric(
             (route.name, self.most_per_route(route)) for route in shown
         )
-        yield families.TUNNELS_OPENING.metric((route.host, self.opening[route.host]) for route in shown)
-        yield families.TUNNELS_STARTING.metric((route.host, self.starting[route.host]) for route in shown)
+        yield families.TUNNELS_OPENING.metric((route.name, self.opening[route.name]) for route in shown)
+        yield families.TUNNELS_STARTING.metric((route.name, self.starting[route.name]) for route in shown)
 
     def enter(self, peer: str) -> None:
         """A connection from `peer`, its address as HOST:PORT, has come. Raises LimitError."""

@@ -97,6 +97,9 @@ class ServiceRoute:
     cold_start: str = ""
     """How long a tunnel waits for the service, which scales to zero, as 60s; empty: not at all."""
 
+    inner: str = ""
+    """`hbone`: it takes CONNECTs of ambient clients (`Route.inner`); empty: names in ClientHellos."""
+
     def judged(self, rules: Sequence[ClusterRule]) -> Route:
         """The route as the table has it. Raises NotAllowedError if the rules do not allow it, ValueError if
         it is none."""
@@ -105,6 +108,8 @@ class ServiceRoute:
             raise ValueError("is for one name")
         url = parse(self.url)
         audience = Template.parse(self.audience)
+        if self.inner not in ("", "hbone") or (self.inner and self.method == "CONNECT"):
+            raise ValueError("carries nothing that the HBONE port's CONNECTs have inside")
         if not (url.host.is_fixed and url.port.is_fixed and url.path.is_fixed and audience.is_fixed):
             raise ValueError("has a placeholder, which only hgate's file may have")
         origin = CloudOrigin(url.host.text, int(url.port.text))
@@ -116,6 +121,7 @@ class ServiceRoute:
             token=TokenRule(audience, service_account=self.service_account),
             method=self.method,
             cold_start_s=cold_start_s(self.cold_start) if self.cold_start else 0.0,
+            inner="hbone" if self.inner else None,
             source=self.source,
         )
 

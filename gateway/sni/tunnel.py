@@ -190,7 +190,7 @@ class Tunnel:
             record.route = route.name
             self._lifetime_s = route.lifetime_s(tunnels.clock.lifetime_s)
             tunnels.admission.enter_route(route)
-            tunnels.admission.opening.add(route.host)
+            tunnels.admission.opening.add(route.name)
             self._on_route = True
         except HboneError as error:
             self._refuse(ClientGoneError() if self.leg.lost else error)
