@@ -278,6 +278,23 @@ async def test_a_request_that_is_sent_again(ambient: Ambient) -> None:
     assert await gateway.metric("hbone_upstream_retries_total", route=ROUTE, reason="503") == 1
 
 
+async def test_a_service_that_scales_to_zero(ambient: Ambient) -> None:
+    """Its route waits for it, for CONNECTs as for clients by SNI."""
+    gateway = await ambient.start(ambient.route(cold_start="60s"), max_retries=0, response_timeout="100ms")
+    near = ask(await ambient.member())
+    (await ambient.world.service.request()).respond(503, end=True)
+    far = await ambient.world.service.request()
+    assert await gateway.metric("hbone_tunnels_opening", route=ROUTE) == 1
+    assert await gateway.metric("hbone_tunnels_starting", route=ROUTE) == 1
+    far.respond(200)
+    assert await near.status() == 200
+    await echoes(near, far)
+    for name in ("hbone_tunnels_opening", "hbone_tunnels_starting"):
+        assert await gateway.metric(name, route=ROUTE) == 0
+    await ends(near, far)
+    assert (await gateway.line())["attempts"] == 2
+
+
 # Refusals.
 
 
