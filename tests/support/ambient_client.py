@@ -125,6 +125,7 @@ class TlsClient(asyncio.Transport):
         self._is_held = False
         self._closing = False
         self._wakes = asyncio.Event()
+        self._rests = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
         """Nothing more comes."""
@@ -165,6 +166,11 @@ class TlsClient(asyncio.Transport):
     def hold(self) -> None:
         """From now on what is written is not sent."""
         self._is_held = True
+
+    async def sent(self) -> None:
+        """Returns when the carrier has everything that was written."""
+        async with asyncio.timeout(PATIENCE_S):
+            await self._rests.wait()
 
     def take_held(self) -> bytes:
         """What would have been sent since `hold`."""
@@ -216,6 +222,7 @@ class TlsClient(asyncio.Transport):
                 if self._closing:
                     self.carrier.end()
                     return
+                self._rests.set()
                 self._wakes.clear()
                 await self._wakes.wait()
 
@@ -228,6 +235,7 @@ class TlsClient(asyncio.Transport):
 
     def _take(self) -> None:
         self._unsent += self._outgoing.read()
+        self._rests.clear()
         if not self._is_held:
             self._wakes.set()
 

@@ -52,6 +52,8 @@ class PeerStream:
         self.reset_code: int | None = None
         self.window_held = False
         """True: what comes is not credited, so the other end runs out of window."""
+        self.held_bytes = 0
+        """Of what came, not credited."""
         self._peer = peer
 
     def __getitem__(self, name: bytes) -> bytes:
@@ -104,7 +106,8 @@ class PeerStream:
     def release_window(self) -> None:
         """Credits what was held, and from now on everything."""
         self.window_held = False
-        self._peer.credit(self, len(self.data))
+        held, self.held_bytes = self.held_bytes, 0
+        self._peer.credit(self, held)
 
     # What goes out.
 
@@ -172,12 +175,13 @@ class Http2Peer(asyncio.Protocol):
         self.lost = False
         self.pings = 0
         """PINGs of the other end, which h2 has answered."""
+        self.pings_answered = 0
+        """PINGs of ours that the other end has answered."""
         self._opened = opened
         self._requested = requested
         self._streams: dict[int, PeerStream] = {}
         self._waiters: list[asyncio.Future[None]] = []
         self._pings_sent = 0
-        self._pings_answered = 0
         self._unread = bytearray()
         self._preface = not client
         self._h2 = h2.connection.H2Connection(
@@ -271,7 +275,7 @@ class Http2Peer(asyncio.Protocol):
         """Returns when the other end has dealt with everything sent so far: it answers a PING."""
         wanted = self._pings_sent = self._pings_sent + 1
         self.act(lambda h2: h2.ping(wanted.to_bytes(8, "big")))
-        await self.until(lambda: self._pings_answered >= wanted or self.lost)
+        await self.until(lambda: self.pings_answered >= wanted or self.lost)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until `condition` holds; it is looked at whenever something has come."""
@@ -300,6 +304,10 @@ class Http2Peer(asyncio.Protocol):
     def window_left(self, stream: PeerStream) -> int:
         """How much may be sent before the other end gives more."""
         return self._h2.local_flow_control_window(stream.number)
+
+    def window_given(self, stream: PeerStream) -> int:
+        """How much the other end may send before we give more."""
+        return self._h2.remote_flow_control_window(stream.number)
 
     def credit(self, stream: PeerStream, count: int) -> None:
         """Gives the window back."""
@@ -368,8 +376,11 @@ class Http2Peer(asyncio.Protocol):
             case h2.events.DataReceived(stream_id=int() as number):
                 stream = self._streams[number]
                 stream.data += event.data or b""
-                if not stream.window_held:
-                    self.credit(stream, event.flow_controlled_length or 0)
+                length = event.flow_controlled_length or 0
+                if stream.window_held:
+                    stream.held_bytes += length
+                else:
+                    self.credit(stream, length)
             case h2.events.StreamEnded(stream_id=int() as number):
                 self._streams[number].ended = True
             case h2.events.StreamReset(stream_id=int() as number):
@@ -377,7 +388,7 @@ class Http2Peer(asyncio.Protocol):
             case h2.events.PingReceived():
                 self.pings += 1
             case h2.events.PingAckReceived():
-                self._pings_answered += 1
+                self.pings_answered += 1
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
