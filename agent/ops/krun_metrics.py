@@ -18,6 +18,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
+    from agent.egress.egress import Egress
     from agent.memory import Memory
     from agent.mtls.mtls_end import MtlsEnd
     from agent.tunnels.requests import Requests
@@ -43,6 +44,8 @@ class KrunMetrics:
         """The tunnels and requests to the app, once there can be any; likewise `memory`."""
         self.memory: Memory | None = None
         self.mtls_end: MtlsEnd | None = None
+        self.egress: Egress | None = None
+        """The app's own tunnels, if krun carries any."""
         self.connections: Callable[[], int] = lambda: 0
         """How many HTTP/2 connections are open."""
         self.most_connections = 0
@@ -61,7 +64,7 @@ class KrunMetrics:
         if not record.opened:
             self._refused[record.flag] += 1
             return
-        counts = self._targets.setdefault(record.name or "", TargetCounts())  # known names only are opened
+        counts = self._targets.setdefault(_label(record), TargetCounts())
         counts.closed_by_flag[record.flag] += 1
         counts.sent_bytes += record.sent_bytes or 0
         counts.received_bytes += record.received_bytes or 0
@@ -109,8 +112,9 @@ class KrunMetrics:
         """Those that are over, and those that are open with what they have carried so far."""
         counts = {name: (c.sent_bytes, c.received_bytes) for name, c in self._targets.items()}
         opened: Counter[str] = Counter()
-        for tunnel in self.requests.tunnels if self.requests is not None else ():
-            name, relay = tunnel.record.name or "", tunnel.relay
+        of_app = () if self.egress is None else self.egress.tunnels
+        for tunnel in (*(() if self.requests is None else self.requests.tunnels), *of_app):
+            name, relay = _label(tunnel.record), tunnel.relay
             if relay is not None:
                 opened[name] += 1
                 sent, received = counts.get(name, (0, 0))
@@ -123,3 +127,9 @@ class KrunMetrics:
         yield families.TUNNELS_OPEN.metric((name, opened[name]) for name in counts)
         yield families.SENT_BYTES.metric((name, sent) for name, (sent, _) in counts.items())
         yield families.RECEIVED_BYTES.metric((name, received) for name, (_, received) in counts.items())
+
+
+def _label(record: TunnelRecord) -> str:
+    """Of a tunnel that was open: its target, of which krun has a few; or how the app has asked for it, for
+    what it asks for may be anything."""
+    return record.route or record.name or ""

@@ -134,7 +134,7 @@ class Ops:
         shown: dict[str, Callable[[], Any]] = {
             "/config": lambda: debug.settings(self._layers),
             "/tunnels": lambda: debug.tunnels(self._tunnels()),
-            "/connections": lambda: debug.connections(self.connections),
+            "/connections": lambda: debug.connections((*self.connections, *self._to_gateway())),
             "/certs": debug.certificates,
             "/ssh": self._ssh,
         }
@@ -156,7 +156,14 @@ class Ops:
         return {"enabled": False, "why": "no keys are named"} if self.sshd is None else self.sshd.shown()
 
     def _tunnels(self) -> Collection[Any]:
-        return () if self.metrics.requests is None else self.metrics.requests.tunnels
+        requests, egress = self.metrics.requests, self.metrics.egress
+        return (
+            *(() if requests is None else requests.tunnels),
+            *(() if egress is None else egress.tunnels),
+        )
+
+    def _to_gateway(self) -> Collection[Connection]:
+        return () if self.metrics.egress is None else self.metrics.egress.connections
 
     async def _status(self) -> dict[str, Any]:
         from shared import version
@@ -176,6 +183,7 @@ class Ops:
                 "unenforced_policies": list(self._mtls_end.unenforced_policies),
             },
             "outbound": self.outbound,
+            "egress": None if self.metrics.egress is None else self.metrics.egress.shown(),
         }
 
 

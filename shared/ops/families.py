@@ -76,7 +76,10 @@ def _gauge(name: str, help: str, **labels: str | tuple[str, ...]) -> Family:
     return _family(name, Kind.GAUGE, help, labels)
 
 
-_ROUTE = "the route's host; at krun: the tunnel's target, 15003, 22 or NAME, listen/PORT, accepted/PORT"
+_ROUTE = (
+    "the route's host; at krun: the tunnel's target, 15003, 22 or NAME, listen/PORT, accepted/PORT; the "
+    "app's own tunnels: egress/local, egress/connect, egress/socks, egress/request"
+)
 _ORIGIN = "URL of the origin"
 _FLAGS = "a response flag"
 _IDENTITY = "whose token it is"
@@ -429,6 +432,13 @@ MTLS_END_RESTARTS = _counter(
 POLICIES_UNENFORCED = _gauge(
     "hbone_policies_unenforced",
     "krun: policies of the mesh that apply to the workload, and that its mTLS end does not enforce.",
+)
+EGRESS_CONNECTIONS = _gauge(
+    "hbone_egress_connections_open",
+    "krun: connections of the app to its way into the mesh, local ports and the proxy.",
+)
+EGRESS_CONNECTIONS_LIMIT = _gauge(
+    "hbone_egress_connections_limit", "krun: such connections that there may be."
 )
 START_SECONDS = _gauge(
     "hbone_start_seconds",
