@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 
 COMPILED = [
+    "agent/egress/gateway_upstream.py",
     "agent/tunnels/app_proxy.py",
     "agent/tunnels/first_bytes.py",
     "agent/tunnels/request_bounds.py",

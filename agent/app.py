@@ -40,6 +40,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 
 if TYPE_CHECKING:
     from agent.capture.capture import Capture
+    from agent.egress.egress import Egress
     from agent.launch.launcher import App
     from agent.memory import Memory
     from agent.mounts.mounts import Mounts
@@ -109,6 +110,7 @@ class Agent:
             access,
         )
         self._services: ServiceProxy | None = None
+        self._egress: Egress | None = None
         self._sshd: Sshd | None = None
         self._grpc: BootstrapFile | None = None
         self._app: App | None = None
@@ -160,6 +162,7 @@ class Agent:
                 self._services = ServiceProxy(self._settings, self._refusal)
                 where = await self._services.start(self._settings.capture.services)
                 log.info("services of the project on http://%s", where)
+            await self._start_egress()
             self._settings = dataclasses.replace(self._settings, inbound_listen=self._mtls_end.address)
             if self._command:
                 if not await self._start_app():
@@ -196,7 +199,12 @@ class Agent:
             return False  # as most starts, which need none of it
         from agent.capture.capture import Capture
 
-        self._capture = Capture(self._settings.capture, self._environ.get("PATH"))
+        egress = self._settings.egress
+        self._capture = Capture(
+            self._settings.capture,
+            self._environ.get("PATH"),
+            proxy_taken_by="HBONE_EGRESS_APP_PROXY" if egress is not None and egress.app_proxy else "",
+        )
         await self._capture.start(inbound, pilot_agent)
         self._ops.outbound = self._capture.mode
         return self._capture.mode != "none"
@@ -245,6 +253,22 @@ class Agent:
                 return environ
         return {**self._app_environment(), "PORT": str(self._settings.app.port)}
 
+    async def _start_egress(self) -> None:
+        """Opens the app's way into the mesh, which it may need as soon as it is started."""
+        if self._settings.egress is None:
+            return
+        from agent.egress.egress import Egress
+        from agent.tunnels.descriptors import egress_share
+
+        most = egress_share(self._settings, self._files)
+        self._egress = Egress(
+            self._settings, self._settings.egress, most=most, refusal=self._refusal, over=self._egress_over
+        )
+        self._ops.metrics.egress = self._egress
+        self._ops.metrics.add(self._egress.families)
+        self._files -= most
+        await self._egress.start()
+
     async def _start_app(self) -> bool:
         """Starts the app and waits for its port; False when it ended before."""
         from agent.launch.launcher import App
@@ -283,6 +307,10 @@ class Agent:
         """What the app's HTTP_PROXY is to be."""
         if self._services is not None:
             return self._settings.capture.services
+        if self._egress is not None and self._egress.proxy is not None:
+            egress = self._settings.egress
+            if egress is not None and egress.app_proxy:
+                return self._egress.proxy
         if self._capture is not None and self._capture.mode == "proxy":
             return Address("127.0.0.1", ports.HTTP_PROXY)
         return None
@@ -307,6 +335,7 @@ class Agent:
         self._memory = Memory(self._settings, self._connections, self._mtls_end)
         if self._services is not None:
             self._memory.services = self._services.requests
+        self._memory.egress = self._egress
         shares = shares_of(self._settings, self._files, self._mtls_end.files_per_tunnel)
         self._mtls_end.limit(shares.tunnels)
         self._requests = self._memory.requests = Requests(
@@ -439,7 +468,9 @@ class Agent:
         await self._mtls_end.drain()  # an Envoy that hangs takes its time
         if self._connections:
             self._idle.clear()
-        elif last_bytes_left().is_set() and not self._mtls_end.connections:
+        elif (
+            last_bytes_left().is_set() and not self._mtls_end.connections and self._app_uses_egress() is None
+        ):
             return
         else:
             self._idle.set()
@@ -467,7 +498,15 @@ class Agent:
         """Returns when the last stream has ended, and its last bytes have been read."""
         await self._idle.wait()
         await self._mtls_end.emptied()
+        if (egress := self._app_uses_egress()) is not None:
+            await egress.emptied()
         await last_bytes_left().wait()
+
+    def _app_uses_egress(self) -> Egress | None:
+        """Whose end a drain waits for, beside an app that krun has not started: it may have last words for
+        the mesh. An app of ours ends first in any case."""
+        egress = self._egress
+        return egress if self._app is None and egress is not None and egress.open_connections else None
 
     def _drop_connections(self) -> None:
         for connection in list(self._connections):
@@ -505,6 +544,8 @@ class Agent:
             last.push_async_callback(self._close_capture)
             if self._services is not None:
                 last.push_async_callback(self._services.close)
+            if self._egress is not None:
+                last.push_async_callback(self._egress.close)
             last.push_async_callback(self._stop_app)
             if self._sshd is not None:
                 last.push_async_callback(self._sshd.close)
@@ -542,4 +583,10 @@ class Agent:
     def _over(self, record: Record) -> None:
         """Of a tunnel, or of a connection or a request of the mTLS end."""
         self._ops.over(record)
+        record.write(self._access_log)
+
+    def _egress_over(self, record: TunnelRecord) -> None:
+        """Of a tunnel of the app's own."""
+        self._ops.over(record)
+        record.name = record.name or None  # nothing was asked for that could be understood
         record.write(self._access_log)

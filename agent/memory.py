@@ -1,5 +1,5 @@
 """The memory budget for the bytes that krun buffers: of tunnels, of requests to the app, of the app's own to
-services, of the built-in mTLS end, and of HTTP/2 connections.
+services and into the mesh, of the built-in mTLS end, and of HTTP/2 connections.
 
 There is one budget for all. Requests to the app may use `REQUESTS_SHARE` of it, so that a client that sends
 the app more than it reads does not get tunnels refused or reset.
@@ -27,6 +27,7 @@ from shared.net.relay.memory_budget import (
 )
 
 if TYPE_CHECKING:
+    from agent.egress.egress import Egress
     from agent.services.service_requests import ServiceRequests
 
 log = logging.getLogger("hbone.agent")
@@ -45,6 +46,8 @@ class Memory:
         """The tunnels and requests on `connections`; to be set before `start`."""
         self.services: ServiceRequests | None = None
         """The app's own requests to services, if krun carries them."""
+        self.egress: Egress | None = None
+        """The app's own tunnels into the mesh, likewise."""
         self._connections = connections
         self._mtls_end = mtls_end
         most = settings.max_buffered_bytes
@@ -93,10 +96,13 @@ class Memory:
             yield from self.requests.app.holders()
         if self.services is not None:
             yield from self.services.holders()
+        if self.egress is not None:
+            yield from self.egress.holders()
 
     def _others(self) -> int:
         to_services = 0 if self.services is None else self.services.shared_bytes
-        return to_services + (0 if self.requests is None else self.requests.app.shared_bytes)
+        to_gateway = 0 if self.egress is None else self.egress.shared_bytes
+        return to_services + to_gateway + (0 if self.requests is None else self.requests.app.shared_bytes)
 
     def _may_come(self) -> int:
         first = len(self._connections) * LIMITS.connection_window_bytes

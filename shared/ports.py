@@ -24,7 +24,8 @@ INBOUND = ZTUNNEL_INBOUND
 """Envoy under pilot-agent, for plain text that comes in; krun captures none."""
 
 HTTP_PROXY = 15007
-"""Envoy under pilot-agent, on the container's loopback: an HTTP proxy into the mesh (the original's port)."""
+"""On the container's loopback, Envoy's under pilot-agent or krun's own: an HTTP proxy into the mesh (the
+original's port)."""
 
 HBONE = 15008
 """hgate, and ztunnel: HBONE proper, CONNECT over mTLS HTTP/2."""

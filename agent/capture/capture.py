@@ -34,11 +34,15 @@ _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 class Capture:
     """Made by the agent; nothing is changed before `start`."""
 
-    def __init__(self, settings: CaptureSettings, search_path: str | None) -> None:
-        """`search_path` is where iptables is looked for, as PATH."""
+    def __init__(
+        self, settings: CaptureSettings, search_path: str | None, *, proxy_taken_by: str = ""
+    ) -> None:
+        """`search_path` is where iptables is looked for, as PATH. `proxy_taken_by` names the setting that
+        HTTP_PROXY of the app is for, beside `settings`; empty: none."""
         self.mode: CaptureMode = "none"
         """What it is; never `auto`."""
         self._settings = settings
+        self._proxy_taken_by = proxy_taken_by
         self._iptables = Iptables(search_path)
         self._may_have_rules = False
         self._name: socket.socket | None = None  # held while there may be rules
@@ -115,8 +119,9 @@ class Capture:
         """From `auto`, where there can be no rules. Raises UnavailableError if some cannot be removed."""
         if self._may_have_rules:
             await self._remove()
-        if self._settings.services is not None:
-            self._told("none", f"{reason}, and HTTP_PROXY is for HBONE_SERVICES")
+        taken_by = "HBONE_SERVICES" if self._settings.services is not None else self._proxy_taken_by
+        if taken_by:
+            self._told("none", f"{reason}, and HTTP_PROXY is for {taken_by}")
         else:
             self._told("proxy", reason)
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from agent.config import (
     capture_settings,
     certificate_settings,
+    egress_settings,
     grpc_settings,
     inner_settings,
     kubernetes_settings,
@@ -26,6 +27,7 @@ from agent.config import (
 )
 from agent.config.capture_settings import CaptureSettings
 from agent.config.certificate_settings import CertificateSettings
+from agent.config.egress_settings import EgressSettings
 from agent.config.grpc_settings import GrpcSettings
 from agent.config.inner_settings import InnerSettings
 from agent.config.kubernetes_settings import KubernetesSettings
@@ -487,6 +489,9 @@ class Settings:
     capture: CaptureSettings = field(default_factory=CaptureSettings)
     """How the app's outbound traffic gets into the mesh."""
 
+    egress: EgressSettings | None = None
+    """The app's connections into the mesh by way of a gateway, without Envoy; None: krun carries none."""
+
     grpc: GrpcSettings | None = None
     """The bootstrap file for the app's gRPC; None: krun makes none."""
 
@@ -610,10 +615,12 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         read, given.get("sshd"), asks_cluster=mounts.asks_cluster or kubernetes is not None
     )
     given.setdefault("sshd", ssh.listen)
+    capture = capture_settings.read(read, pilot.proxy_config)
     settings = Settings(
         targets=_targets(read),
         pilot=pilot,
-        capture=capture_settings.read(read, pilot.proxy_config),
+        capture=capture,
+        egress=egress_settings.read(read, own_domain, capture),
         inner=inner_settings.read(read),
         reverse=reverse_settings.read(read, own_domain),
         authority=authority,
@@ -680,6 +687,7 @@ def groups() -> dict[str, list[Setting[Any]]]:
         "What kubelet would mount": list(table_of(MountSettings).values()),
         "pilot-agent": list(pilot_settings.SETTINGS),
         "Outbound traffic": list(capture_settings.SETTINGS),
+        "Outbound through a gateway": list(table_of(EgressSettings).values()),
         "gRPC without a proxy": list(grpc_settings.SETTINGS),
         "The token exchange": list(sts_settings.SETTINGS),
         "The sshd": list(table_of(SshSettings).values()),

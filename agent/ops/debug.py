@@ -9,6 +9,8 @@ from agent.config.explain import explained
 from agent.config.layers import Layers
 
 if TYPE_CHECKING:
+    from agent.egress.egress_tunnel import EgressTunnel
+    from agent.egress.plain_requests import PlainExchange
     from agent.tunnels.remote_ports import RemoteConnection
     from shared.net.http2.connection import Connection
     from shared.tunnel.tunnel_server import ServedTunnel
@@ -19,7 +21,9 @@ def settings(layers: Layers) -> list[dict[str, str]]:
     return [{"variable": one.variable, "value": one.value, "origin": one.origin} for one in explained(layers)]
 
 
-def tunnels(of: Iterable[ServedTunnel | RemoteConnection]) -> list[dict[str, Any]]:
+def tunnels(
+    of: Iterable[ServedTunnel | RemoteConnection | EgressTunnel | PlainExchange],
+) -> list[dict[str, Any]]:
     """Those that are not over."""
     return [
         {

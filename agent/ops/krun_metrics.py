@@ -18,6 +18,9 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
+    from agent.egress.egress import Egress
+    from agent.egress.egress_tunnel import EgressTunnel
+    from agent.egress.plain_requests import PlainExchange
     from agent.memory import Memory
     from agent.mtls.mtls_end import MtlsEnd
     from agent.tunnels.remote_ports import RemoteConnection
@@ -45,6 +48,8 @@ class KrunMetrics:
         """The tunnels and requests to the app, once there can be any; likewise `memory`."""
         self.memory: Memory | None = None
         self.mtls_end: MtlsEnd | None = None
+        self.egress: Egress | None = None
+        """The app's own tunnels, if krun carries any."""
         self.connections: Callable[[], int] = lambda: 0
         """How many HTTP/2 connections are open."""
         self.most_connections = 0
@@ -63,7 +68,7 @@ class KrunMetrics:
         if not record.opened:
             self._refused[record.flag] += 1
             return
-        counts = self._targets.setdefault(_target(record), TargetCounts())
+        counts = self._targets.setdefault(_label(record), TargetCounts())
         counts.closed_by_flag[record.flag] += 1
         counts.sent_bytes += record.sent_bytes or 0
         counts.received_bytes += record.received_bytes or 0
@@ -73,12 +78,14 @@ class KrunMetrics:
         self._further.append(collect)
 
     @property
-    def tunnels(self) -> Iterator[ServedTunnel | RemoteConnection]:
-        """Those that are not over, and those of inner HBONE."""
+    def tunnels(self) -> Iterator[ServedTunnel | RemoteConnection | EgressTunnel | PlainExchange]:
+        """Those that are not over, those of inner HBONE, and those that the app has opened."""
         if self.requests is not None:
             yield from self.requests.tunnels
         if self.mtls_end is not None and self.mtls_end.inner is not None:
             yield from self.mtls_end.inner.tunnels
+        if self.egress is not None:
+            yield from self.egress.tunnels
 
     def render(self) -> bytes:
         """A scrape, in Prometheus' text format."""
@@ -123,7 +130,7 @@ class KrunMetrics:
         counts = {name: (c.sent_bytes, c.received_bytes) for name, c in self._targets.items()}
         opened: Counter[str] = Counter()
         for tunnel in self.tunnels:
-            name, relay = _target(tunnel.record), tunnel.relay
+            name, relay = _label(tunnel.record), tunnel.relay
             if relay is not None:
                 opened[name] += 1
                 sent, received = counts.get(name, (0, 0))
@@ -138,6 +145,7 @@ class KrunMetrics:
         yield families.RECEIVED_BYTES.metric((name, received) for name, (_, received) in counts.items())
 
 
-def _target(record: TunnelRecord) -> str:
-    """A name of ours: known ones only are opened. Inner HBONE's have those that clients ask for."""
+def _label(record: TunnelRecord) -> str:
+    """Of a tunnel that was open: its target, of which krun has a few; for inner HBONE, and for what the app
+    opens, how it was asked for, as what it asks for may be anything."""
     return record.route or record.name or ""

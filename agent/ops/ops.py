@@ -134,7 +134,9 @@ class Ops:
         shown: dict[str, Callable[[], Any]] = {
             "/config": lambda: debug.settings(self._layers),
             "/tunnels": lambda: debug.tunnels(self._tunnels()),
-            "/connections": lambda: debug.connections(self.connections) + self._inner_connections(),
+            "/connections": lambda: (
+                debug.connections((*self.connections, *self._to_gateway())) + self._inner_connections()
+            ),
             "/certs": debug.certificates,
             "/ssh": self._ssh,
         }
@@ -158,6 +160,9 @@ class Ops:
     def _tunnels(self) -> Iterator[Any]:
         return self.metrics.tunnels
 
+    def _to_gateway(self) -> Collection[Connection]:
+        return () if self.metrics.egress is None else self.metrics.egress.connections
+
     def _inner_connections(self) -> list[dict[str, Any]]:
         return [] if self._mtls_end.inner is None else self._mtls_end.inner.rows()
 
@@ -179,6 +184,7 @@ class Ops:
                 "unenforced_policies": list(self._mtls_end.unenforced_policies),
             },
             "outbound": self.outbound,
+            "egress": None if self.metrics.egress is None else self.metrics.egress.shown(),
         }
 
 

@@ -27,7 +27,6 @@ from shared.errors import DialError, HboneError
 from shared.http2.header_rules import list_bytes
 from shared.net.legs.contract import Leg
 from shared.net.legs.stream import Stream
-from shared.net.legs.tcp import TcpLeg
 from shared.net.relay.memory_budget import Holder
 from shared.net.relay.relay import HALF_CLOSED_TIMEOUT_S, Relay
 from shared.net.relay.tunnel_clock import TunnelClock
@@ -133,7 +132,7 @@ class AppRequests:
 
     # Tunnels.
 
-    def _upgraded_connection(self, exchange: Exchange, leg: TcpLeg, early: bytes) -> None:
+    def _upgraded_connection(self, exchange: Exchange, leg: Leg, early: bytes) -> None:
         relay = self._tunnel(exchange, leg)
         if early:
             relay.received(leg, early)

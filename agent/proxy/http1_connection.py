@@ -1,4 +1,5 @@
-"""A connection to an app that speaks HTTP/1.1: it carries one exchange after the other (RFC 9112).
+"""A connection to an app, or another server, that speaks HTTP/1.1: it carries one exchange after the other
+(RFC 9112).
 
 The rules:
 
@@ -21,6 +22,7 @@ import os
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
+from typing import Protocol
 
 from agent.proxy import websocket
 from agent.proxy.downstream import Downstream
@@ -40,7 +42,6 @@ from agent.proxy.http1_messages import (
 )
 from shared.errors import HboneError
 from shared.net.legs.contract import Buffer, Leg
-from shared.net.legs.tcp import TcpLeg
 
 _WEBSOCKET_VERSION = (b"sec-websocket-version", b"13")
 _HTTP2_BEGINS = b"\x00\x00"
@@ -58,6 +59,20 @@ LEAVE_S = 5.0
 """How long an app that has answered may take for the rest of its request, which it may never read."""
 
 CLOSED_EARLY = "the app closed the connection before its answer was complete"
+
+
+class OriginLeg(Leg, Protocol):
+    """The leg to the app: a `TcpLeg`, or what stands for one."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the app has not taken."""
+
+    def keep_little(self, most_bytes: int) -> None:
+        """Has no more than about `most_bytes` kept for the app below here."""
+
+    def unread(self) -> bytes:
+        """While `failed` is told: what had come before the app broke off."""
 
 
 class _State(Enum):
@@ -103,11 +118,11 @@ class Http1Connection:
 
     def __init__(
         self,
-        leg: TcpLeg,
+        leg: OriginLeg,
         *,
         free: Callable[[Http1Connection], None],
         gone: Callable[[Http1Connection], None],
-        upgraded: Callable[[Exchange, TcpLeg, bytes], None],
+        upgraded: Callable[[Exchange, Leg, bytes], None],
         http2: Callable[[], None],
     ) -> None:
         self._leg = leg
@@ -432,7 +447,7 @@ class Http1Connection:
         self._reset()
         if exchange is not None and not (self._used and nothing_came and exchange.repeat(dealt_with=True)):
             exchange.carrier = None
-            exchange.fail(HTTPStatus.BAD_GATEWAY, text)
+            exchange.fail(HTTPStatus.BAD_GATEWAY, text.replace("the app", exchange.upstream_name, 1))
 
     def _end(self) -> None:
         """Closes in order; what the app has not read of a request that it has answered is dropped."""

@@ -16,7 +16,7 @@ from agent.proxy.http1_connection import Http1Connection
 from shared.address import Address
 from shared.errors import DialError
 from shared.net.dial import dial
-from shared.net.legs.tcp import TcpLeg
+from shared.net.legs.contract import Leg
 
 KEEP_S = 1.0
 """How long an idle connection is kept: gunicorn's threads close one after 2 s, Node and uvicorn after 5. A
@@ -34,7 +34,7 @@ class Http1Pool:
         app: Address,
         dial_timeout_s: float,
         *,
-        upgraded: Callable[[Exchange, TcpLeg, bytes], None],
+        upgraded: Callable[[Exchange, Leg, bytes], None],
         http2: Callable[[], None],
     ) -> None:
         self._app = app

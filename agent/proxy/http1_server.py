@@ -17,7 +17,8 @@ The rules:
 6. The head of a request has to be whole `HEAD_TIMEOUT_S` after its first byte.
 7. Many requests in one read, or many small chunks, are not dealt with in one turn of the event loop: others
    would have to wait.
-8. A CONNECT that `connect` knows is answered with 200, and somebody else has the connection.
+8. A CONNECT that `connect` knows is answered with 200, and somebody else has the connection. Where there is
+   `tunnel`, it has the connection of every CONNECT, and answers itself.
 9. While so much of an answer waits to be sent that the leg is full, the next request waits. A client that
    takes nothing of it for `LAST_BYTES_TIMEOUT_S` is reset.
 """
@@ -95,6 +96,7 @@ class Http1Server:
         "_serves_ended",
         "_state",
         "_timer",
+        "_tunnel",
         "_unasked",
         "_yields",
         "newest",
@@ -108,17 +110,20 @@ class Http1Server:
         serves_ended: bool = False,
         idle_timeout_s: float = 0,
         connect: Callable[[bytes], Callable[[bytes], None] | None] = lambda target: None,
+        tunnel: Callable[[bytes, bytes], None] | None = None,
         gone: Callable[[Http1Server], None] = lambda server: None,
     ) -> None:
         """`serves_ended`: a client that has ended its side still gets its answer. A connection without a
         request is closed after `idle_timeout_s` seconds; 0: never. `connect(target)` says who takes the leg
-        over, with the first bytes behind a CONNECT to `target`; None: `serve` gets it. `gone(self)` is called
-        once, when there is nothing more to come."""
+        over, with the first bytes behind a CONNECT to `target`; None: `serve` gets it. `tunnel(target,
+        early)` has the connection of a CONNECT, unanswered. `gone(self)` is called once, when there is
+        nothing more to come."""
         self._leg = leg
         self._serve = serve
         self._serves_ended = serves_ended
         self._idle_timeout_s = idle_timeout_s
         self._connect = connect
+        self._tunnel = tunnel
         self._gone = gone
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._state = _State.HTTP
@@ -271,6 +276,9 @@ class Http1Server:
         if event.method == b"CONNECT" and (successor := self._connect(event.target)) is not None:
             self._hand_over(successor)
             return
+        if event.method == b"CONNECT" and self._tunnel is not None:
+            self._give_away(event.target, self._tunnel)
+            return
         try:
             headers, bodiless = _headers(event)
         except ValueError:
@@ -279,7 +287,9 @@ class Http1Server:
         if list_bytes(headers) > MAX_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             return
-        self._current = self.newest = request = Http1Request(self, headers, bodiless=bodiless)
+        self._current = self.newest = request = Http1Request(
+            self, headers, bodiless=bodiless, asked=event.target
+        )
         self._serve(request)
 
     def _hand_over(self, successor: Callable[[bytes], None]) -> None:
@@ -288,6 +298,16 @@ class Http1Server:
         early = self._h11.trailing_data[0]
         self._end()
         successor(early)
+
+    def _give_away(self, target: bytes, tunnel: Callable[[bytes, bytes], None]) -> None:
+        if type(self._h11.next_event()) is not h11.EndOfMessage:
+            self._refuse(
+                HTTPStatus.BAD_REQUEST
+            )  # a body, which has no meaning there (RFC 9110 section 9.3.6)
+            return
+        early = bytes(self._h11.trailing_data[0])
+        self._end()
+        tunnel(target, early)
 
     def _refuse(self, status: int) -> None:
         """What has come is no request."""
@@ -476,6 +496,7 @@ class Http1Request:
         "_paused",
         "_relay",
         "_websocket_key",
+        "asked",
         "bodiless",
         "headers",
         "on_gone",
@@ -483,9 +504,13 @@ class Http1Request:
         "trailers",
     )
 
-    def __init__(self, connection: Http1Server, headers: Headers, *, bodiless: bool) -> None:
+    def __init__(
+        self, connection: Http1Server, headers: Headers, *, bodiless: bool, asked: bytes = b""
+    ) -> None:
         self._connection = connection
         self.headers = headers
+        self.asked = asked
+        """The target as the client wrote it: a path, or a proxy's client a URL."""
         self.bodiless = bodiless
         self.trailers: Headers | None = None
         self.on_gone: Callable[[StreamResetError], None] | None = None

@@ -49,6 +49,19 @@ def share_out(files: int, wanted: Shares, *, files_per_tunnel: int, token_exchan
     return Shares(tunnels, requests, connections)
 
 
+def egress_share(settings: Settings, files: int) -> int:
+    """Of `files` that may be open how many the app's own connections into the mesh get: what
+    HBONE_EGRESS_MAX_CONNECTIONS says, and a quarter at most."""
+    wanted = 0 if settings.egress is None else settings.egress.max_connections
+    share = min(wanted, max(LEAST, files // 4))
+    if share < wanted:
+        log.warning(
+            "only %d files may be open (ulimit -Hn): room for %d of HBONE_EGRESS_MAX_CONNECTIONS=%d",
+            *(files, share, wanted),
+        )
+    return share
+
+
 def shares_of(settings: Settings, files: int, files_per_tunnel: int) -> Shares:
     """Of `files` that may be open; a warning says what is less than the settings say."""
     wanted = Shares(settings.max_tunnels, settings.max_requests, settings.max_connections)

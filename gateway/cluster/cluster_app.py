@@ -36,7 +36,6 @@ from gateway.config.config import GatewayConfig
 from gateway.config.reload import ConfigFile, Reloads, keep_fixed, log_warnings
 from gateway.ops.versions import log_versions
 from gateway.rules.cluster_rules import ServiceRoute
-from gateway.rules.host_globs import compile_glob
 from gateway.rules.routes import RouteTable
 from shared import ports
 from shared.address import Address
@@ -44,6 +43,7 @@ from shared.cluster.service_annotations import PREFIX, REFUSED, STATUS
 from shared.config.fields import Environment
 from shared.credentials.token_sources.token_settings import TokenSettings
 from shared.errors import EXIT_INTERNAL, EXIT_OK, ConfigError, UnavailableError
+from shared.name_globs import compile_glob
 from shared.ops import families, metrics
 from shared.ops.http_server import HttpServer, Request, Response
 from shared.ops.port_metrics import port_families

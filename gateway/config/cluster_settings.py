@@ -11,13 +11,13 @@ from gateway.config.rule_settings import TRUE_OR_FALSE, patterns
 from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field, read_section
 from gateway.config.yaml_nodes import Value
 from gateway.rules.cluster_rules import ClusterRule
-from gateway.rules.host_globs import MAX_STARS, compile_glob
 from shared import ports
 from shared.address import MAX_PORT, Address
 from shared.cluster.service_annotations import AUDIENCE, check_value
 from shared.config.fields import Setting, setting
 from shared.config.kinds import ADDRESS, FolderPath, Parsed, host_name, target
 from shared.credentials.token_sources.token_settings import service_account
+from shared.name_globs import MAX_STARS, compile_glob
 
 DEFAULT_FOLDER = Path("/run/hgate")
 

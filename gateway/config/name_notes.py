@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from gateway.config.yaml_nodes import Value
-from gateway.rules.host_globs import ANY_LABEL, can_be_service, wider
+from gateway.rules.host_globs import can_be_service, wider
 from gateway.rules.templates import SERVICE_FORM
+from shared.name_globs import ANY_LABEL
 
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 

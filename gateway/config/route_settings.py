@@ -11,7 +11,7 @@ from gateway.config.name_notes import hint, note_narrow
 from gateway.config.rule_settings import CERTIFICATES, PEERS_FORM, peers
 from gateway.config.sections import CA_FILE, Context, Structure, Table, read_field
 from gateway.config.yaml_nodes import Fields, Value
-from gateway.rules.host_globs import EarlierGlobs, can_be_service, compile_glob
+from gateway.rules.host_globs import EarlierGlobs, can_be_service
 from gateway.rules.routes import DEFAULT_AUTHORITY, Inner, Route, TokenRule
 from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
 from shared import ports
@@ -21,6 +21,7 @@ from shared.config.fields import Setting
 from shared.config.kinds import TARGET, Choice, Duration, FilePath, FolderPath, Parsed, host_name
 from shared.credentials.token_sources.token_settings import service_account
 from shared.errors import ConfigError
+from shared.name_globs import compile_glob
 from shared.net.tls.mesh_tls import MeshIdentity
 
 MAX_ROUTES = 1000

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from gateway.rules.host_globs import ANY_LABEL, check_glob, compile_glob
 from gateway.rules.routes import Method, Route, TokenRule
 from gateway.rules.templates import Template, TunnelUrl
 from shared import globs
 from shared.cluster.service_annotations import CloudOrigin, cold_start_s, origin_of
+from shared.name_globs import ANY_LABEL, check_glob, compile_glob
 from shared.ports import HTTPS
 
 _OF_PROJECT = r"[a-z](?:[a-z0-9-]*[a-z0-9])?-{number}\.[a-z0-9-]+\.run\.app"

@@ -41,10 +41,10 @@ from gateway.rules.claims import (
     Claims,
     Token,
 )
-from gateway.rules.host_globs import compile_glob
 from gateway.rules.templates import is_port, shown
 from shared.address import MAX_PORT, Address
 from shared.errors import DeniedError, TokenNeededError
+from shared.name_globs import compile_glob
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain, may_overlap
 from shared.trust.spiffe import SpiffeId
 

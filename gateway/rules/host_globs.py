@@ -1,8 +1,6 @@
-"""Globs on host names: what a route's `host`, and the names in rules of HBONE and of registration, may be.
+"""Globs on host names compared with each other: which hosts they can match, and which others cover them.
 
-`*` is one or more characters within a label: a whole label, or a part of one as in `api-*.demo.svc`. `**` is
-one or more whole labels. So `*.demo.svc` matches `hello.demo.svc`, not `admin.prod.demo.svc`, which names
-another namespace. No I/O.
+What a glob is: `shared.name_globs`. No I/O.
 """
 
 from __future__ import annotations
@@ -10,75 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from shared import globs
-
-MAX_STARS = 8
-"""Stars in one host glob, `**` counted once; names have few more labels than that."""
-
-ANY_LABEL = "*"
-ANY_LABELS = "**"
+from shared.name_globs import ANY_LABEL, ANY_LABELS, check_glob, compile_glob, of_label
 
 SERVICE_LABEL = "svc"
 """The third label of a Service's name: SERVICE.NAMESPACE.svc, with the cluster's domain behind it."""
 
-# All checks come before lower(), which turns some other letters into ASCII ones.
-_GLOB = re.compile(r"[A-Za-z0-9_.*-]+")
 _STAR = re.compile(r"\*+")
 _FRESH = "\0"  # a character, and a label, that no glob has and every star matches
-
-
-def compile_glob(glob: str) -> re.Pattern[str]:
-    """The pattern of a host glob, for lower-case hosts. Raises ValueError with the reason.
-
-    Each `**` with the labels up to the next one is an atomic group, as in `globs.pattern` each star is with
-    the text behind it.
-    """
-    first, *rest = (r"\.".join(map(_of_label, part)) for part in _parts(check_glob(glob)))
-    if not rest:
-        return re.compile(first)
-    middle = "".join(rf"(?>(?:[^.]+\.)+?{_dotted(part)})" for part in rest[:-1])
-    last = rf"(?:[^.]+\.)+{rest[-1]}" if rest[-1] else r"(?:[^.]+\.)*[^.]+"
-    return re.compile(_dotted(first) + middle + last)
-
-
-def _dotted(pattern: str) -> str:
-    """What comes before another label."""
-    return rf"{pattern}\." if pattern else ""
-
-
-def check_glob(glob: str) -> str:
-    """The glob in lower case. Raises ValueError if it is none, with the reason."""
-    text = glob.lower()
-    if text.startswith(("outbound_.", "inbound_.", "outbound|", "inbound|")):
-        raise ValueError("only HOST of outbound_.PORT_.SUBSET_.HOST is matched: leave the rest out")
-    if not _GLOB.fullmatch(glob):
-        raise ValueError("a host has only letters, digits, dots, hyphens, underscores and *")
-    if ".." in text or text.startswith(".") or text.endswith("."):
-        raise ValueError("has an empty label: two dots in a row, or one at an end")
-    if any(ANY_LABELS in label and label != ANY_LABELS for label in text.split(".")):
-        raise ValueError(
-            "** stands for whole labels: between dots, or at an end; * is one label or a part of it"
-        )
-    stars = len(_STAR.findall(text))
-    if stars > MAX_STARS:
-        raise ValueError(f"has {stars} stars, more than {MAX_STARS}")
-    return text
-
-
-def _parts(glob: str) -> list[list[str]]:
-    """The labels before the first `**`, between each two, and behind the last."""
-    parts: list[list[str]] = [[]]
-    for label in glob.split("."):
-        if label == ANY_LABELS:
-            parts.append([])
-        else:
-            parts[-1].append(label)
-    return parts
-
-
-def _of_label(label: str) -> str:
-    """The pattern of one label of a glob."""
-    return globs.pattern(label, "[^.]+")
 
 
 # What a glob can match. It is walked label by label, in all the ways in which its ** can be read; a place is
@@ -98,7 +34,7 @@ class _Walk:
         """None: any number of labels, or none."""
         for label in check_glob(glob).split("."):
             self.labels += [ANY_LABEL, None] if label == ANY_LABELS else [label]
-        self._patterns = [None if label is None else re.compile(_of_label(label)) for label in self.labels]
+        self._patterns = [None if label is None else re.compile(of_label(label)) for label in self.labels]
         self.start = self._skipped({0})
 
     def is_end(self, places: _Places) -> bool:

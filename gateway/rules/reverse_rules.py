@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gateway.rules.host_globs import ANY_LABELS, compile_glob
 from gateway.rules.templates import shown
 from shared.errors import DeniedError
+from shared.name_globs import ANY_LABELS, compile_glob
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain
 from shared.trust.spiffe import SpiffeId
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gateway.rules.host_globs import ANY_LABEL, check_glob, compile_glob
 from gateway.rules.templates import (
     DEFAULT_PORTS,
     PLACEHOLDERS,
@@ -26,6 +25,7 @@ from gateway.rules.templates import (
 from shared import ports
 from shared.address import MAX_PORT, Address, check_host_name
 from shared.errors import NoRouteError
+from shared.name_globs import ANY_LABEL, check_glob, compile_glob
 from shared.net.tls.mesh_tls import MeshIdentity
 from shared.tls import istio_sni
 from shared.tls.istio_sni import Destination

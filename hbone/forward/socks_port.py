@@ -20,7 +20,6 @@ from hbone.forward.connections import Connection, Connections, Way
 from hbone.forward.flags import Place
 from hbone.forward.local_ports import LocalPort
 from hbone.forward.service import Service
-from hbone.forward.socks import MAX_BYTES, Negotiation, Reply, Request, SocksError
 from hbone.services import named_service
 from shared.address import Address
 from shared.errors import (
@@ -34,6 +33,7 @@ from shared.errors import (
     UsageError,
 )
 from shared.net.legs.accepted import AcceptedLeg
+from shared.net.socks import MAX_BYTES, Negotiation, Reply, Request, SocksError
 
 ANY_PORT = 80
 """A name that is looked up has to have one."""

@@ -78,7 +78,7 @@ def _gauge(name: str, help: str, **labels: str | tuple[str, ...]) -> Family:
 
 _ROUTE = (
     "the route's host; at krun: the tunnel's target, 15003, 15008, 22 or NAME, listen/PORT, accepted/PORT; "
-    "`hbone`: a CONNECT"
+    "`hbone`: a CONNECT; the app's own tunnels: egress/local, egress/connect, egress/socks, egress/request"
 )
 _ORIGIN = "URL of the origin"
 _FLAGS = "a response flag"
@@ -450,6 +450,13 @@ MTLS_END_RESTARTS = _counter(
 POLICIES_UNENFORCED = _gauge(
     "hbone_policies_unenforced",
     "krun: policies of the mesh that apply to the workload, and that its mTLS end does not enforce.",
+)
+EGRESS_CONNECTIONS = _gauge(
+    "hbone_egress_connections_open",
+    "krun: connections of the app to its way into the mesh, local ports and the proxy.",
+)
+EGRESS_CONNECTIONS_LIMIT = _gauge(
+    "hbone_egress_connections_limit", "krun: such connections that there may be."
 )
 START_SECONDS = _gauge(
     "hbone_start_seconds",

@@ -45,7 +45,6 @@ from agent.proxy.http1_messages import (
     request_bytes,
 )
 from gateway.config import config
-from gateway.rules.host_globs import compile_glob
 from gateway.rules.routes import (
     Route,
     RouteTable,
@@ -81,6 +80,7 @@ from shared.http2.session import (
     SessionStream,
 )
 from shared.http2.window_growth import WindowGrowth
+from shared.name_globs import compile_glob
 from shared.tls import client_hello, istio_sni
 from shared.trust import revocation_lists, revocations, spiffe, token_claims
 from shared.trust.jwt_check import TokenChecker, algorithm

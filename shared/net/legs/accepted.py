@@ -12,12 +12,13 @@ class AcceptedLeg(TcpLeg):
     """Calls `accepted(self)` once its transport is there. `on_early()` is called whenever something has come
     and is kept (`first`), as long as there is no relay."""
 
-    __slots__ = ("_accepted", "on_early")
+    __slots__ = ("_accepted", "on_early", "on_lost")
 
     def __init__(self, accepted: Callable[[AcceptedLeg], None]) -> None:
         super().__init__()
         self._accepted: Callable[[AcceptedLeg], None] | None = accepted
         self.on_early: Callable[[], None] | None = None
+        self.on_lost: Callable[[], None] | None = None
 
     @property
     def lost(self) -> bool:
@@ -39,3 +40,10 @@ class AcceptedLeg(TcpLeg):
         accepted, self._accepted = self._accepted, None  # which names us
         if accepted is not None:
             accepted(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.on_early = None
+        on_lost, self.on_lost = self.on_lost, None
+        if on_lost is not None:
+            on_lost()

@@ -99,6 +99,14 @@ class TcpLeg(TransportLeg):
         """The peer's address as host:port, for logs."""
         return peer_of(self._transport)
 
+    def leave(self, early: bytes = b"") -> None:
+        """Undoes `join`, for another relay: what comes is kept again, behind `early`, which has come
+        already."""
+        self._relay = None
+        self._bulk_reads = 0
+        if early:
+            self._early = bytearray(early)
+
     @property
     def early_bytes(self) -> int:
         """How much has come before it was joined."""
@@ -238,7 +246,7 @@ class TcpLeg(TransportLeg):
 
     def _plan_reads(self, nbytes: int) -> None:
         """After a full read: the next is a large one, if the far side keeps up; else we would hold it."""
-        if self._paused or self._gone:
+        if self._paused or self._gone or self._relay is None:
             self._bulk_reads = 0
         elif nbytes < BULK_READ_BYTES:
             self._bulk_reads = 1

@@ -306,6 +306,8 @@ def test_what_is_chosen_and_why(net: CapturedNetwork, caplog: pytest.LogCaptureF
             chosen(capture(path="", HBONE_CAPTURE="iptables"))
         services = capture(path="", HBONE_SERVICES="127.0.0.1:15005")
         assert chosen(services) == f"outbound traffic: none ({why}, and HTTP_PROXY is for HBONE_SERVICES)"
+        egress = Capture(settings(), "", proxy_taken_by="HBONE_EGRESS_APP_PROXY")
+        assert chosen(egress).endswith("and HTTP_PROXY is for HBONE_EGRESS_APP_PROXY)")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "geteuid", lambda: 65532)
         assert chosen(capture()) == "outbound traffic: proxy (krun is not root)"

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.config.settings import from_env
 from agent.tunnels.descriptors import (
     LEAST,
     OWN_FILES,
     STS_FILES,
     Shares,
+    egress_share,
     share_out,
 )
 
@@ -61,3 +63,9 @@ def test_nobody_gets_more_than_there_is_or_than_was_wanted(
         assert min(LEAST, most) <= got <= most
     used = OWN_FILES + STS_FILES + found.tunnels * per_tunnel + found.requests + found.connections
     assert used <= max(files, OWN_FILES + STS_FILES + LEAST * (per_tunnel + 2))
+
+
+def test_the_app_s_own_connections_have_a_quarter_at_most() -> None:
+    settings = from_env({"HBONE_EGRESS": "1=db:1", "HBONE_EGRESS_GATEWAY": "hgate"})
+    assert [egress_share(settings, files) for files in (100_000, 4000, 400, 1)] == [1000, 1000, 100, LEAST]
+    assert egress_share(from_env({}), 100_000) == 0

@@ -10,11 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules.host_globs import (
-    can_be_service,
-    compile_glob,
-    covers,
-)
+from gateway.rules.host_globs import can_be_service, covers
+from shared.name_globs import compile_glob
 from shared.tls.istio_sni import Destination
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules.host_globs import compile_glob
 from gateway.rules.routes import (
     MAX_CACHED_TARGETS,
     Inner,
@@ -20,6 +19,7 @@ from gateway.rules.routes import (
 from gateway.rules.templates import Template, TunnelUrl, read_target
 from shared.address import Address
 from shared.errors import ALERT_UNRECOGNIZED_NAME, NoRouteError, SniError
+from shared.name_globs import compile_glob
 from shared.net.tls.mesh_tls import MeshIdentity
 from shared.tls import istio_sni
 from shared.tls.istio_sni import Destination

@@ -16,7 +16,6 @@ from hbone.forward import socks_port
 from hbone.forward.connections import Connections
 from hbone.forward.reports import Troubles
 from hbone.forward.service import Service
-from hbone.forward.socks import Reply
 from hbone.forward.socks_port import Reach, SocksPort, reply_to
 from shared.address import Address
 from shared.command_line import Parser
@@ -29,6 +28,7 @@ from shared.errors import (
     UnavailableError,
     UpstreamError,
 )
+from shared.net.socks import Reply
 from tests.support.tcp_peer import TcpPeer
 
 OWN = "https://hello.a.run.app"

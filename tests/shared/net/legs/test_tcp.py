@@ -17,6 +17,7 @@ from shared.net.legs.tcp import (
     TcpLeg,
     address_text,
 )
+from shared.tasks import spawn
 from tests.shared.net.hasty_loop import hasty
 from tests.shared.net.in_memory import Seen, joined, on_a_wire
 from tests.shared.net.loopback import FIN, PATIENCE_S, RST, UNREAD_MIB, Peer, dialled, turns, until
@@ -36,6 +37,23 @@ async def test_bytes_and_end(leg: TcpLeg, peer: Peer) -> None:
     await until(lambda: seen.story == [b"hello", "ended"])
     leg.write(b"still here")
     assert await peer.read(10) == b"still here"
+
+
+async def test_a_leg_that_was_left_keeps_what_comes_for_the_next(leg: TcpLeg, peer: Peer) -> None:
+    """Though a bulk of bytes came before, which are read in large pieces."""
+
+    class Leaves(Seen):
+        def received(self, leg: Leg, data: Buffer) -> None:
+            assert isinstance(leg, TcpLeg)
+            leg.leave(bytes(data))
+
+    body = bytes(range(256)) * 4096
+    leg.join(Leaves())
+    sending = spawn(peer.send(body), name="send")
+    await until(lambda: leg.early_bytes >= EARLY_BYTES)
+    seen = joined(leg)
+    await until(lambda: seen.story == [body])
+    await sending
 
 
 async def test_reset(leg: TcpLeg, peer: Peer) -> None:

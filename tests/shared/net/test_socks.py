@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hbone.forward.socks import MAX_BYTES, Negotiation, Reply, Request, SocksError
 from shared.address import Address
+from shared.net.socks import MAX_BYTES, Negotiation, Reply, Request, SocksError
 
 GREETING = bytes((5, 1, 0))
 GREETED = bytes((5, 0))

@@ -16,6 +16,9 @@ MAX_BYTES = 1024
 MAX_TEXT = 255
 """Of a user's name or a host's in version 4, as in version 5."""
 
+VERSIONS = (4, 5)
+"""The first byte of a client says which it speaks; no request of HTTP begins with such a byte."""
+
 _NO_AUTHENTICATION, _NO_METHOD = 0x00, 0xFF
 _CONNECT = 0x01
 _IPV4, _NAME, _IPV6 = 0x01, 0x03, 0x04
@@ -28,6 +31,7 @@ class Reply(IntEnum):
     GRANTED = 0
     FAILED = 1
     NOT_ALLOWED = 2
+    NETWORK_UNREACHABLE = 3
     HOST_UNREACHABLE = 4
     REFUSED = 5
     COMMAND_UNKNOWN = 7
