@@ -506,7 +506,7 @@ class Agent:
         """Whose end a drain waits for, beside an app that krun has not started: it may have last words for
         the mesh. An app of ours ends first in any case."""
         egress = self._egress
-        return egress if self._app is None and egress is not None and egress.open_connections else None
+        return egress if self._app is None and egress is not None and egress.tunnels else None
 
     def _drop_connections(self) -> None:
         for connection in list(self._connections):

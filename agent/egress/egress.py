@@ -101,8 +101,7 @@ class Egress:
         self.proxy: Address | None = None
         """Where the proxy listens; None: there is none."""
         self._warnings = RepeatedLog(log)
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._ended = asyncio.Event()
 
     async def start(self) -> None:
         """Listens. Raises UnavailableError."""
@@ -119,14 +118,11 @@ class Egress:
             )
         log.info("egress: the gateway has to be %s", ", ".join(self._peers))
 
-    @property
-    def open_connections(self) -> int:
-        """Those of the app that are open."""
-        return len(self._legs)
-
     async def emptied(self) -> None:
-        """Returns when none is open."""
-        await self._empty.wait()
+        """Returns when there is no tunnel. Connections that wait for a request do not count."""
+        while self.tunnels:
+            self._ended.clear()
+            await self._ended.wait()
 
     async def close(self) -> None:
         """Ends it with all connections."""
@@ -153,7 +149,6 @@ class Egress:
 
     def _accepted(self, accepted: Callable[[AcceptedLeg], None], leg: AcceptedLeg) -> None:
         self._legs.add(leg)
-        self._empty.clear()
         leg.on_lost = partial(self._lost, leg)
         accepted(leg)
 
@@ -166,8 +161,6 @@ class Egress:
         tunnel = self._tunnels.of_legs.get(leg)
         if tunnel is not None:
             tunnel.client_gone()
-        if not self._legs:
-            self._empty.set()
 
     def _turned_away(self, peer: str) -> None:
         self._surplus += 1
@@ -180,8 +173,14 @@ class Egress:
                 record.flag, f"egress: no tunnel to {record.name or 'anything'}: {record.error}"
             )
         self._told_over(record)
+        self._ended.set()
 
     # What is known of it.
+
+    @property
+    def open_connections(self) -> int:
+        """Those of the app."""
+        return len(self._legs)
 
     @property
     def tunnels(self) -> Collection[EgressTunnel | PlainExchange]:

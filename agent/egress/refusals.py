@@ -55,5 +55,5 @@ def is_timeout(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, TimeoutError):
             return True
-        error = error.__cause__
+        error = error.__cause__ or error.__context__  # compiled modules tell the second only
     return False

@@ -73,7 +73,9 @@ async def test_what_is_open_is_shown_and_counted(tmp_path: Path) -> None:
 
 async def test_a_drain_waits_for_the_tunnels_of_an_app_that_somebody_else_has_started(tmp_path: Path) -> None:
     async with way(tmp_path) as (it, _, target, port):
-        async with TcpPeer.connected(port) as client:
+        proxy = (await it.shown("/status"))["egress"]["proxy"]
+        # A client that keeps its connection to the proxy for a request to come keeps nobody waiting.
+        async with TcpPeer.connected(port) as client, TcpPeer.connected(int(proxy.rpartition(":")[2])):
             peer = await target.accept()
             it.process.send(signal.SIGTERM)
             await it.process.said("^draining: ")

@@ -50,3 +50,9 @@ def late(error: HboneError) -> HboneError:
 )
 def test_what_is_told(error: HboneError, status: int, reply: Reply) -> None:
     assert (status_for(error), reply_for(error)) == (status, reply)
+
+
+def test_a_timeout_is_found_where_only_the_context_tells_of_it() -> None:
+    error = UpstreamError("x")
+    error.__context__ = TimeoutError()
+    assert status_for(error) == 504
