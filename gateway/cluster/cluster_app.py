@@ -239,7 +239,7 @@ class ClusterProcess:
             routes, self._refused = self._made.table(objects, allow, domain, of_file)
             self._register()
             self._tell(objects, routes)
-            self._hand_over_addresses(of_file)
+            self._hand_over_addresses(of_file, routes)
             if routes == self._routes:
                 continue
             if self._write("routes", partial(cluster_files.write_routes, self._settings.folder, routes)):
@@ -247,10 +247,13 @@ class ClusterProcess:
                 self._routes = routes
             handed_over = loop.time()
 
-    def _hand_over_addresses(self, of_file: RouteTable) -> None:
+    def _hand_over_addresses(self, of_file: RouteTable, routes: list[ServiceRoute]) -> None:
         """Those of Services that a route takes CONNECTs for."""
         services = self._watches[SERVICES.plural].objects.values()
-        found = addresses_of(services, self._settings.domain, of_file.takes_connect)
+        own = {route.host for route in routes if route.inner}
+        found = addresses_of(
+            services, self._settings.domain, lambda host: host in own or of_file.takes_connect(host)
+        )
         write = partial(cluster_files.write_addresses, self._settings.folder, found)
         if found != self._addresses and self._write("addresses", write):
             self._addresses = found
@@ -282,7 +285,7 @@ class ClusterProcess:
     def _tell(self, objects: list[Mapping[str, Any]], routes: list[ServiceRoute]) -> None:
         """What each object is told that has not been told it yet."""
         assert self._status is not None
-        urls = {route.source: route.url for route in routes}
+        urls = {route.source: route.url for route in routes if not route.inner}
         told: dict[ObjectName, Status] = {}
         for found in objects:
             name, about = name_of(found), found["metadata"]

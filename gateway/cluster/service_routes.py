@@ -7,6 +7,7 @@ by the original's label `mesh-cloudrun` on a Service whose name is the first lab
 The rules:
 
 1. An object makes routes for its own names in its own namespace, and for no others.
+   With `hbone.dev/ambient-network` each name has a second route, for CONNECTs of ambient clients.
 2. Where it leads, and with whose token, the administrator allows (`gateway.rules.cluster_rules`).
 3. A route in hgate's file comes first; of two objects that claim one name, the older one has it, and so has
    it of objects that claim more than MAX_ROUTES names.
@@ -24,12 +25,14 @@ from gateway.rules.cluster_rules import ClusterRule, NotAllowedError, ServiceRou
 from gateway.rules.routes import Method, RouteTable
 from shared.cluster.service_annotations import (
     ACCOUNT,
+    AMBIENT_NETWORK,
     AUDIENCE,
     METHOD,
     ORIGINAL_LABEL,
     TARGET_PORT,
     URL,
     check_value,
+    inner_tunnel_of,
     origin_of,
     tunnel_of,
 )
@@ -90,9 +93,13 @@ def routes_of(found: Object, rules: Sequence[ClusterRule], domain: str) -> list[
     url, account = tunnel_of(told), told.get(ACCOUNT, "")
     audience = told.get(AUDIENCE, f"https://{origin_of(told[URL]).host}")
     method: Method = "CONNECT" if told.get(METHOD) == "CONNECT" else "POST"
+    kinds = [(url, "")]
+    if _is_ambient(found) and method == "POST":
+        kinds.append((inner_tunnel_of(told), "hbone"))
     own = [
-        ServiceRoute(host, url, audience, method, account, name.namespace, str(name))
+        ServiceRoute(host, url, audience, method, account, name.namespace, str(name), inner)
         for host in _own_names(found, name, domain)
+        for url, inner in kinds
     ]
     for route in own:
         try:
@@ -123,7 +130,7 @@ class ServiceRoutes:
             self._by = rules, domain
             self._known.clear()
         known, self._known = self._known, {}
-        routes: dict[str, ServiceRoute] = {}
+        routes: dict[tuple[str, str], ServiceRoute] = {}
         refused: dict[ObjectName, str] = {}
         for found in sorted(filter(is_asked_for, objects), key=_age):
             name = name_of(found)
@@ -132,23 +139,27 @@ class ServiceRoutes:
                 refused[name] = str(own)
                 continue
             for route in own:
-                if (before := of_file.first_for(route.host)) is not None:
+                if route.inner and of_file.takes_connect(route.host):
+                    continue  # what the file says of ambient clients stands beside the other route
+                if not route.inner and (before := of_file.first_for(route.host)) is not None:
                     of_line = f" (line {before.line})" if before.line is not None else ""
                     refused[name] = f"{before.host} in hgate's file{of_line} matches {route.host} first"
                     continue
-                if len(routes) >= MAX_ROUTES and route.host not in routes:
+                key = route.host, route.inner
+                if len(routes) >= MAX_ROUTES and key not in routes:
                     refused[name] = f"older objects have all of the {MAX_ROUTES} routes that there may be"
                     continue
-                first = routes.setdefault(route.host, route)
+                first = routes.setdefault(key, route)
                 if first is not route:
                     refused[name] = f"{route.host} is {first.source}'s, which is older"
-        return sorted(routes.values(), key=lambda route: route.host), refused
+        return [routes[key] for key in sorted(routes)], refused
 
     def _routes_of(
         self, found: Object, name: ObjectName, known: Mapping[ObjectName, tuple[object, Any]]
     ) -> list[ServiceRoute] | ObjectError:
         given = found["metadata"].get("annotations") or {}
-        made_of = [given.get(key) for key in _MADE_OF], (found.get("spec") or {}).get("hosts")
+        hosts = (found.get("spec") or {}).get("hosts")
+        made_of = [given.get(key) for key in _MADE_OF], _is_ambient(found), hosts
         before = known.get(name)
         if before is not None and before[0] == made_of:
             self._known[name] = before
@@ -161,6 +172,11 @@ class ServiceRoutes:
             own = error
         self._known[name] = made_of, own
         return own
+
+
+def _is_ambient(found: Object) -> bool:
+    """Whether ambient clients are led to hgate: what network it is concerns the registration only."""
+    return AMBIENT_NETWORK in (found["metadata"].get("annotations") or {})
 
 
 def _age(found: Object) -> tuple[str, str]:

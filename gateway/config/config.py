@@ -145,8 +145,9 @@ class GatewayConfig:
 
     def with_cluster(self, routes: tuple[Route, ...] | None) -> GatewayConfig:
         """The same with the routes that the cluster's objects ask for behind its own; None: they are not
-        known yet."""
-        return replace(self, routes=(*self.routes, *(routes or ())), awaits_cluster=routes is None)
+        known yet. Without an HBONE port there are no CONNECTs for them to take."""
+        usable = (route for route in routes or () if route.takes_names or self.hbone is not None)
+        return replace(self, routes=(*self.routes, *usable), awaits_cluster=routes is None)
 
 
 def load(path: Path) -> GatewayConfig:

@@ -167,9 +167,8 @@ class HboneTunnel(ServedTunnel):
         self._counts: RouteCounts = tunnels.counts
         self._route: Route | None = None  # that takes it, and counts it among its connections
         self._opening: Opening | None = None
-        self._gone_error: StreamResetError | None = (
-            None  # the peer has left, and the service has yet to answer
-        )
+        # The peer has left, and the service has yet to answer.
+        self._gone_error: StreamResetError | None = None
         self._traceparent = b""  # that we have made up
         self._counted_sent = 0
         self._counted_received = 0
@@ -322,6 +321,8 @@ class HboneTunnel(ServedTunnel):
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
         except HboneError as error:
             self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        except Exception as error:
+            self._fault(error)
         else:
             if waits:
                 self._interrupted()
@@ -341,9 +342,10 @@ class HboneTunnel(ServedTunnel):
         self._counts = tunnels.metrics.route(route.name)
         if by_route.times_phases:
             record.phases = []
-        traceparent = header_value(self.stream.headers, b"traceparent")
-        if read_traceparent(traceparent) is None:
-            traceparent = self._traceparent = next(by_route.traceparents)
+        told = read_traceparent(header_value(self.stream.headers, b"traceparent"))
+        if told is None:
+            self._traceparent = next(by_route.traceparents)
+        traceparent = self._traceparent if told is None else told.encode()
         at_once = route.first_flight == "with_request"
         opening = self._opening = Opening(
             ServiceUpstream(by_route.upstreams, request, record, traceparent),
@@ -370,8 +372,12 @@ class HboneTunnel(ServedTunnel):
         try:
             self._open(upstream)
         except Exception as error:
-            report(f"hbone tunnel to {self.record.name}", error)
-            self.abort(HboneError("a fault of ours: its log says more"))
+            self._fault(error)
+
+    def _fault(self, error: Exception) -> None:
+        """A fault of ours costs one tunnel, not whoever called us back."""
+        report(f"hbone tunnel to {self.record.name}", error)
+        self.abort(HboneError("a fault of ours: its log says more"))
 
     def _gone(self, error: StreamResetError) -> None:
         if self._opening is None or self._opening.abandon():

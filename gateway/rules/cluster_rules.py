@@ -94,6 +94,9 @@ class ServiceRoute:
     source: str
     """Which object it is: KIND NAMESPACE/NAME."""
 
+    inner: str = ""
+    """`hbone`: it takes CONNECTs of ambient clients (`Route.inner`); empty: names in ClientHellos."""
+
     def judged(self, rules: Sequence[ClusterRule]) -> Route:
         """The route as the table has it. Raises NotAllowedError if the rules do not allow it, ValueError if
         it is none."""
@@ -102,6 +105,8 @@ class ServiceRoute:
             raise ValueError("is for one name")
         url = parse(self.url)
         audience = Template.parse(self.audience)
+        if self.inner not in ("", "hbone") or (self.inner and self.method == "CONNECT"):
+            raise ValueError("carries nothing that the HBONE port's CONNECTs have inside")
         if not (url.host.is_fixed and url.port.is_fixed and url.path.is_fixed and audience.is_fixed):
             raise ValueError("has a placeholder, which only hgate's file may have")
         origin = CloudOrigin(url.host.text, int(url.port.text))
@@ -112,6 +117,7 @@ class ServiceRoute:
             ca=rule.ca,
             token=TokenRule(audience, service_account=self.service_account),
             method=self.method,
+            inner="hbone" if self.inner else None,
             source=self.source,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.address import MAX_PORT, check_host_name
-from shared.ports import HTTPS, INBOUND_MTLS
+from shared.ports import HBONE, HTTPS, INBOUND_MTLS
 
 PREFIX = "hbone.dev/"
 
@@ -132,6 +132,11 @@ def origin_of(url: str) -> CloudOrigin:
     if not 1 <= port <= MAX_PORT:
         raise ValueError(f"has a port that is not in 1..{MAX_PORT}")
     return CloudOrigin(found[1].lower(), port)
+
+
+def inner_tunnel_of(told: Mapping[str, str]) -> str:
+    """The URL of tunnels with the HBONE of ambient clients inside, of annotations that are right."""
+    return f"https://{origin_of(told[URL])}/_hbone/{HBONE}"
 
 
 def tunnel_of(told: Mapping[str, str]) -> str:

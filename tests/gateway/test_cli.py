@@ -14,6 +14,7 @@ import pytest
 
 from gateway.cli import run, workers
 from gateway.config import cluster_files
+from gateway.rules.cluster_rules import ServiceRoute
 from shared import version
 from shared.address import Address
 from shared.command_errors import MAX_SHOWN
@@ -294,6 +295,34 @@ def test_explain_the_address_of_a_service(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert out.startswith("address    10.96.0.7 is db.prod.svc\nauthority  db.prod.svc:5432\n")
     assert "goes to    POST https://db.a.run.app/_hbone/15008" in out
+
+
+def test_explain_a_connect_that_an_object_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "https://db.a.run.app/_hbone/15008"
+    asked_for = ServiceRoute(
+        *("db.prod.svc.cluster.local", url, "https://db.a.run.app"),
+        method="POST",
+        service_account="",
+        namespace="prod",
+        source="Service prod/db",
+        inner="hbone",
+    )
+    cluster_files.write_routes(tmp_path, [asked_for])
+    file = tmp_path / "hgate.yaml"
+    allow = '[{namespace: prod, hosts: ["**.run.app"]}]'
+    file.write_text(f"routes: []\ncluster: {{allow: {allow}, folder: .}}\n")
+    asked = ["explain", "--config", str(file), "--authority", "db.prod.svc.cluster.local:5432"]
+    assert run(asked) == EXIT_DENIED
+    assert "has no section hbone" in capsys.readouterr().out
+    assert run(["check", "--config", str(file)]) == EXIT_OK
+    capsys.readouterr()
+    file.write_text(f"{file.read_text()}hbone: {{certificates: ., rules: []}}\n")
+    assert run(asked) == EXIT_OK
+    assert f"route of Service prod/db: db.prod.svc.cluster.local: matches\ngoes to    POST {url}\n" in (
+        capsys.readouterr().out
+    )
 
 
 def test_explain_a_connect_without_a_port_for_it(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from h2.settings import SettingCodes
 
 from gateway.config import cluster_files, followed_list
+from gateway.rules.routes import RouteTable, Target
 from shared.http2.frames import CANCEL, CONNECT_ERROR, NO_ERROR
 from shared.tasks import spawn
 from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer
@@ -181,6 +182,30 @@ async def test_a_tunnel_from_request_to_line(ambient: Ambient, no_dns: None) -> 
     assert await gateway.metric("hbone_tunnels_closed_total", route=ROUTE, flags="-") == 1
     assert await gateway.metric("hbone_route_connections", route=ROUTE) == 0
     assert await gateway.dump("/tunnels") == []
+
+
+async def test_no_more_of_a_trace_goes_on_than_is_known(ambient: Ambient) -> None:
+    await ambient.start()
+    ask(await ambient.member(), traceparent=f"cc{TRACE[2:]}-{'x' * 5000}")
+    far = await ambient.world.service.request()
+    assert far[b"traceparent"].decode() == f"cc{TRACE[2:]}"
+
+
+async def test_a_fault_of_ours_costs_one_tunnel(ambient: Ambient, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = await ambient.start()
+    peer = await ambient.member()
+    witness = await ambient.open(peer)
+
+    def broken(*_: object) -> Target:
+        raise RuntimeError("a fault")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RouteTable, "find_connect", broken)
+        near = ask(peer)
+        assert await near.status() == 503
+    assert (await gateway.line())["flags"] == "INTERNAL"
+    await gateway.records.match("hbone tunnel to .* failed: RuntimeError: a fault")
+    await echoes(*witness)
 
 
 async def test_a_trace_of_ours_where_the_member_has_none(ambient: Ambient) -> None:

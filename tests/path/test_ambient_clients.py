@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import pytest
 
@@ -115,12 +116,12 @@ def test_three_mebibytes_there_and_back_at_once(way: Way, app: App) -> None:
 
 def test_an_app_that_speaks_first_and_ends_first(way: Way, app: App) -> None:
     answer = os.urandom(SIZE_BYTES)
-    heard: list[bytes] = []
+    heard: SimpleQueue[bytes] = SimpleQueue()
 
     def behave(sock: socket.socket) -> None:
         sock.sendall(answer)
         sock.shutdown(socket.SHUT_WR)
-        heard.append(read(sock))
+        heard.put(read(sock))
 
     app.behave = behave
     with connected(way.envoy) as client:
@@ -128,7 +129,7 @@ def test_an_app_that_speaks_first_and_ends_first(way: Way, app: App) -> None:
         client.sendall(b"late")
         client.shutdown(socket.SHUT_WR)
         way.krun.wait_for(lambda record: record.get("bytes_sent") == 4, PATIENCE_S)
-    assert heard == [b"late"]
+    assert heard.get(timeout=PATIENCE_S) == b"late"
 
 
 def test_many_at_once(way: Way, app: App) -> None:
@@ -158,12 +159,12 @@ async def test_a_member_that_lets_go_when_all_is_sent(way: Way, app: App) -> Non
     """As ztunnel ends double HBONE: RST_STREAM CANCEL, without an end of what it sent. An app that reads
     slowly still gets all of it, and its end."""
     body = os.urandom(SIZE_BYTES)
-    heard: list[bytes] = []
+    heard: SimpleQueue[bytes] = SimpleQueue()
 
     def behave(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
         sock.sendall(b"go")
-        heard.append(read(sock))
+        heard.put(read(sock))
 
     app.behave = behave
     tls = way.mesh.tls(way.mesh.member(CALLER))
@@ -175,4 +176,4 @@ async def test_a_member_that_lets_go_when_all_is_sent(way: Way, app: App) -> Non
         stream.reset(CANCEL)
         await peer.answered()
         way.krun.wait_for(lambda record: record.get("bytes_sent") == len(body), PATIENCE_S)
-    assert heard == [body]
+    assert heard.get(timeout=PATIENCE_S) == body

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from gateway.cluster import service_routes
 from gateway.cluster.service_routes import ObjectError, ServiceRoutes, routes_of
 from gateway.rules.cluster_rules import ClusterRule, JudgedRoutes, ServiceRoute
-from gateway.rules.routes import Route, RouteTable
+from gateway.rules.routes import Method, Route, RouteTable
+from gateway.rules.templates import TunnelUrl
+from shared.address import Address
 from shared.cluster.service_annotations import (
     ACCOUNT,
+    AMBIENT_NETWORK,
     AUDIENCE,
     METHOD,
     ORIGINAL_LABEL,
@@ -66,6 +69,43 @@ def test_what_annotations_change() -> None:
     assert route.url == "https://hello-x1.a.run.app"
     table_route = route.judged(RULES)
     assert table_route.method == "CONNECT"
+
+
+AMBIENT = {AMBIENT_NETWORK: "cloud-run", TARGET_PORT: "db", AUDIENCE: "custom-1"}
+
+
+def test_a_service_with_ambient_clients() -> None:
+    """Each kind of client has a route of its own, to another end in the container."""
+    by_name, by_connect = routes_of(annotated(**AMBIENT), RULES, DOMAIN)
+    assert (by_name.url, by_name.inner) == ("https://hello-x1.a.run.app/_hbone/db", "")
+    assert (by_connect.url, by_connect.inner) == ("https://hello-x1.a.run.app/_hbone/15008", "hbone")
+    assert by_name.audience == by_connect.audience == "custom-1"
+    table = RouteTable([by_name.judged(RULES), by_connect.judged(RULES)])
+    assert table.find(by_name.host).url == by_name.url
+    assert table.find_connect(Address(by_name.host, 80)).url == by_connect.url
+    assert len(routes_of(annotated(**AMBIENT, **{METHOD: "CONNECT"}), RULES, DOMAIN)) == 1
+
+
+def test_the_file_s_route_for_ambient_clients_comes_first() -> None:
+    url = TunnelUrl.parse("https://a.run.app/_hbone/15008")
+    of_file = RouteTable([Route("*.demo.svc.cluster.local", tunnel=url, inner="hbone")])
+    routes, refused = ServiceRoutes().table([annotated(**AMBIENT)], RULES, DOMAIN, of_file)
+    assert ([route.inner for route in routes], refused) == ([""], {})
+
+
+def test_ambient_clients_that_come_later() -> None:
+    made = ServiceRoutes()
+    assert [route.inner for route in made.table([annotated()], RULES, DOMAIN)[0]] == [""]
+    assert [route.inner for route in made.table([annotated(**AMBIENT)], RULES, DOMAIN)[0]] == ["", "hbone"]
+
+
+@pytest.mark.parametrize(("inner", "method"), [("tls", "POST"), ("hbone", "CONNECT")])
+def test_what_ambient_clients_cannot_have(inner: str, method: Method) -> None:
+    """The process at the API server may be somebody else's by now."""
+    (route,) = routes_of(annotated(), RULES, DOMAIN)
+    url = "https://hello-x1.a.run.app" if method == "CONNECT" else route.url
+    with pytest.raises(ValueError, match="carries nothing that the HBONE port"):
+        replace(route, inner=inner, method=method, url=url).judged(RULES)
 
 
 def test_the_original_s_label() -> None:
