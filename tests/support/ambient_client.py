@@ -112,7 +112,7 @@ class OnSocket:
         self._writer.transport.abort()
 
 
-class TlsClient(asyncio.Transport):
+class CarriedTls(asyncio.Transport):
     """TLS over a carrier, as a transport; made by `over`. It ends with close_notify and then the carrier's
     end (`close`), or with the carrier's reset (`abort`)."""
 
@@ -260,7 +260,7 @@ class TlsClient(asyncio.Transport):
 class AmbientClient:
     """An HBONE connection, its TLS done; made by `inside`."""
 
-    def __init__(self, transport: TlsClient, peer: Http2Peer) -> None:
+    def __init__(self, transport: CarriedTls, peer: Http2Peer) -> None:
         self.transport = transport
         self.peer = peer
         """The HTTP/2 in it."""
@@ -268,9 +268,9 @@ class AmbientClient:
     @classmethod
     @asynccontextmanager
     async def inside(cls, carrier: Carrier, tls: ssl.SSLContext) -> AsyncIterator[AmbientClient]:
-        """A connection in `carrier` until the block ends, which aborts it. Raises what `TlsClient.shake`
+        """A connection in `carrier` until the block ends, which aborts it. Raises what `CarriedTls.shake`
         does."""
-        transport = TlsClient(carrier, tls)
+        transport = CarriedTls(carrier, tls)
         await transport.shake()
         peer = Http2Peer(
             client=True, settings=SETTINGS, window_bytes=CONNECTION_WINDOW_BYTES - FIRST_WINDOW_BYTES

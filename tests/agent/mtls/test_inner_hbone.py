@@ -25,9 +25,9 @@ from tests.support.ambient_client import (
     CLIENT,
     TRACE,
     AmbientClient,
+    CarriedTls,
     InStream,
     OnSocket,
-    TlsClient,
 )
 from tests.support.hbone_port import CALLER, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Http2Peer, PeerStream
@@ -380,7 +380,7 @@ async def test_an_app_that_is_not_there(tmp_path: Path, target: TcpServer) -> No
 async def refused(house: House, context: ssl.SSLContext) -> str:
     """The alert that a client is sent, in the handshake or behind it."""
     carrier = InStream(await house.post())
-    transport = TlsClient(carrier, context)
+    transport = CarriedTls(carrier, context)
     with pytest.raises(ssl.SSLError) as caught:
         await transport.shake()
         while data := await carrier.some():
@@ -458,7 +458,7 @@ async def test_http1_in_the_tls(house: House, caplog: pytest.LogCaptureFixture) 
 async def test_a_client_that_leaves_in_the_handshake(house: House) -> None:
     for leave in (InStream.end, InStream.reset):
         carrier = InStream(await house.post())
-        transport = TlsClient(carrier, house.tls())
+        transport = CarriedTls(carrier, house.tls())
         with pytest.raises(ssl.SSLWantReadError):
             transport.tls.do_handshake()
         await carrier.send(transport._outgoing.read())
