@@ -40,6 +40,11 @@ routes:
     tunnel: "https://hello.a.run.app/_hbone/15003"
     connect: "127.0.0.1:8443"
     ca: "{ca}"
+  - host: "*.demo.svc.cluster.local"
+    tunnel: "https://hello.a.run.app/_hbone/15008"
+    connect: "127.0.0.1:8443"
+    ca: "{ca}"
+    inner: hbone
   - host: "istiod.istio-system.svc"
     forward: "{istiod}"
 hbone:
@@ -47,6 +52,8 @@ hbone:
   rules:
     - from: ["spiffe://cluster.local/ns/clients/sa/web"]
       to: ["{ambient}:18080"]
+    - from: ["spiffe://cluster.local/ns/clients/sa/*"]
+      to: ["hello.demo.svc.cluster.local:8080"]
 """
 
 AMBIENT = "10.77.0.5"
