@@ -29,7 +29,7 @@ from tests.path.ambient_world import (
     running,
 )
 from tests.path.app import READ_BYTES, App, echo, greet_and_answer, read
-from tests.support.ambient_client import TRACE, InStream, TlsClient
+from tests.support.ambient_client import TRACE, InStream, CarriedTls
 from tests.support.double_hbone import ConnectRefusedError, DoubleTunnel
 from tests.support.forwards import patient_echo
 from tests.support.hbone_port import CALLER
@@ -234,7 +234,7 @@ async def test_a_member_that_krun_denies(way: AmbientWorld, app: App) -> None:
     async with way.ztunnel() as allowed, way.ztunnel(PARTNER) as ztunnel, allowed.tunnel(AUTHORITY) as good:
         outer = await ztunnel.connect(AUTHORITY)
         assert await outer.status() == 200
-        inner = TlsClient(InStream(outer), ztunnel.tls)
+        inner = CarriedTls(InStream(outer), ztunnel.tls)
         await inner.shake()  # TLS 1.3: the server judges after the client is through
         with pytest.raises(ssl.SSLError, match="alert"):
             while data := await outer.some():
