@@ -15,7 +15,7 @@ import pytest
 
 from shared.net.tls import certificate_folder
 from tests.mesh.workloads import SERVICE, Workloads, ask
-from tests.support.ambient_client import AmbientClient, InStream, CarriedTls
+from tests.support.ambient_client import AmbientClient, CarriedTls, InStream
 from tests.support.double_hbone import ConnectRefusedError, Ztunnel
 
 AUTHORITY = f"{SERVICE}:8080"

@@ -29,7 +29,7 @@ from tests.path.ambient_world import (
     running,
 )
 from tests.path.app import READ_BYTES, App, echo, greet_and_answer, read
-from tests.support.ambient_client import TRACE, InStream, CarriedTls
+from tests.support.ambient_client import TRACE, CarriedTls, InStream
 from tests.support.double_hbone import ConnectRefusedError, DoubleTunnel
 from tests.support.forwards import patient_echo
 from tests.support.hbone_port import CALLER
