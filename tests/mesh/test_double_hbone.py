@@ -15,7 +15,7 @@ import pytest
 
 from shared.net.tls import certificate_folder
 from tests.mesh.workloads import SERVICE, Workloads, ask
-from tests.support.ambient_client import AmbientClient, InStream, TlsClient
+from tests.support.ambient_client import AmbientClient, CarriedTls, InStream
 from tests.support.double_hbone import ConnectRefusedError, Ztunnel
 
 AUTHORITY = f"{SERVICE}:8080"
@@ -88,7 +88,7 @@ async def test_an_account_that_krun_denies(members: dict[str, ssl.SSLContext]) -
     async with Ztunnel.of(HBONE_PORT, members["guest"]) as client:
         outer = await client.connect(AUTHORITY)
         assert await outer.status() == 200
-        inner = TlsClient(InStream(outer), client.tls)
+        inner = CarriedTls(InStream(outer), client.tls)
         await inner.shake()  # TLS 1.3: the server judges after the client is through
         with pytest.raises(ssl.SSLError, match="alert"):
             while data := await outer.some():
