@@ -135,7 +135,7 @@ class Drain:
 
     def _unfinished(self) -> int:
         """Connections that a drain waits for."""
-        return self._open_connections() + (self._hbone.open_connections if self._hbone else 0)
+        return self._open_connections() + (self._hbone.unfinished if self._hbone else 0)
 
 
 async def _within(seconds: float, *events: asyncio.Event) -> bool:

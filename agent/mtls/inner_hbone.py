@@ -35,9 +35,11 @@ from shared.address import Address
 from shared.errors import (
     BadRequestError,
     DeniedError,
+    Flag,
     HboneError,
     LimitError,
     RefusedError,
+    StreamResetError,
     TlsFailureError,
 )
 from shared.http2.events import Headers
@@ -317,6 +319,8 @@ class InnerHbone:
             inner.is_refused = True
             record = TunnelRecord(peer=inner.leg.peer_name, route=ROUTE, identity=inner.identity)
             record.fail(error, inner.age_s)
+            if isinstance(error, StreamResetError):
+                record.flag = Flag.DOWNSTREAM_RESET  # there is no other end yet
             self._finished(record)
 
 

@@ -55,11 +55,10 @@ class HboneListener:
     ) -> None:
         """Of `limits` the time to connect is a target's, for the look-up of its name and TCP, and the drain
         timeout is for the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called
-        when the number of open connections may have changed; `refusals` counts who came up against a limit,
-        of which `is_full` is one: no memory for buffers. `siblings` processes listen together, this one
-        included, in place of port 0 on `ports`, and of their limits it has its `share`. `by_route` has the
-        routes that take tunnels of this port, and what opens them; `name_of` tells the Service's name of an
-        address."""
+        when `unfinished` may have changed; `refusals` counts who came up against a limit, of which `is_full`
+        is one: no memory for buffers. `siblings` processes listen together, this one included, in place of
+        port 0 on `ports`, and of their limits it has its `share`. `by_route` has the routes that take tunnels
+        of this port, and what opens them; `name_of` tells the Service's name of an address."""
         self._settings = settings
         refusals = refusals or Refusals()
         self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
@@ -73,6 +72,7 @@ class HboneListener:
             share=share,
             by_route=by_route,
             name_of=name_of,
+            over=changed,
         )
         self._connections = MeshConnections(
             settings,
@@ -108,6 +108,11 @@ class HboneListener:
     def open_connections(self) -> int:
         """Connections that are open now, handshakes included."""
         return len(self._connections)
+
+    @property
+    def unfinished(self) -> int:
+        """What a drain waits for: open connections, or else tunnels whose connection has gone."""
+        return len(self._connections) or sum(tunnel.outlives_its_connection for tunnel in self.tunnels.open)
 
     @property
     def open_tunnels(self) -> int:

@@ -84,11 +84,12 @@ class HboneTunnels:
         share: Callable[[int], int],
         by_route: Tunnels | None = None,
         name_of: Callable[[str], str | None] = lambda _: None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
         """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals`
         counts what each limit refused, of which `is_full` is one: no memory for buffers. `share` is this
         process's part of a limit. `by_route` has the routes, and what opens their tunnels; `name_of`
-        tells the Service's name of an address."""
+        tells the Service's name of an address; `over` is called when a tunnel is."""
         self.open: set[HboneTunnel] = set()
         """Those that are being connected included."""
         self.identities = Counts()
@@ -103,6 +104,7 @@ class HboneTunnels:
         self.refusals = refusals
         self.share = share
         self.is_full = is_full
+        self.over = over
         self.by_route = by_route
         self.name_of = name_of
 
@@ -410,6 +412,11 @@ class HboneTunnel(ServedTunnel):
             lifetime_s=route.lifetime_s(tunnels.by_route.clock.lifetime_s),
         )
 
+    @property
+    def outlives_its_connection(self) -> bool:
+        """The peer has let go of it and has gone, and the service has yet to take all that came."""
+        return self.relay is not None and self.stream.connection.lost
+
     def count_bytes(self) -> None:
         """Adds what has passed since the last call to the metrics."""
         if self.relay is not None:
@@ -454,6 +461,7 @@ class HboneTunnel(ServedTunnel):
             tunnels.refusals.recent.add(record)
         record.forwarded_for = forwarded_for(header_value(self.stream.headers, b"forwarded"))
         record.write(tunnels.access_log)
+        tunnels.over()
 
     # What is known of it.
 

@@ -674,6 +674,29 @@ async def test_a_gateway_that_stops_while_a_service_is_asked(ambient: Ambient) -
     assert (await gateway.lines())[-1]["flags"] == "STOPPED"
 
 
+async def test_a_gateway_that_stops_waits_for_what_a_member_has_let_go_of(ambient: Ambient) -> None:
+    """The member's connection has gone, and the service has yet to take what came on it."""
+    gateway = await ambient.start(drain_delay="0s")
+    peer = await ambient.member()
+    near, far = await ambient.open(peer)
+    far.window_held = True
+    count = await near.fill()
+    near.reset(CANCEL)
+    await peer.answered()
+    await peer.close()
+    async with asyncio.timeout(PATIENCE_S):
+        while await gateway.metric("hbone_listener_connections_open"):
+            pass
+    gateway.terminate()
+    await gateway.records.match("draining: 1 connections")
+    far.release_window()
+    assert await far.rest() == bytes(count)
+    far.end()
+    assert await gateway.exit_code() == 0
+    line = (await gateway.lines())[-1]
+    assert (line["flags"], line["bytes_sent"]) == ("-", count)
+
+
 # Every order of ends.
 
 

@@ -29,10 +29,11 @@ from tests.path.ambient_world import (
     running,
 )
 from tests.path.app import READ_BYTES, App, echo, greet_and_answer, read
-from tests.support.ambient_client import TRACE, CarriedTls, InStream
+from tests.support.ambient_client import TRACE, CarriedTls, InStream, OnSocket
 from tests.support.double_hbone import ConnectRefusedError, DoubleTunnel
 from tests.support.forwards import patient_echo
 from tests.support.hbone_port import CALLER
+from tests.support.hellos import hello
 from tests.support.world import PATIENCE_S
 
 MIB = 1 << 20
@@ -280,6 +281,44 @@ async def test_a_krun_that_is_too_old(way: AmbientWorld, app: App, status: int, 
         await still_carries(good)
     near = await line(way.gateway.process, target=OLD_AUTHORITY, status=503)
     assert near["flags"] == "STATUS" and "attempts" not in near
+
+
+# What is no double HBONE.
+
+
+async def test_bytes_that_are_no_hbone(way: AmbientWorld, app: App) -> None:
+    app.behave = patient_echo
+    async with way.ztunnel() as ztunnel, ztunnel.tunnel(AUTHORITY) as good:
+        outer = await ztunnel.connect(AUTHORITY)
+        assert await outer.status() == 200
+        await outer.send(b"GET / HTTP/1.1\r\nhost: hello\r\n\r\n")
+        assert len(await outer.rest()) == 7, "one alert"
+        await still_carries(good)
+    far = await line(way.krun, flags="BAD_HELLO")
+    assert "the first bytes are no TLS" in far["error"]
+
+
+async def test_a_client_that_leaves_in_the_inner_handshake(way: AmbientWorld, app: App) -> None:
+    app.behave = patient_echo
+    async with way.ztunnel() as ztunnel, ztunnel.tunnel(AUTHORITY) as good:
+        outer = await ztunnel.connect(AUTHORITY)
+        assert await outer.status() == 200
+        await outer.send(hello(SNI)[:100])
+        outer.reset(CANCEL)
+        far = await line(way.krun, error="tls handshake: the client closed the connection")
+        assert far["flags"] == "DOWNSTREAM_RESET"
+        await still_carries(good)
+
+
+async def test_a_client_that_leaves_in_the_outer_handshake(way: AmbientWorld, app: App) -> None:
+    app.behave = patient_echo
+    async with way.ztunnel() as ztunnel, ztunnel.tunnel(AUTHORITY) as good:
+        leaving = await OnSocket.to(ztunnel.port)
+        await leaving.send(hello(SNI)[:100])
+        leaving.reset()
+        near = await line(way.gateway.process, flags="TLS_FAILURE")
+        assert near["error"].startswith("tls handshake: ")
+        await still_carries(good)
 
 
 # Beside sidecars.

@@ -67,8 +67,8 @@ class Ztunnel:
     def __init__(self, port: int, tls: ssl.SSLContext, block: AsyncExitStack) -> None:
         self.outers: list[AmbientClient] = []
         """All that were made."""
+        self.port = port
         self.tls = tls
-        self._port = port
         self._block = block
         self._room = 0
         self._making = asyncio.Lock()
@@ -107,7 +107,7 @@ class Ztunnel:
 
     @asynccontextmanager
     async def _outer(self) -> AsyncIterator[AmbientClient]:
-        carrier = await OnSocket.to(self._port)
+        carrier = await OnSocket.to(self.port)
         async with AmbientClient.inside(carrier, self.tls) as outer, _pinging(outer.peer):
             yield outer
             outer.peer.say_goaway(0)
