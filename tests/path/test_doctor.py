@@ -107,7 +107,7 @@ SHAPES = {
     "alpn": r"HTTP/2, streams on a connection: \d+",
     "token": r"audience https://hello\.a\.run\.app, expires in \d+ min",
     "front end": r"answered 200, by \S.*",
-    "krun": r"krun \S+, targets 15003, 22",
+    "krun": r"krun \S+, targets 15003, 15008, 22",
     "ssh": r"SSH-2\.0-OpenSSH_\S+.*, ssh-ed25519 SHA256:[A-Za-z0-9+/]{43}",
 }
 """Details that differ from run to run."""
