@@ -713,7 +713,7 @@ async def test_what_is_imported(tls: ssl.SSLContext, tmp_path: Path) -> None:
         ended = await command.ended()
     assert ended.code == EXIT_OK
     imported = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()]
-    assert imported.index("hbone.proxy_command") < imported.index("shared.http2.session")
+    assert imported.index("hbone.proxy_command") < imported.index("shared.http2.session_limits")
     needed = {"hbone.stdio_tunnel", "shared.http2.session_limits", "uvloop", "h11"}
     assert needed <= set(imported), "the list is one"
     wrong = {name for name in imported for never in NEVER_NEEDED if f"{name}.".startswith(f"{never}.")}
