@@ -161,6 +161,19 @@ async def test_a_client_that_leaves_breaks_its_request_off(tmp_path: Path) -> No
         assert (await world.record()).flag is Flag.DOWNSTREAM_RESET
 
 
+async def test_a_client_that_closes_before_its_answer_gives_its_place_back(tmp_path: Path) -> None:
+    """As curl does after `--max-time`: nobody can tell its close from the end of one direction."""
+    async with egress_world(tmp_path) as world:
+        client = await world.asked(get(world))
+        target = await world.target.accept()
+        await target.read_until(HEAD)
+        await client.close()
+        assert await target.was_reset()
+        record = await world.record()
+        assert (record.flag, record.opened) == (Flag.DOWNSTREAM_RESET, True)
+        assert world.egress.open_connections == 0
+
+
 async def test_curl_by_each_of_the_ways(tmp_path: Path) -> None:
     async def serve(world: EgressWorld) -> None:
         target: TcpPeer = await world.target.accept()
