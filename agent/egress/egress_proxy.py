@@ -143,7 +143,6 @@ class _Client:
         server = Http1Server(
             leg,
             lambda request: proxy.requests.serve(request, peer),
-            serves_ended=True,
             idle_timeout_s=IDLE_S,
             tunnel=self._connect,
             gone=proxy.servers.discard,

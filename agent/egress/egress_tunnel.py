@@ -30,7 +30,7 @@ from shared.net.legs.stream import Stream
 from shared.net.pool.pool import Pool
 from shared.net.relay.relay import Relay
 from shared.net.relay.tunnel_clock import TunnelClock
-from shared.tasks import spawn
+from shared.tasks import report, spawn
 from shared.tunnel import request_context, tunnel_request
 from shared.tunnel.deadlines import Deadlines
 from shared.tunnel.opening import Opening
@@ -197,6 +197,15 @@ class EgressTunnel:
     # 2. It carries.
 
     def _answered(self, stream: Stream) -> None:
+        try:
+            self._carry(stream)
+        except Exception as error:  # costs one tunnel, not the connection to the gateway that called us back
+            report(f"egress to {self.record.name}", error)
+            if self.relay is None:
+                stream.abort()
+            self.abort(HboneError("a fault in krun: its log says more"))
+
+    def _carry(self, stream: Stream) -> None:
         if self._is_over:
             stream.abort()
             return

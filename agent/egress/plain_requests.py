@@ -168,6 +168,11 @@ class _Opening:
             if not exchange.is_over:
                 exchange.refuse(error)
             return
+        except BaseException:
+            # Cancelled because the client has left; or a fault of ours, which the task's end reports.
+            if not exchange.is_over:
+                exchange.refuse(HboneError("a fault in krun: its log says more"))
+            raise
         if exchange.is_over:
             stream.abort()
             return

@@ -13,7 +13,7 @@ from gateway.config.sections import CA_FILE, Context, Structure, Table, read_fie
 from gateway.config.yaml_nodes import Fields, Value
 from gateway.rules.host_globs import EarlierGlobs, can_be_service
 from gateway.rules.routes import DEFAULT_AUTHORITY, Inner, Route, TokenRule
-from gateway.rules.templates import SERVICE_FORM, Template, TunnelUrl, read_target
+from gateway.rules.templates import OF_SERVICE, SERVICE_FORM, Template, TunnelUrl, read_target
 from shared import ports
 from shared.address import Address, is_own_machine
 from shared.cluster.service_annotations import MAX_COLD_START_S
@@ -21,7 +21,7 @@ from shared.config.fields import Setting
 from shared.config.kinds import TARGET, Choice, Duration, FilePath, FolderPath, Parsed, host_name
 from shared.credentials.token_sources.token_settings import service_account
 from shared.errors import ConfigError
-from shared.name_globs import compile_glob
+from shared.name_globs import ANY_LABEL, compile_glob
 from shared.net.tls.mesh_tls import MeshIdentity
 
 MAX_ROUTES = 1000
@@ -382,8 +382,9 @@ def _check_warm(value: Value, url: TunnelUrl, token: TokenRule) -> None:
 
 
 def _check_host(value: Value, route: Route) -> None:
-    """Whether the names that a route matches have what its templates need."""
+    """Whether the names that a route matches have what its templates need, and no more than they use."""
     if can_be_service(route.host):
+        _note_domain(value, route)
         return
     for template in route.templates:
         for name in template.of_service:
@@ -392,6 +393,19 @@ def _check_host(value: Value, route: Route) -> None:
             value.refuse(value.error(reason))
             return
     note_narrow(value, route.host)
+
+
+def _note_domain(value: Value, route: Route) -> None:
+    """Warns where a service has one name more in each domain: rules judge names as CONNECTs have them."""
+    url = route.tunnel
+    if url is None or not route.takes_connects or ANY_LABEL not in route.host.rpartition(".")[2]:
+        return
+    names = url.host.names | url.path.names
+    if "host" not in names and not names.isdisjoint(OF_SERVICE):
+        value.warn(
+            "ends with a star, so in every domain there is another name of the same service: whom a rule of "
+            "hbone denies one, another is open to. End it with the cluster's domain"
+        )
 
 
 def _refuse_clear_text(value: Value, token: TokenRule, url: TunnelUrl, connect: Address | None) -> None:

@@ -430,12 +430,17 @@ class HboneTunnel(ServedTunnel):
 
     # 4. Its end.
 
+    def abort(self, error: HboneError) -> None:
+        """Ends it at once as broken off; or refuses it while it connects, and ends what connects it."""
+        connecting = self._connecting
+        super().abort(error)
+        if connecting is not None:
+            connecting.cancel()  # else it would go on asking, and be counted nowhere
+
     def stop(self, error: HboneError) -> asyncio.Task[None] | None:
-        """Ends it at once, and whatever connects it: the task of that, if there is one."""
+        """The same; the task that has connected it, if there is one."""
         task = self._connecting
         self.abort(error)
-        if task is not None:
-            task.cancel()
         return task
 
     def _finish(self) -> None:

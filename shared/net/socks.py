@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -138,11 +139,11 @@ def _name(text: bytes, version: int) -> str:
     """A host's name, or an address written as one, which clients send, too."""
     try:
         host = text.decode("ascii").lower().removesuffix(".")
-        try:
-            return str(ipaddress.ip_address(host))
-        except ValueError:
-            check_host_name(host)
-            return host
+        if "%" not in host:  # a zone means the client's own link, and any character may be in it
+            with suppress(ValueError):
+                return str(ipaddress.ip_address(host))
+        check_host_name(host)
+        return host
     except ValueError as error:
         raise SocksError("the name is no host name", _answer(version, Reply.ADDRESS_UNKNOWN)) from error
 

@@ -15,7 +15,9 @@ import pytest
 from h2.settings import SettingCodes
 
 from gateway.config import cluster_files, followed_list
+from gateway.hbone.hbone_tunnel import HboneTunnels
 from gateway.rules.routes import RouteTable, Target
+from shared.errors import OverloadError
 from shared.http2.frames import CANCEL, CONNECT_ERROR, NO_ERROR
 from shared.tasks import spawn
 from shared.trust.jwt_check import GOOGLE_ISSUER, Issuer
@@ -611,6 +613,23 @@ async def test_a_member_whose_connection_is_lost(ambient: Ambient) -> None:
     assert await far.broken() == CANCEL
     assert (await gateway.line())["flags"] == "DOWNSTREAM_RESET"
     await echoes(*witness)
+
+
+async def test_a_tunnel_that_holds_too_much_before_it_is_open(
+    ambient: Ambient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory budget resets it: then nobody goes on asking the service for it."""
+    ports: list[HboneTunnels] = []
+    monkeypatch.setattr(HboneTunnels, "check_room", lambda tunnels, _: ports.append(tunnels))
+    gateway = await ambient.start(ambient.route(cold_start="1m"))
+    near = ask(await ambient.member())
+    far = await ambient.world.service.request()
+    (tunnel,) = ports[0].open
+    tunnel.abort(OverloadError("it holds too much"))
+    assert await far.broken() == CANCEL
+    assert await near.status() == 503
+    assert (await gateway.line())["flags"] == "OVERLOAD"
+    assert await gateway.metric("hbone_listener_tunnels_open") == 0
 
 
 # Members that leave before the answer.

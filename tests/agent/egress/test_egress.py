@@ -126,6 +126,26 @@ async def test_a_client_that_leaves_while_the_gateway_works_ends_its_tunnel(tmp_
         assert world.egress.open_connections == 0
 
 
+async def test_a_fault_of_ours_costs_one_tunnel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    async with egress_world(tmp_path) as world:
+        port = world.egress.ports[0].listen.port
+        async with TcpPeer.connected(port) as witness:
+            there = await world.target.accept()
+            await there.send(b"x")
+            assert await witness.read(1) == b"x"
+            with monkeypatch.context() as patch:
+                patch.setattr("agent.egress.egress_tunnel.Relay", broken)
+                async with TcpPeer.connected(port) as client:
+                    assert await client.was_reset()
+            assert (await world.record()).flag is Flag.INTERNAL
+            assert await (await world.target.accept()).was_reset()
+            await there.send(b"y")
+            assert await witness.read(1) == b"y"
+
+
 # CONNECT.
 
 

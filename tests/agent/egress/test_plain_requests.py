@@ -161,6 +161,34 @@ async def test_a_client_that_leaves_breaks_its_request_off(tmp_path: Path) -> No
         assert (await world.record()).flag is Flag.DOWNSTREAM_RESET
 
 
+async def test_a_client_that_closes_before_its_answer_gives_its_place_back(tmp_path: Path) -> None:
+    """As curl does after `--max-time`: nobody can tell its close from the end of one direction."""
+    async with egress_world(tmp_path) as world:
+        client = await world.asked(get(world))
+        target = await world.target.accept()
+        await target.read_until(HEAD)
+        await client.close()
+        assert await target.was_reset()
+        record = await world.record()
+        assert (record.flag, record.opened) == (Flag.DOWNSTREAM_RESET, True)
+        assert world.egress.open_connections == 0
+
+
+async def test_a_fault_of_ours_costs_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: object) -> None:
+        raise RuntimeError("a fault")
+
+    async with egress_world(tmp_path) as world:
+        with monkeypatch.context() as patch:
+            patch.setattr("shared.tunnel.opening.Opening.run", broken)
+            client = await world.asked(get(world))
+            assert (await client.read_until(HEAD)).startswith(b"HTTP/1.1 502 ")
+            assert await client.read_until(b"\n") == b"krun: a fault in krun: its log says more\n"
+        assert (await world.record()).flag is Flag.INTERNAL
+        await client.send(get(world))
+        await (await world.target.accept()).read_until(HEAD)
+
+
 async def test_curl_by_each_of_the_ways(tmp_path: Path) -> None:
     async def serve(world: EgressWorld) -> None:
         target: TcpPeer = await world.target.accept()

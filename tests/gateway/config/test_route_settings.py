@@ -309,6 +309,26 @@ def test_a_tunnel_to_the_other_end(route: str, warning: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "goal", "is_open"),
+    [
+        ("**", "{service}.a.run.app", True),
+        ("*.prod.svc.**", "{service}-{namespace}.a.run.app", True),
+        ("*.*.svc.cluster.*", "{service}.a.run.app", True),
+        ("*.prod.svc.cluster.local", "{service}.a.run.app", False),
+        ("**.svc.cluster.local", "{service}.a.run.app", False),
+        ("**", "one.a.run.app", False),
+        ("**", "{host}", False),
+    ],
+)
+def test_a_service_with_a_name_in_each_domain(host: str, goal: str, is_open: bool) -> None:
+    route = f"host: '{host}', tunnel: 'https://{goal}/_hbone/15008', inner: hbone"
+    told = parse(f"{HBONE}routes: [{{{route}}}]", "f.yaml").warnings
+    assert [text.endswith("End it with the cluster's domain") for text in told] == [True] * is_open
+    by_sni = route.replace("15008", "15003").replace(", inner: hbone", "")
+    assert not parse(f"routes: [{{{by_sni}}}]", "f.yaml").warnings
+
+
+@pytest.mark.parametrize(
     ("first", "second", "is_reached"),
     [
         (BY_NAME, BY_CONNECT, True),
