@@ -38,7 +38,7 @@ def trigger() -> dict[str, str]:
 def adapter_rule() -> dict[str, Any]:
     """As docs/scale.md has it."""
     (block,) = re.findall(
-        r"^```yaml\n#.*\n(externalRules:.*?)^```$", (ROOT / "docs/scale.md").read_text(), re.M | re.S
+        r"^```text\n(externalRules:.*?)^```$", (ROOT / "docs/scale.md").read_text(), re.M | re.S
     )
     (rule,) = yaml.safe_load(block)["externalRules"]
     found: dict[str, Any] = rule
