@@ -125,8 +125,9 @@ def way(
             yield block.enter_context(egress(folder, mesh, server, app, peer=ZTUNNEL))
 
 
-def http_app(body: Path, uploads: SimpleQueue[str]) -> Any:
-    """Answers one request of HTTP/1.1: GET with `body`, PUT with its digest."""
+def http_app(body: Path, uploads: SimpleQueue[str], *, lingers: bool) -> Any:
+    """Answers one request of HTTP/1.1: GET with `body`, PUT with its digest. If it `lingers`, its end comes
+    after the client's: an Envoy drops what the window does not take when the app has ended."""
 
     def behave(sock: socket.socket) -> None:
         with sock.makefile("rwb") as file:
@@ -151,6 +152,9 @@ def http_app(body: Path, uploads: SimpleQueue[str]) -> Any:
                 file.flush()
                 with body.open("rb") as source:
                     sock.sendfile(source)
+            file.flush()
+            if lingers:
+                sock.recv(1)
 
     return behave
 
@@ -160,7 +164,7 @@ def test_64_mebibytes_each_way_by_hash(way: Way, tmp_path: Path, by: str) -> Non
     find_program("curl")
     body = random_file(tmp_path / "body", MUCH_BYTES)
     uploads: SimpleQueue[str] = SimpleQueue()
-    way.app.behave = http_app(body, uploads)
+    way.app.behave = http_app(body, uploads, lingers=way.hgate is None)
     options = {
         "local": [],
         "http": ["-x", f"http://{way.proxy}"],
