@@ -63,6 +63,11 @@ ALL = (
 
 _TESTED = "the tests that talk to it are"
 
+_LOAD = tuple(
+    Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
+    for need in (needs.COMPILER, needs.HEADERS)
+)
+
 _TESTS = (
     *(
         program(name, package, _TESTED)
@@ -90,10 +95,7 @@ _TESTS = (
         program(name, package, "the tests of captured traffic are")
         for name, package in (("iptables", "iptables"), ("ip", "iproute2"), ("unshare", "util-linux"))
     ),
-    *(
-        Need(need.what, need.where_from, need.is_there, "the tests of the load generator are")
-        for need in (needs.COMPILER, needs.HEADERS)
-    ),
+    *_LOAD,
 )
 
 _COMPILING = (
@@ -132,17 +134,21 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         program("git", "git", "user nobody is"),
     ),
     "test-install": (program("git", "git"),),
-    "test-slow": tuple(
-        program(name, package, _TESTED)
-        for name, package in (
-            ("ssh", "openssh-client"),
-            ("sshd", "openssh-server"),
-            ("tmux", "tmux"),
-            ("rsync", "rsync"),
-            ("nghttpx", "nghttp2-proxy"),
-            ("haproxy", "haproxy"),
-            ("chromium", "chromium"),
-        )
+    "test-slow": (
+        *(
+            program(name, package, _TESTED)
+            for name, package in (
+                ("ssh", "openssh-client"),
+                ("sshd", "openssh-server"),
+                ("tmux", "tmux"),
+                ("rsync", "rsync"),
+                ("h2load", "nghttp2-client"),
+                ("nghttpx", "nghttp2-proxy"),
+                ("haproxy", "haproxy"),
+                ("chromium", "chromium"),
+            )
+        ),
+        *_LOAD,
     ),
     "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(go())),),
     "test-kube": _KUBE,
