@@ -620,7 +620,12 @@ async def test_a_tunnel_that_holds_too_much_before_it_is_open(
 ) -> None:
     """The memory budget resets it: then nobody goes on asking the service for it."""
     ports: list[HboneTunnels] = []
-    monkeypatch.setattr(HboneTunnels, "check_room", lambda tunnels, _: ports.append(tunnels))
+
+    def make(*given: Any, **options: Any) -> HboneTunnels:
+        ports.append(HboneTunnels(*given, **options))
+        return ports[-1]
+
+    monkeypatch.setattr("gateway.hbone.hbone_port.HboneTunnels", make)
     gateway = await ambient.start(ambient.route(cold_start="1m"))
     near = ask(await ambient.member())
     far = await ambient.world.service.request()
