@@ -68,7 +68,7 @@ async def _carry(options: argparse.Namespace, environ: Mapping[str, str], input_
         hops.has_token(where, token)  # and each hop after it gets its time, without what is imported
     else:
         dialling = spawn(dial_http2(where.origin, CONNECT_TIMEOUT_S, EarlyConnection), name="dial")
-        await asyncio.sleep(0)  # it makes its TLS context, which takes longer than that
+        await asyncio.sleep(0)  # its first step makes the TLS context, which may take 8 ms
         await asyncio.wait((dialling,), timeout=HELLO_SENT_S)
 
     from hbone import stdio_tunnel

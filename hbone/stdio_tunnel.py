@@ -135,9 +135,7 @@ class _Service(Upstream):
 
     async def prepare(self, deadline: float) -> float:
         """Raises DialError."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._close_connection()
         dialling, self._dialling = self._dialling, None
         if dialling is not None:
             early = await dialling
@@ -173,12 +171,15 @@ class _Service(Upstream):
 
     def close(self) -> None:
         """Closes the connection, if there is one, and ends the dial that nobody waits for."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._close_connection()
         dialling, self._dialling = self._dialling, None
         if dialling is not None and not dialling.cancel() and not dialling.exception():
             dialling.result().abort("not needed")
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class _Connection(Connection):
