@@ -512,6 +512,8 @@ class Gateway:
         for place, listener in (("hbone", self._hbone), ("reverse", self._reverse)):
             if listener is not None and listener.revocations is not None:
                 yield "destination", place, listener.revocations
+        for watch in self._hbone.inner_revocations if self._hbone is not None else ():
+            yield "source", "routes", watch
         for watch in self._pool.watches.values():
             yield "source", "routes", watch
 

@@ -23,6 +23,7 @@ from shared.net.dial import dial
 from shared.net.legs.contract import Leg
 from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.tunnel_clock import TunnelClock
+from shared.tunnel.request_context import CLIENT_CERTIFICATE, certified_client, forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_request import listen_port, target_name
 from shared.tunnel.tunnel_server import ServedTunnel
@@ -186,6 +187,9 @@ class Requests:
         ):
             # A client that is done may let go in any way: ztunnel sends RST_STREAM, others no close_notify.
             record.flag, record.error = Flag.NONE, None
+        headers = tunnel.stream.headers
+        record.forwarded_for = forwarded_for(header_value(headers, b"forwarded"))
+        record.forwarded_identity = certified_client(header_value(headers, CLIENT_CERTIFICATE))
         self._finished(record)
 
 

@@ -21,7 +21,7 @@ from gateway.config.cluster_settings import ClusterSettings
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.config.reverse_settings import ReverseSettings
-from gateway.config.route_settings import ROUTES
+from gateway.config.route_settings import ROUTES, with_certificates
 from gateway.config.sections import (
     LISTEN,
     Context,
@@ -182,6 +182,8 @@ def _read(value: Value, folder: Path) -> GatewayConfig:
     trust = _trust_domain(top)
     known = {"trust_domain": trust.name, "trust_domain_aliases": trust.aliases}
     config = GatewayConfig(**read_fields(GatewayConfig, top, Context(folder, trust), known))
+    if config.hbone is not None:
+        config = replace(config, routes=with_certificates(config.routes, config.hbone.certificates))
     _refuse_shared_ports(top, config)
     return config
 

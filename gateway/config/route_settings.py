@@ -59,9 +59,9 @@ def _sni(value: Value, _: Context) -> str:
     return "" if value.word() == "none" else value.parsed(host_name)
 
 
-_INNER: Choice[Inner] = Choice(("hbone", "tls"))
+_INNER: Choice[Inner] = Choice(("hbone", "tls", "none"))
 
-_OTHER_END = {"hbone": ports.INBOUND_MTLS, "tls": ports.HBONE}
+_OTHER_END = {"hbone": ports.INBOUND_MTLS, "tls": ports.HBONE, "none": ports.HBONE}
 """The port in the container that ends something else than what `inner` says."""
 
 TOKEN: Table = {
@@ -159,17 +159,23 @@ ROUTE: Table = {
         FolderPath(),
         None,
         "beside tunnel: folder with the certificate, key and roots for the outer TLS",
-        CERTIFICATES,
-        unset="none",
+        f"{CERTIFICATES} Beside inner: none it is for the TLS inside of the tunnel.",
+        unset="none; beside inner: none, hbone.certificates",
     ),
-    "peer": Setting(Structure(_peers, PEERS_FORM), (), "beside identity: whom the server has to be"),
+    "peer": Setting(
+        Structure(_peers, PEERS_FORM), (), "beside identity and inner: none: whom the server has to be"
+    ),
     "sni": Setting(
-        Structure(_sni, "host name, or none"), "", "beside identity: server name to send", unset="`none`"
+        Structure(_sni, "host name, or none"),
+        "",
+        "beside identity and inner: none: server name to send",
+        unset="`none`; beside inner: none, outbound_.PORT_._.HOST as a sidecar",
     ),
     "crl": Setting(
         FilePath(),
         None,
-        "beside identity: file with certificate revocation lists of the servers, which is followed",
+        "beside identity and inner: none: file with certificate revocation lists of the servers, which is "
+        "followed",
         unset="none",
     ),
     "first_flight": Setting(
@@ -180,12 +186,13 @@ ROUTE: Table = {
         "answered.",
     ),
     "inner": Setting(
-        Structure(_inner, "hbone or tls"),
+        Structure(_inner, "hbone, tls or none"),
         None,
         "beside tunnel: what the CONNECTs of the HBONE port carry that the route takes",
         "hbone: HBONE once more, as ambient clients send it to another network (tunnel ends with "
-        "/_hbone/15008); only such CONNECTs take the route. tls: the client's own mTLS (/_hbone/15003); "
-        "clients by SNI take it, too. It needs a section hbone in the file.",
+        "/_hbone/15008); only such CONNECTs take the route. tls: the client's own mTLS (/_hbone/15003). "
+        "none: plain bytes, which hgate sends on in mTLS of its own (/_hbone/15003); it needs peer. Clients "
+        "by SNI take the route with tls and none, too. It needs a section hbone in the file.",
         unset="the HBONE port does not use the route",
     ),
     "warm": Setting(
@@ -216,6 +223,11 @@ ROUTE: Table = {
         unset="limits.max_tunnel_lifetime for a tunnel with POST, else for ever",
     ),
 }
+
+OF_THE_PORT = Path()
+"""Instead of a folder: the certificates of the HBONE port."""
+
+_NO_TLS = "has no meaning for an http tunnel, which has no TLS"
 
 _KINDS = ("tunnel", "forward", "reverse")
 _IDENTITY_FIELDS = ("identity", "peer", "sni", "crl")
@@ -340,7 +352,12 @@ def _tunnel(given: _Given, route: Route) -> Route:
         given.refuse(("inner",), "has a meaning only beside method: POST")
     elif inner is not None and url is not None:
         _note_end(fields.need("tunnel"), url, inner)
-    ca, identity = (None, None) if url is None else _trust(given, url)
+    inside = None
+    if inner == "none" and not connects:
+        ca, identity = None if url is None else _ca(given, url), None
+        inside = _identity_inside(given, fields.need("inner"))
+    else:
+        ca, identity = (None, None) if url is None else _trust(given, url)
     if url is not None and token is not None and "connect" not in fields.failed:
         _refuse_clear_text(fields.need("token"), token, url, connect)
     if token is None:
@@ -353,6 +370,8 @@ def _tunnel(given: _Given, route: Route) -> Route:
         route,
         tunnel=url,
         inner=inner,
+        inner_identity=inside,
+        inner_sni=given.read("sni") if inside is not None and "sni" in fields.values else None,
         warm=warm,
         cold_start_s=given.read("cold_start"),
         connect=connect,
@@ -422,12 +441,12 @@ def _trust(given: _Given, url: TunnelUrl) -> tuple[Path | None, MeshIdentity | N
     """What the outer TLS trusts: a CA file, or the roots of the identity that it shows."""
     fields = given.fields
     if url.scheme != "https":
-        given.refuse(("ca", *_IDENTITY_FIELDS), "has no meaning for an http tunnel, which has no TLS")
+        given.refuse(("ca", *_IDENTITY_FIELDS), _NO_TLS)
         return None, None
     identity = fields.get("identity")
     if identity is None:
-        if "identity" not in fields.failed:
-            given.refuse(_IDENTITY_FIELDS, "has a meaning only beside identity")
+        if fields.failed.isdisjoint(("identity", "inner")):
+            given.refuse(_IDENTITY_FIELDS, "has a meaning only beside identity, or inner: none")
         return given.read("ca"), None
     given.refuse(("ca",), "cannot stand beside identity, whose folder has the roots")
     if "peer" not in fields.values and "peer" not in fields.failed:
@@ -435,6 +454,35 @@ def _trust(given: _Given, url: TunnelUrl) -> tuple[Path | None, MeshIdentity | N
         return None, None
     folder, peers_, sni, crl = map(given.read, _IDENTITY_FIELDS)
     return None, None if folder is None else MeshIdentity(folder, peers_, sni, crl, given.context.trust)
+
+
+def _ca(given: _Given, url: TunnelUrl) -> Path | None:
+    """What the outer TLS trusts, where an identity is for the TLS inside."""
+    if url.scheme == "https":
+        return given.read("ca")  # type: ignore[no-any-return]  # what a CA_FILE is
+    given.refuse(("ca",), _NO_TLS)
+    return None
+
+
+def _identity_inside(given: _Given, inner: Value) -> MeshIdentity | None:
+    """Who we are inside of the tunnel, and who has to be there. The folder is `OF_THE_PORT` if the route
+    names none."""
+    fields = given.fields
+    if "peer" not in fields.values and "peer" not in fields.failed:
+        inner.refuse(inner.error("none needs peer beside it: who has to end the TLS inside of the tunnel"))
+        return None
+    folder, peers_, crl = map(given.read, ("identity", "peer", "crl"))
+    return MeshIdentity(folder or OF_THE_PORT, peers_, crl=crl, trust=given.context.trust)
+
+
+def with_certificates(routes: tuple[Route, ...], folder: Path) -> tuple[Route, ...]:
+    """The routes with `folder`, that of the HBONE port, where they are to prove what the port proves."""
+    return tuple(
+        replace(route, inner_identity=replace(route.inner_identity, folder=folder))
+        if route.inner_identity is not None and route.inner_identity.folder == OF_THE_PORT
+        else route
+        for route in routes
+    )
 
 
 def _default_token(url: TunnelUrl, identity: MeshIdentity | None) -> TokenRule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -73,6 +73,7 @@ class HboneListener:
             by_route=by_route,
             name_of=name_of,
             over=changed,
+            own_name=lambda: self._connections.own_name,
         )
         self._connections = MeshConnections(
             settings,
@@ -103,6 +104,11 @@ class HboneListener:
     def revocations(self) -> RevocationWatch | None:
         """The lists that peers are held against."""
         return self._connections.revocations
+
+    @property
+    def inner_revocations(self) -> Iterable[RevocationWatch]:
+        """The lists that services are held against to which we speak TLS inside of their tunnels."""
+        return self.tunnels.inner_revocations()
 
     @property
     def open_connections(self) -> int:
@@ -171,8 +177,7 @@ class HboneListener:
         error = error or StreamResetError("the gateway stops", CANCEL)
         self._listeners.abort()
         tasks = [tunnel.stop(error) for tunnel in list(self.tunnels.open)]
-        self.tunnels.tokens.close()
-        self.tunnels.clock.close()
+        self.tunnels.close()
         await self._connections.close(str(error))
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
 

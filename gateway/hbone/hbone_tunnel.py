@@ -14,17 +14,19 @@
    request's `forwarded`, which gives a peer nothing: it may as well ask for the name.
 5. The bytes of such a tunnel are TLS, so a peer that lets go of its stream has ended (`Relay`, rule 6). A
    peer that leaves while the service has yet to answer keeps its place until then (`opening`, rule 4).
+6. With `inner: none` they are plain. We speak the mesh's TLS inside of the route's tunnel (`inner_tls`), and
+   say 200 once its handshake is complete. The service is told who the peer is, by our word.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
@@ -41,6 +43,7 @@ from shared.errors import (
     BadRequestError,
     DeniedError,
     DialError,
+    Flag,
     HboneError,
     LimitError,
     StreamResetError,
@@ -55,15 +58,27 @@ from shared.net.names.endpoint import Endpoint
 from shared.net.names.happy_eyeballs import connect
 from shared.net.names.names import resolve
 from shared.net.relay.tunnel_clock import TunnelClock
+from shared.net.tls.mesh_tls import MeshIdentity
+from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import report
 from shared.trust.spiffe import SpiffeId
 from shared.tunnel.connect_target import read_authority
 from shared.tunnel.opening import Opening
-from shared.tunnel.request_context import forwarded_for, forwarded_host, read_traceparent
+from shared.tunnel.request_context import (
+    CLIENT_CERTIFICATE,
+    client_certificate,
+    forwarded,
+    forwarded_for,
+    forwarded_host,
+    read_traceparent,
+)
 from shared.tunnel.tunnel_record import TunnelRecord
 from shared.tunnel.tunnel_server import GONE, ServedTunnel
+
+if TYPE_CHECKING:
+    from gateway.hbone.inner_tls import InnerConnection, InnerTls, InnerTlsOfRoutes
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
@@ -85,11 +100,13 @@ class HboneTunnels:
         by_route: Tunnels | None = None,
         name_of: Callable[[str], str | None] = lambda _: None,
         over: Callable[[], None] = lambda: None,
+        own_name: Callable[[], str] = lambda: "",
     ) -> None:
-        """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP. `refusals`
-        counts what each limit refused, of which `is_full` is one: no memory for buffers. `share` is this
-        process's part of a limit. `by_route` has the routes, and what opens their tunnels; `name_of`
-        tells the Service's name of an address; `over` is called when a tunnel is."""
+        """The time to connect, of `limits`, is a target's, for the look-up of its name and TCP, or for TLS
+        inside of a route's tunnel. `refusals` counts what each limit refused, of which `is_full` is one: no
+        memory for buffers. `share` is this process's part of a limit. `by_route` has the routes, and what
+        opens their tunnels; `name_of` tells the Service's name of an address; `over` is called when a tunnel
+        is. `own_name` tells our SPIFFE ID, empty if nobody knows it."""
         self.open: set[HboneTunnel] = set()
         """Those that are being connected included."""
         self.identities = Counts()
@@ -107,6 +124,8 @@ class HboneTunnels:
         self.over = over
         self.by_route = by_route
         self.name_of = name_of
+        self.own_name = own_name
+        self._inner_tls: InnerTlsOfRoutes | None = None  # most have none, and no OpenSSL of this kind
 
     def use_limits(self, limits: Limits) -> None:
         """Goes by `limits` for tunnels that open from now on."""
@@ -121,6 +140,30 @@ class HboneTunnels:
         self.settings = settings
         self.clock.idle_s = settings.idle_timeout_s
         self.clock.lifetime_s = settings.max_tunnel_lifetime_s
+        if self._inner_tls is not None and self.by_route is not None:
+            routes = self.by_route.routes.routes
+            self._inner_tls.keep_only(
+                route.inner_identity for route in routes if route.inner_identity is not None
+            )
+
+    def inner_tls(self, identity: MeshIdentity) -> InnerTls:
+        """What tunnels of this identity have inside. Raises DialError if its files cannot be used."""
+        if self._inner_tls is None:
+            from gateway.hbone.inner_tls import InnerTlsOfRoutes
+
+            self._inner_tls = InnerTlsOfRoutes()
+        return self._inner_tls.of(identity)
+
+    def inner_revocations(self) -> Iterable[RevocationWatch]:
+        """The lists that the far sides of TLS inside of tunnels are held against."""
+        return () if self._inner_tls is None else self._inner_tls.revocations()
+
+    def close(self) -> None:
+        """Looks after open tunnels no more, and follows no files."""
+        self.tokens.close()
+        self.clock.close()
+        if self._inner_tls is not None:
+            self._inner_tls.close()
 
     @property
     def most(self) -> int:
@@ -148,6 +191,7 @@ class HboneTunnel(ServedTunnel):
         "_counts",
         "_gone_error",
         "_identity",
+        "_inner",
         "_opening",
         "_route",
         "_traceparent",
@@ -169,6 +213,7 @@ class HboneTunnel(ServedTunnel):
         self._counts: RouteCounts = tunnels.counts
         self._route: Route | None = None  # that takes it, and counts it among its connections
         self._opening: Opening | None = None
+        self._inner: InnerConnection | None = None  # the TLS that we speak inside of the route's tunnel
         # The peer has left, and the service has yet to answer.
         self._gone_error: StreamResetError | None = None
         self._traceparent = b""  # that we have made up
@@ -176,6 +221,12 @@ class HboneTunnel(ServedTunnel):
         self._counted_received = 0
         tunnels.open.add(self)
         tunnels.identities.add(record.identity)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held for both its ends."""
+        held = self.stream.buffered_bytes if self.relay is None else self.relay.buffered_bytes
+        return held if self._inner is None else held + self._inner.buffered_bytes
 
     # 1. What it asks for, and whether it may.
 
@@ -350,16 +401,45 @@ class HboneTunnel(ServedTunnel):
             self._traceparent = next(by_route.traceparents)
         traceparent = self._traceparent if told is None else told.encode()
         at_once = route.first_flight == "with_request"
+        first_flight = b""
+        if target.inner_identity is not None:
+            self._inner = self._make_inner(target.inner_identity, target.inner_sni)
+            first_flight = self._inner.hello() if at_once else b""
+        elif at_once:
+            first_flight = self.stream.first(FIRST_FLIGHT_BYTES)
         opening = self._opening = Opening(
-            ServiceUpstream(by_route.upstreams, request, record, traceparent),
+            ServiceUpstream(by_route.upstreams, request, record, traceparent, self._told_of_us()),
             by_route.upstreams.response_timeout_s,
             by_route.upstreams.rules,
             budget=request.budget,
             deadlines=by_route.deadlines,
-            first_flight=self.stream.first(FIRST_FLIGHT_BYTES) if at_once else b"",
+            first_flight=first_flight,
             cold_start_s=target.cold_start_s,
         )
         return opening
+
+    def _make_inner(self, identity: MeshIdentity, server_name: str) -> InnerConnection:
+        """Raises DialError if our certificates cannot be used."""
+        from gateway.hbone.inner_tls import InnerConnection
+
+        tunnels = self._tunnels
+        return InnerConnection(
+            tunnels.inner_tls(identity),
+            server_name,
+            self,
+            handshake_timeout_s=tunnels.connect_timeout_s,
+            half_closed_timeout_s=tunnels.half_closed_timeout_s,
+        )
+
+    def _told_of_us(self) -> Headers:
+        """What the request says of the peer, which cannot show its certificate to the service itself."""
+        if self._inner is None:
+            return ()
+        own = self._tunnels.own_name()
+        return (
+            (b"forwarded", forwarded(self.record.peer)),
+            (CLIENT_CERTIFICATE, client_certificate(own, self._identity)),
+        )
 
     def _interrupted(self) -> None:
         self.carry(self._ask, f"hbone tunnel to {self.record.name}")
@@ -392,11 +472,27 @@ class HboneTunnel(ServedTunnel):
     # 3. It carries.
 
     def _open(self, leg: Leg) -> None:
-        tunnels, record, route = self._tunnels, self.record, self._route
         if self._gone_error is not None:
             leg.abort()
             self._fail(GONE, self._gone_error)
-            return
+        elif self._inner is not None:
+            self._inner.begin(cast("Stream", leg))
+        else:
+            self._carry_to(leg)
+
+    def inner_established(self, leg: Leg) -> None:
+        """The TLS inside of the tunnel is there."""
+        try:
+            self._carry_to(leg)
+        except Exception as error:
+            self._fault(error)
+
+    def inner_failed(self, error: HboneError) -> None:
+        """There is none, and the far side knows it."""
+        self.refuse(HTTPStatus.SERVICE_UNAVAILABLE, error)
+
+    def _carry_to(self, leg: Leg) -> None:
+        tunnels, record, route = self._tunnels, self.record, self._route
         record.setup_s = self.age_s
         tunnels.metrics.tunnel_setup(record.setup_s)
         self._counts.opened()
@@ -405,10 +501,11 @@ class HboneTunnel(ServedTunnel):
             return
         assert self._opening is not None and tunnels.by_route is not None
         tunnels.by_route.admission.opening.drop(route.name)
+        is_tls = self._inner is None
         self._relay(
             leg,
-            sent_bytes=len(self._opening.first_flight),
-            tls_inside=True,
+            sent_bytes=len(self._opening.first_flight) if is_tls else 0,
+            tls_inside=is_tls,
             lifetime_s=route.lifetime_s(tunnels.by_route.clock.lifetime_s),
         )
 
@@ -451,6 +548,9 @@ class HboneTunnel(ServedTunnel):
             record.attempts = opening.attempts
             opening.cancel()  # nothing if it is over
             self._opening = None
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            self._let_go_of(inner)
         if self._route is not None and tunnels.by_route is not None:
             tunnels.by_route.admission.leave_route(self._route.name)
             if not record.opened:
@@ -467,6 +567,13 @@ class HboneTunnel(ServedTunnel):
         record.forwarded_for = forwarded_for(header_value(self.stream.headers, b"forwarded"))
         record.write(tunnels.access_log)
         tunnels.over()
+
+    def _let_go_of(self, inner: InnerConnection) -> None:
+        record, cause = self.record, inner.error
+        if not record.opened:
+            inner.abort()
+        elif cause is not None and record.flag is Flag.UPSTREAM_RESET:
+            record.error, record.flag = cause, cause.flag  # TLS knows only that it was cut off
 
     # What is known of it.
 

@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -46,6 +46,7 @@ from shared.net.tls.certificate_files import CertificateFiles
 from shared.net.tls.mesh_tls import ServerContext, alert_of, server_context
 from shared.net.tls.revocation_watch import RevocationWatch
 from shared.tasks import spawn
+from shared.trust.spiffe import ids_of
 
 log = logging.getLogger("hbone.gateway")
 
@@ -148,6 +149,11 @@ class MeshConnections:
 
     def __len__(self) -> int:
         return len(self._handshakes) + len(self._members)
+
+    @property
+    def own_name(self) -> str:
+        """Our SPIFFE ID, by the certificate that peers are shown; empty if there is none in it."""
+        return name_in(self._files.chain_pem)
 
     @property
     def most(self) -> int:
@@ -334,6 +340,20 @@ class MeshConnections:
                 connection.expiry = None  # the two name each other
             self.sources.drop(source_of(connection.peer_name))
         self._changed()
+
+
+@lru_cache(maxsize=4)
+def name_in(chain_pem: bytes) -> str:
+    """The SPIFFE ID of the first certificate in `chain_pem`; empty if it has none, or cannot be read."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from shared.trust import roots
+
+    try:
+        found = ids_of(roots.parse(chain_pem)[0].public_bytes(Encoding.DER))
+    except ValueError:
+        return ""
+    return str(found[0]) if found else ""
 
 
 async def _readable(sock: socket.socket) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -44,11 +44,12 @@ Method = Literal["POST", "CONNECT"]
 Alpn = Literal["istio", "any"]
 FirstFlight = Literal["with_request", "after_answer"]
 TokenKind = Literal["none", "audience", "file"]
-Inner = Literal["hbone", "tls"]
+Inner = Literal["hbone", "tls", "none"]
 
 _INSIDE = {
     "hbone": "HBONE inside HBONE, which krun ends at 15008",
     "tls": "the client's own mTLS, which the mTLS end at 15003 ends",
+    "none": "plain bytes, inside hgate's own mTLS, which the mTLS end at 15003 ends",
 }
 
 # Checked before lower(), which turns some other letters into ASCII ones.
@@ -114,8 +115,14 @@ class Route:
     """When the client's first bytes are sent: right after the tunnel request, or once that is answered."""
 
     inner: Inner | None = None
-    """What the CONNECTs of the HBONE port carry that it takes: HBONE once more (ambient's double HBONE), or
-    the client's own mTLS; None: it takes none."""
+    """What the CONNECTs of the HBONE port carry that it takes: HBONE once more (ambient's double HBONE), the
+    client's own mTLS, or plain bytes, for which we speak mTLS inside of the tunnel; None: it takes none."""
+
+    inner_identity: MeshIdentity | None = None
+    """Of `inner: none` who we are in the TLS inside, and who has to end it. Its server name is not used."""
+
+    inner_sni: str | None = None
+    """Of `inner: none` the server name to send there; empty: none; None: the one that a sidecar sends."""
 
     warm: bool = False
     """Whether a connection and a token are there before the first client."""
@@ -222,6 +229,13 @@ class Target:
     """HOST:PORT that a CONNECT asks for; empty for POST."""
 
     identity: MeshIdentity | None = None
+    inner_identity: MeshIdentity | None = None
+    """Of a CONNECT whose bytes are plain: who we are in the TLS inside of the tunnel, and who has to end it.
+    Its server name is not used."""
+
+    inner_sni: str = ""
+    """The server name to send there; empty: none."""
+
     service: str = ""
     namespace: str = ""
     """What the destination's name says of these; empty if nothing."""
@@ -375,8 +389,10 @@ class RouteTable:
             )
             return "\n".join(lines)
         try:
-            lines += _directions(self._find_connect(authority))
+            target = self._find_connect(authority)
+            lines += _directions(target)
             lines.append(f"carries    {_INSIDE[self.routes[taken].inner or 'tls']}")
+            lines += _inside(target)
         except NoRouteError as error:
             lines.append(f"refused    {error}")
         return "\n".join(lines)
@@ -427,7 +443,8 @@ class RouteTable:
         route = self.routes[index]
         try:
             check_host_name(authority.host)
-            return _target(index, route, Destination(authority.host, authority.port, "", "outbound"))
+            target = _target(index, route, Destination(authority.host, authority.port, "", "outbound"))
+            return target if route.inner_identity is None else _with_tls(target, route, authority)
         except (NoRouteError, ValueError) as error:
             raise NoRouteError(f"{_place(index, route)} cannot take {text}: {error}") from error
 
@@ -522,6 +539,16 @@ def _tunnel_target(index: int, route: Route, url: TunnelUrl, values: Mapping[str
     )
 
 
+def _with_tls(target: Target, route: Route, authority: Address) -> Target:
+    """The target of a CONNECT whose bytes are plain."""
+    name = route.inner_sni
+    if name is None:
+        name = istio_sni.server_name(authority)
+        if len(name) > istio_sni.MAX_NAME_CHARS:
+            raise NoRouteError(f"the server name of it has {len(name)} characters, which TLS has no room for")
+    return replace(target, inner_identity=route.inner_identity, inner_sni=name)
+
+
 def _connect_target(template: Template, values: Mapping[str, str]) -> str:
     target = template.expand(values)
     if not template.is_fixed:
@@ -569,6 +596,17 @@ def _directions(target: Target) -> list[str]:
     if token.service_account:
         more = f", of {token.service_account}"
     return [*lines, f"token      {token.kind} {token.value}{more}".rstrip()]
+
+
+def _inside(target: Target) -> list[str]:
+    identity = target.inner_identity
+    if identity is None:
+        return []
+    return [
+        f"proves     {identity.folder}, inside",
+        f"trusts     {', '.join(identity.peers)}, inside",
+        f"names      {target.inner_sni or 'nothing'}, inside",
+    ]
 
 
 def _described(destination: Destination) -> str:

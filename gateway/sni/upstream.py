@@ -125,13 +125,20 @@ class ServiceUpstream(Upstream):
     _rejected: str | None = None
 
     def __init__(
-        self, shared: Upstreams, request: TargetRequest, record: TunnelRecord, traceparent: bytes
+        self,
+        shared: Upstreams,
+        request: TargetRequest,
+        record: TunnelRecord,
+        traceparent: bytes,
+        extra: Headers = (),
     ) -> None:
+        """The request has the headers `extra`, too."""
         self._shared = shared
         self._request = request
         self._record = record
         self._traceparent = traceparent
         self._source = request.source
+        self._extra = extra
 
     def __str__(self) -> str:
         return str(self._request.origin)
@@ -243,4 +250,5 @@ class ServiceUpstream(Upstream):
         return self._request.target.token.value
 
     def _headers(self) -> Headers:
-        return self._request.headers(self._record.peer, self._traceparent, self._token)
+        headers = self._request.headers(self._record.peer, self._traceparent, self._token)
+        return [*headers, *self._extra] if self._extra else headers

@@ -108,6 +108,8 @@ class Fields(TypedDict, total=False):
     """The SPIFFE name that the peer proved."""
     forwarded_for: str | None
     """The client behind the peer, as the peer tells."""
+    forwarded_identity: str | None
+    """The SPIFFE name of that client, as the peer tells."""
     traceparent: str | None
     """W3C trace context of the tunnel request."""
     attempts: int | None
@@ -142,6 +144,7 @@ _KEYS: Final = (
     ("request_id", "request.id"),
     ("identity", "identity"),
     ("forwarded_for", "forwarded.for"),
+    ("forwarded_identity", "forwarded.identity"),
     ("traceparent", "traceparent"),
     ("attempts", "attempts"),
     ("bytes_sent", "bytes_sent"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shared.address import Address
 from shared.errors import SniError
 
 ISTIO_ALPN: frozenset[str] = frozenset(
@@ -73,6 +74,12 @@ class Destination:
         if labels[2:3] != ["svc"] or "svc" in labels[3:]:
             return "", ""
         return labels[0], labels[1]
+
+
+def server_name(service: Address) -> str:
+    """The name by which a sidecar asks for a service, HOST:PORT, without a subset (Istio's
+    BuildDNSSrvSubsetKey). It may have more than `MAX_NAME_CHARS`."""
+    return f"outbound_.{service.port}_._.{service.host}"
 
 
 def parse(server_name: str) -> Destination:

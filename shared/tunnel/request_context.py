@@ -1,8 +1,9 @@
-"""What a tunnel request says of where it comes from: `traceparent`, `baggage` and `forwarded`.
+"""What a tunnel request says of where it comes from: `traceparent`, `baggage`, `forwarded` and, where hgate
+has ended a member's mTLS, `x-forwarded-client-cert`.
 
-The three headers are written as ztunnel does. What is read of them goes into a log: it comes from a peer, so
-it is checked against its syntax and cut. No decision depends on it, but for `forwarded_host`, which is judged
-as if the peer had asked for that name.
+The first three are written as ztunnel does, the last one as Envoy does. What is read of them goes into a log:
+it comes from a peer, so it is checked against its syntax and cut. No decision depends on it, but for
+`forwarded_host`, which is judged as if the peer had asked for that name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from shared.address import check_host_name
+from shared.trust.spiffe import SpiffeId
 
 RANDOM_BYTES = 24
 """Of a traceparent: 16 name the trace, 8 the span."""
@@ -38,6 +40,13 @@ _FORWARDED_HOST = re.compile(
     rb"[ \t]*(?:[;,]|$)",
     re.IGNORECASE,
 )
+
+
+# A pair of x-forwarded-client-cert (Envoy, "HTTP header manipulation"). Pairs of one certificate are divided
+# by semicolons, certificates by commas.
+_CERTIFICATE_PAIR = re.compile(rb'([A-Za-z]{1,16})=(?:"((?:[^"\\]|\\.)*)"|([^,;"]*))(;|,|\Z)', re.DOTALL)
+
+CLIENT_CERTIFICATE = b"x-forwarded-client-cert"
 
 
 def traceparents(is_sampled: Callable[[str], bool] | None = None) -> Iterator[bytes]:
@@ -78,6 +87,13 @@ def forwarded(client: str) -> bytes:
     return f'for="{client}"'.encode()
 
 
+def client_certificate(own: str, client: SpiffeId) -> bytes:
+    """The x-forwarded-client-cert header of a proxy that is called `own`, empty if that is not known, for a
+    `client` whose certificate it has verified. Neither name has a character that has to be quoted."""
+    by = f"By={own};" if own else ""
+    return f"{by}URI={client}".encode()
+
+
 def read_traceparent(value: bytes) -> str | None:
     """A traceparent as text, None if it is none."""
     return value[:55].decode("ascii") if _TRACEPARENT.fullmatch(value) else None
@@ -105,3 +121,21 @@ def forwarded_for(value: bytes) -> str | None:
         return None
     found: bytes = match[1] if match[1] is not None else match[2]
     return found[:SHOWN_CHARS].decode("ascii") or None
+
+
+def certified_client(value: bytes) -> str | None:
+    """The SPIFFE ID of the first client that an x-forwarded-client-cert header names; None if it names none
+    by one."""
+    at = 0
+    while (pair := _CERTIFICATE_PAIR.match(value, at)) is not None:
+        key, quoted, plain, separator = pair.groups()
+        if key.lower() == b"uri":
+            found: bytes = plain if quoted is None else quoted
+            try:
+                return str(SpiffeId.parse(found.decode("ascii")))
+            except ValueError:
+                return None
+        if separator != b";":
+            return None
+        at = pair.end()
+    return None

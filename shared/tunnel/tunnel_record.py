@@ -50,6 +50,8 @@ class TunnelRecord:
     """The SPIFFE name that the peer has proved, and that was let in."""
     forwarded_for: str | None = None
     """The client behind the peer, as the peer says."""
+    forwarded_identity: str | None = None
+    """The SPIFFE name of that client, likewise."""
     traceparent: str | None = None
     """W3C trace context of the tunnel request, by which its lines at other ends are found."""
     traced_by_peer: bool = False
@@ -122,6 +124,7 @@ class TunnelRecord:
             status=self.status,
             identity=self.identity or None,
             forwarded_for=self.forwarded_for,
+            forwarded_identity=self.forwarded_identity,
             traceparent=self.traceparent,
             attempts=self.attempts if self.attempts > 1 else None,
             bytes_sent=self.sent_bytes,

@@ -246,7 +246,7 @@ class TlsServerLeg(TransportLeg):
 
     def eof_received(self) -> bool:
         if self._state is _State.HANDSHAKE:
-            self._reject(StreamResetError("tls handshake: the client closed the connection", CANCEL))
+            self._reject(self._handshake.cut_off())
         self._fin = True
         if self._closing is not None:
             self._closing.peer_has_ended()

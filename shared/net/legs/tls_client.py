@@ -28,7 +28,7 @@ class TlsClientLeg(TlsServerLeg):
         *,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """`server_name` is sent as SNI."""
+        """`server_name` is sent as SNI; empty: none."""
         super().__init__(context, owner, handshake_timeout_s=handshake_timeout_s)
         handshake = ClientHandshake(context, server_name)
         self._handshake = handshake
@@ -36,6 +36,11 @@ class TlsClientLeg(TlsServerLeg):
         self._hello = handshake.begin()
         self._early_writes = bytearray()
         self._early_end = False
+
+    def take_hello(self) -> bytes:
+        """The ClientHello, for whoever sends it before there is a transport; the leg then sends none."""
+        hello, self._hello = self._hello, b""
+        return hello
 
     # As an upstream it is written to before it is joined: a relay joins its downstream first.
 
@@ -60,4 +65,5 @@ class TlsClientLeg(TlsServerLeg):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._transport.write(self._hello)
+        if self._hello:
+            self._transport.write(self.take_hello())

@@ -262,6 +262,10 @@ class ServerHandshake:
         chain = self.tls.get_verified_chain(as_cryptography=True) or ()
         return [certificate.public_bytes(Encoding.DER) for certificate in chain]
 
+    def cut_off(self) -> StreamResetError:
+        """What to say of a client that ends the connection in the handshake."""
+        return StreamResetError("tls handshake: the client closed the connection", CANCEL)
+
     def _failure(self, error: SSL.Error) -> HboneError:
         if self._notes.verdict:
             return TlsFailureError(f"tls handshake: client certificate refused: {self._notes.verdict}")
@@ -281,7 +285,8 @@ class ClientHandshake(ServerHandshake):
 
     def __init__(self, context: SSL.Context, server_name: str) -> None:
         super().__init__(context)
-        self.tls.set_tlsext_host_name(server_name.encode("ascii"))
+        if server_name:
+            self.tls.set_tlsext_host_name(server_name.encode("ascii"))
 
     def _choose_role(self) -> None:
         self.tls.set_connect_state()
@@ -291,6 +296,9 @@ class ClientHandshake(ServerHandshake):
         with suppress(SSL.WantReadError):
             self.tls.do_handshake()
         return self.data_to_send()
+
+    def cut_off(self) -> StreamResetError:
+        return StreamResetError("tls handshake: the far side closed the connection", CANCEL)
 
     def _failure(self, error: SSL.Error) -> HboneError:
         if self._notes.verdict:

@@ -260,9 +260,9 @@ PEER = ("identity: c", "peer: ['spiffe://a/b']")
     ("text", "message"),
     [
         (route("identity: c"), "5: identity: needs peer beside it: who the server has to be"),
-        (route("peer: ['spiffe://a/b']"), "5: peer: has a meaning only beside identity"),
-        (route("sni: none"), "5: sni: has a meaning only beside identity"),
-        (route("crl: crl.pem"), "5: crl: has a meaning only beside identity"),
+        (route("peer: ['spiffe://a/b']"), "5: peer: has a meaning only beside identity, or inner: none"),
+        (route("sni: none"), "5: sni: has a meaning only beside identity, or inner: none"),
+        (route("crl: crl.pem"), "5: crl: has a meaning only beside identity, or inner: none"),
         (route("identity: c", "peer: []"), "6: peer: needs at least one pattern"),
         (
             route("identity: c", "peer: ['*']"),

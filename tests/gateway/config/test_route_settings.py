@@ -13,6 +13,8 @@ from gateway.config.route_settings import MAX_ROUTES
 from gateway.rules.routes import Route, RouteTable, TokenRule
 from gateway.rules.templates import Template
 from shared.errors import ConfigError
+from shared.net.tls.mesh_tls import MeshIdentity
+from shared.trust.peer_patterns import TrustDomain
 
 TUNNEL = "  tunnel: https://a.run.app/_hbone/15003"
 
@@ -254,6 +256,8 @@ HBONE = "hbone: {certificates: ., rules: []}\n"
 BY_CONNECT = "host: a, tunnel: 'https://a/_hbone/15008', inner: hbone"
 BY_BOTH = "host: a, tunnel: 'https://a/_hbone/15003', inner: tls"
 BY_NAME = "host: a, tunnel: 'https://a/_hbone/15003'"
+PEER = "spiffe://demo.local/ns/demo/sa/hello"
+PLAIN = f"host: a, tunnel: 'https://a/_hbone/15003', inner: none, peer: ['{PEER}']"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,7 @@ BY_NAME = "host: a, tunnel: 'https://a/_hbone/15003'"
     [
         (BY_CONNECT, "hbone", (False, True)),
         (BY_BOTH, "tls", (True, True)),
+        (PLAIN, "none", (True, True)),
         (BY_NAME, None, (True, False)),
     ],
 )
@@ -275,7 +280,14 @@ def test_inner(route: str, inner: str | None, kinds: tuple[bool, bool]) -> None:
     ("head", "route", "error"),
     [
         ("", BY_CONNECT, "inner: needs a section hbone in the file, whose port takes CONNECTs"),
-        (HBONE, f"{BY_CONNECT[:-5]}none", "inner: must be hbone or tls, not 'none'"),
+        (HBONE, f"{BY_CONNECT[:-5]}any", "inner: must be hbone, tls or none, not 'any'"),
+        (HBONE, f"{BY_CONNECT[:-5]}none", "inner: none needs peer beside it: who has to end the TLS inside"),
+        (HBONE, f"{BY_BOTH}, peer: ['{PEER}']", "peer: has a meaning only beside identity, or inner: none"),
+        (HBONE, f"{BY_BOTH}, sni: none", "sni: has a meaning only beside identity, or inner: none"),
+        (HBONE, PLAIN.replace("https", "http") + ", ca: ca.pem", "ca: has no meaning for an http tunnel"),
+        (HBONE, PLAIN.replace(f"'{PEER}'", "'spiffe:'"), "peer[0]: "),
+        (HBONE, f"{PLAIN}, sni: 'a b'", "sni: "),
+        (HBONE, PLAIN.replace("/_hbone/15003", "") + ", method: CONNECT", "only beside method: POST"),
         (HBONE, "host: a, tunnel: 'https://a', method: CONNECT, inner: tls", "only beside method: POST"),
         (
             HBONE,
@@ -301,11 +313,38 @@ def test_a_mistaken_inner(head: str, route: str, error: str) -> None:
             BY_BOTH.replace("15003", "15008"),
             "leads to 15008, but inner: tls is ended at 15003: did you mean /_hbone/15003?",
         ),
+        (
+            PLAIN.replace("15003", "15008"),
+            "leads to 15008, but inner: none is ended at 15003: did you mean /_hbone/15003?",
+        ),
     ],
 )
 def test_a_tunnel_to_the_other_end(route: str, warning: str) -> None:
     (told,) = parse(f"{HBONE}routes: [{{{route}}}]", "f.yaml").warnings
     assert told.endswith(warning)
+
+
+def test_plain_members_by_default() -> None:
+    """What hgate proves inside is what its HBONE port proves; the outer TLS is HTTPS with an ID token."""
+    route = one_route(parse(f"{HBONE}routes: [{{{PLAIN}}}]", "/etc/hgate/f.yaml"))
+    assert route.inner_identity == MeshIdentity(Path("/etc/hgate"), (PEER,), trust=TrustDomain())
+    assert (route.inner_sni, route.identity, route.ca) == (None, None, None)
+    assert route.token == TokenRule(audience=Template.parse("https://a"))
+
+
+def test_all_about_plain_members(folder: Path) -> None:
+    more = "identity: own, sni: hello.local, crl: crl.pem, ca: ca.pem"
+    head = f"trust_domain: demo.local\n{HBONE}"
+    route = one_route(parse(f"{head}routes: [{{{PLAIN}, {more}}}]", str(folder / "hgate.yaml")))
+    trust = TrustDomain("demo.local")
+    assert route.inner_identity == MeshIdentity(folder / "own", (PEER,), crl=folder / "crl.pem", trust=trust)
+    assert (route.inner_sni, route.identity, route.ca) == ("hello.local", None, folder / "ca.pem")
+
+
+def test_plain_members_without_a_server_name_or_outer_tls() -> None:
+    text = PLAIN.replace("https", "http")
+    route = one_route(parse(f"{HBONE}routes: [{{{text}, sni: none}}]", "f.yaml"))
+    assert (route.inner_sni, route.token) == ("", TokenRule())
 
 
 @pytest.mark.parametrize(

@@ -644,6 +644,47 @@ def test_a_connect_is_explained() -> None:
     )
 
 
+OWN = MeshIdentity(Path("/etc/own"), ("spiffe://demo.local/ns/prod/sa/*",))
+LONG = ".".join(["x" * 59] * 4)
+
+
+def plain(host: str, sni: str | None) -> Route:
+    """For CONNECTs whose bytes are plain."""
+    url = TunnelUrl.parse("https://a.run.app/_hbone/15003")
+    return Route(host, tunnel=url, inner="none", inner_identity=OWN, inner_sni=sni)
+
+
+@pytest.mark.parametrize(
+    ("sni", "name"),
+    [(None, "outbound_.5432_._.db.prod.svc"), ("", ""), ("db.local", "db.local")],
+)
+def test_the_tls_inside_of_a_tunnel(sni: str | None, name: str) -> None:
+    table = RouteTable([plain("**", sni)])
+    target = table.find_connect(Address("db.prod.svc", 5432))
+    assert (target.inner_identity, target.inner_sni) == (OWN, name)
+    assert table.find("outbound_.5432_._.db.prod.svc").inner_identity is None, "which has TLS of its own"
+
+
+def test_a_name_that_is_too_long_for_a_server_name() -> None:
+    table = RouteTable([plain("**", None)])
+    with pytest.raises(NoRouteError) as caught:
+        table.find_connect(Address(LONG, 5432))
+    assert str(caught.value).endswith("the server name of it has 257 characters, which TLS has no room for")
+    assert RouteTable([plain("**", "")]).find_connect(Address(LONG, 5432)).inner_sni == ""
+
+
+def test_the_tls_inside_is_explained() -> None:
+    lines = RouteTable([plain("**", None)]).explain_connect(Address("db.prod.svc", 5432)).splitlines()
+    assert lines[-4:] == [
+        "carries    plain bytes, inside hgate's own mTLS, which the mTLS end at 15003 ends",
+        "proves     /etc/own, inside",
+        "trusts     spiffe://demo.local/ns/prod/sa/*, inside",
+        "names      outbound_.5432_._.db.prod.svc, inside",
+    ]
+    unnamed = RouteTable([plain("**", "")]).explain_connect(Address("db.prod.svc", 5432))
+    assert unnamed.endswith("names      nothing, inside")
+
+
 def test_names_of_routes() -> None:
     assert [route.name for route in BOTH.routes[:3]] == [
         "hbone *.prod.svc.cluster.local",

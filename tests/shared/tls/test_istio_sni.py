@@ -4,10 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.address import Address
 from shared.errors import SniError
-from shared.tls.istio_sni import ISTIO_ALPN, MAX_NAME_CHARS, Destination, parse
+from shared.tls.istio_sni import ISTIO_ALPN, MAX_NAME_CHARS, Destination, parse, server_name
 
 HOST = "hello.demo.svc.cluster.local"
+
+
+def test_the_name_of_a_service_is_read_back() -> None:
+    name = server_name(Address(HOST, 8080))
+    assert name == f"outbound_.8080_._.{HOST}"
+    assert parse(name) == Destination(HOST, 8080, "", "outbound")
 
 
 @pytest.mark.parametrize(

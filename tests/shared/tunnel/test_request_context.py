@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.address import check_host_name
+from shared.trust.spiffe import MAX_URI_BYTES, SpiffeId
 from shared.tunnel.request_context import (
     SHOWN_CHARS,
     TRACES_AT_ONCE,
     baggage,
+    certified_client,
+    client_certificate,
     forwarded,
     forwarded_for,
     forwarded_host,
@@ -142,3 +146,56 @@ def test_whatever_comes_is_a_host_name_or_nothing(value: bytes) -> None:
     if host is not None:
         check_host_name(host)
         assert host == host.lower()
+
+
+CLIENT = SpiffeId.of_workload("demo.local", "demo", "client")
+OWN = "spiffe://demo.local/ns/istio-system/sa/hgate"
+
+
+@pytest.mark.parametrize(
+    ("own", "value"), [(OWN, f"By={OWN};URI={CLIENT}".encode()), ("", f"URI={CLIENT}".encode())]
+)
+def test_a_client_s_name_that_is_passed_on_is_read_back(own: str, value: bytes) -> None:
+    assert client_certificate(own, CLIENT) == value
+    assert certified_client(value) == str(CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("value", "client"),
+    [
+        (f'By={OWN};Hash=ab;Subject="CN=\\"a,b\\";URI=x";URI={CLIENT};DNS=a.b', str(CLIENT)),
+        (f'uri="{CLIENT}"', str(CLIENT)),
+        (f"URI={CLIENT},URI=spiffe://other.local/a", str(CLIENT)),
+        (f"By={OWN}", None),
+        (f"By={OWN},URI={CLIENT}", None),
+        ("URI=", None),
+        ("URI=https://demo.local/ns/demo", None),
+        ("URI=spiffe://demo.local/a b", None),
+        ("URI=spiffe://demo.local/\n", None),
+        (f'URI="{CLIENT}', None),
+        (f"URI={CLIENT}" + "a" * MAX_URI_BYTES, None),
+        (f"=;URI={CLIENT}", None),
+        ("", None),
+    ],
+)
+def test_whom_a_client_certificate_header_names(value: str, client: str | None) -> None:
+    assert certified_client(value.encode()) == client
+
+
+@given(
+    st.binary()
+    | st.builds(b"URI=".__add__, st.binary())
+    | st.builds(b'URI="%b"'.__mod__, st.binary())
+    | st.builds(b'By="%b";URI=spiffe://a/b'.__mod__, st.binary())
+)
+def test_whatever_comes_is_a_spiffe_id_or_nothing(value: bytes) -> None:
+    found = certified_client(value)
+    if found is not None:
+        assert str(SpiffeId.parse(found)) == found
+
+
+def test_a_long_client_certificate_header_is_read_quickly() -> None:
+    for value in (b'A="' + b'\\"' * 100_000, b"A=" + b"b" * 200_000 + b'"', b"A=b;" * 50_000):
+        began = time.process_time()
+        assert certified_client(value) is None
+        assert time.process_time() - began < 1.0, "some milliseconds, if not beside others"
