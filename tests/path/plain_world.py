@@ -79,7 +79,8 @@ def running(folder: Path, app: Address, inbound: str) -> Iterator[PlainWorld]:
     old_port = free_port()
     told = {
         "HBONE_INBOUND": inbound,
-        "HBONE_INBOUND_LISTEN": f"127.0.0.1:{free_port()}",
+        "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
+        "HBONE_ENVOY_ADMIN": "127.0.0.1:0",
         "HBONE_CERTS": str(mesh.member(HELLO)),
         "HBONE_ALLOW": "ns/istio-system/sa/hgate",
         "HBONE_APP": str(app),
