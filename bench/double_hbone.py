@@ -5,6 +5,7 @@ python -m bench.double_hbone [--turns N]
     double    HBONE in HBONE to hgate, its route to krun, which ends the inner one
     single    HBONE to hgate, which connects the app
     sidecar   mTLS to hgate by SNI, its route to krun, which ends the mTLS
+    plain     HBONE to hgate, its route to krun with mTLS of hgate's, which krun ends (inner: none)
     envoys    the same with an Envoy in the place of hgate and one in krun's, which ends no TLS
 
 An Envoy stands in for the client of the mesh; HAProxy is Cloud Run's front end. What counts is CPU time of
@@ -42,6 +43,8 @@ NAME = subjects.NAMES[0]
 HOST = subjects.in_cluster(NAME)
 SERVICE_PORT = 8080
 AUTHORITY = f"{HOST}:{SERVICE_PORT}"
+PLAIN_HOST = f"plain-{HOST}"
+PLAIN_AUTHORITY = f"{PLAIN_HOST}:{SERVICE_PORT}"
 
 GATEWAY = SpiffeId.of_workload(TRUST_DOMAIN, "istio-system", "hgate")
 CALLER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "client")
@@ -100,7 +103,7 @@ def _krun(world: World, app: str, mesh: Path) -> Iterator[Subject]:
         **subjects.krun_environment(f"127.0.0.1:{port}", f"127.0.0.1:{subjects.free_port()}"),
         "HBONE_INBOUND": "builtin",
         "HBONE_CERTS": str(mesh / NAME),
-        "HBONE_ALLOW": str(CALLER),
+        "HBONE_ALLOW": f"{CALLER},{GATEWAY}",
         "HBONE_APP": app,
         "HBONE_APP_PROTOCOL": "tcp",
         "HBONE_INNER_HOSTS": HOST,
@@ -132,12 +135,19 @@ def _hgate(world: World, front_end: str, app: str, mesh: Path) -> Iterator[_Hgat
         "hbone": {
             "listen": [hbone],
             "certificates": str(mesh / "gateway"),
-            "rules": [{"from": [str(CALLER)], "to": [AUTHORITY, app]}],
+            "rules": [{"from": [str(CALLER)], "to": [AUTHORITY, PLAIN_AUTHORITY, app]}],
             "max_tunnels": 20_000,
         },
         "routes": [
             {**to, "tunnel": f"{service}/_hbone/15008", "inner": "hbone"},
             {**to, "tunnel": f"{service}/_hbone/15003"},
+            {
+                **to,
+                "host": PLAIN_HOST,
+                "tunnel": f"{service}/_hbone/15003",
+                "inner": "none",
+                "peer": [str(WORKLOAD)],
+            },
         ],
     }
     file = world.folder / f"hgate-{port}.yaml"
@@ -150,13 +160,14 @@ def _hgate(world: World, front_end: str, app: str, mesh: Path) -> Iterator[_Hgat
 @contextmanager
 def _clients(world: World, hgate: _Hgate, app: str, mesh: Path) -> Iterator[dict[str, str]]:
     """An Envoy that turns plain TCP into what clients of the mesh send; where it takes TCP, by the way."""
-    ports = {name: subjects.free_port() for name in ("double", "single", "sidecar")}
-    plain = {name: {"address": _address(f"127.0.0.1:{port}")} for name, port in ports.items()}
+    ports = {name: subjects.free_port() for name in ("double", "single", "sidecar", "plain")}
+    where = {name: {"address": _address(f"127.0.0.1:{port}")} for name, port in ports.items()}
     listeners = [
-        {**plain["double"], **_chain("inner", AUTHORITY)},
+        {**where["double"], **_chain("inner", AUTHORITY)},
         {"name": "carrier", "internal_listener": {}, **_chain("outer", AUTHORITY)},
-        {**plain["single"], **_chain("outer", app)},
-        {**plain["sidecar"], **_chain("sidecar")},
+        {**where["single"], **_chain("outer", app)},
+        {**where["sidecar"], **_chain("sidecar")},
+        {**where["plain"], **_chain("outer", PLAIN_AUTHORITY)},
     ]
     tls, once = _tls(mesh, "h2"), {"common_http_protocol_options": {"max_requests_per_connection": 1}}
     carrier = {"envoy_internal_address": {"server_listener_name": "carrier"}}
@@ -260,6 +271,7 @@ def standing(world: World, *, with_envoys: bool = True) -> Iterator[list[Way]]:
             Way("double", entries["double"], hgate.subject, krun),
             Way("single", entries["single"], hgate.subject, None),
             Way("sidecar", entries["sidecar"], hgate.subject, krun),
+            Way("plain", entries["plain"], hgate.subject, krun),
         ]
         if with_envoys:
             agent = block.enter_context(subjects.envoy_agent(world, app))
@@ -342,7 +354,7 @@ def main() -> int:
     try:
         tools.build()
         # Memory first, of processes that have done nothing: what they have freed would be used again.
-        for name in ("double", "sidecar"):
+        for name in ("double", "sidecar", "plain"):
             with _world() as world, standing(world, with_envoys=False) as ways:
                 for line in memory([way for way in ways if way.name == name], HELD):
                     print(line, flush=True)

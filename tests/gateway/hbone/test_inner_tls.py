@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.hbone import inner_tls
 from gateway.hbone.hbone_tunnel import HboneTunnels
 from shared.credentials.certificates.authority import Authority
 from shared.http2.frames import CANCEL, CONNECT_ERROR, INTERNAL_ERROR, REFUSED_STREAM
 from shared.net.tls import certificate_folder
+from shared.net.tls.certificate_files import CertificateFiles
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import World
@@ -455,7 +455,8 @@ async def test_the_gateway_stops_in_the_handshake(plain: Plain) -> None:
 
 async def test_a_renewed_certificate(plain: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     """New tunnels show it, and open ones stay."""
-    monkeypatch.setattr(inner_tls, "CertificateFiles", partial(inner_tls.CertificateFiles, look_every_s=0.0))
+    at_once = partial(CertificateFiles, look_every_s=0.0)
+    monkeypatch.setattr("gateway.hbone.inner_tls.CertificateFiles", at_once)
     await plain.start()
     peer = await plain.member()
     near, before = await plain.open(peer)

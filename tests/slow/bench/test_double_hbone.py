@@ -22,7 +22,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Way]]:
 
 def test_a_run_of_each_case(ways: list[Way]) -> None:
     head, *rows = compare(ways, cases(20, 0.1, 1 << 20), 1)
-    assert head.split() == ["double", "single", "sidecar", "envoys"]
+    assert head.split() == ["double", "single", "sidecar", "plain", "envoys"]
     assert [row.split("  ")[0] for row in rows[::2]] == [
         "a new tunnel",
         "a round trip of 64 bytes",
@@ -33,7 +33,7 @@ def test_a_run_of_each_case(ways: list[Way]) -> None:
 
 
 def test_memory_of_those_that_have_an_agent(ways: list[Way]) -> None:
-    assert [line.split()[0] for line in memory(ways, 20)] == ["double", "sidecar", "envoys"]
+    assert [line.split()[0] for line in memory(ways, 20)] == ["double", "sidecar", "plain", "envoys"]
 
 
 def test_bulk_is_what_it_says(tmp_path: Path) -> None:
