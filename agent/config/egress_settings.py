@@ -142,19 +142,19 @@ class EgressSettings:
 
     def check_local(self, wanted: Address) -> None:
         """Raises DeniedError if no local port may lead to `wanted`."""
-        denied = _first(self.deny, wanted)
+        denied = _first(self.deny, wanted, deny=True)
         if denied is not None:
             raise DeniedError(f"{wanted} denied: HBONE_EGRESS_DENY has {denied}")
 
     def check_proxy(self, wanted: Address) -> None:
         """Raises DeniedError if the proxy may not lead to `wanted`."""
         self.check_local(wanted)
-        if _first(self.allow, wanted) is None:
+        if _first(self.allow, wanted, deny=False) is None:
             raise DeniedError(f"{wanted} denied: HBONE_EGRESS_ALLOW does not have it")
 
 
-def _first(patterns: Sequence[TargetPattern], wanted: Address) -> TargetPattern | None:
-    return next((pattern for pattern in patterns if pattern.matches(wanted)), None)
+def _first(patterns: Sequence[TargetPattern], wanted: Address, *, deny: bool) -> TargetPattern | None:
+    return next((pattern for pattern in patterns if pattern.matches(wanted, deny=deny)), None)
 
 
 def read(read: Environment, own_domain: tuple[str, ...], capture: CaptureSettings) -> EgressSettings | None:

@@ -2,7 +2,8 @@
 
 HOST is a glob on names as in hgate's rules (`*` is one label or a part of one, `**` any number of labels), an
 address, a network (IPv6 in brackets), or a lone `*` for all of these. PORT is a number or `*`. A name is
-compared as it is written, without a dot at its end: krun never looks one up.
+compared as it is written, without a dot at its end: krun never looks one up. An IPv4 address inside an IPv6
+one counts as in hgate's rules: to deny, one of several is enough; to allow, all have to match.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from dataclasses import dataclass, field
 
 from shared.address import MAX_PORT, Address
+from shared.address_forms import MAPPED, IpAddress, IpNetwork, contains, plain
 from shared.name_globs import compile_glob
 
 ANY = "*"
@@ -27,9 +29,7 @@ class TargetPattern:
 
     text: str
     _port: int | None = field(repr=False, compare=False, default=None)
-    _network: ipaddress.IPv4Network | ipaddress.IPv6Network | None = field(
-        repr=False, compare=False, default=None
-    )
+    _network: IpNetwork | None = field(repr=False, compare=False, default=None)
     _glob: re.Pattern[str] | None = field(repr=False, compare=False, default=None)
 
     def __str__(self) -> str:
@@ -50,15 +50,16 @@ class TargetPattern:
             glob = compile_glob(host)
         return cls(text, number, network, glob)
 
-    def matches(self, target: Address) -> bool:
-        """Whether `target` is one of those that are meant; a name in lower case."""
+    def matches(self, target: Address, *, deny: bool) -> bool:
+        """Whether `target` is one of those that are meant, by a pattern that denies or by one that allows; a
+        name in lower case."""
         if self._port is not None and self._port != target.port:
             return False
         if self._network is None and self._glob is None:
             return True
         address = _address(target.host)
         if self._network is not None:
-            return address is not None and address in self._network
+            return address is not None and contains(self._network, address, any_form=deny)
         assert self._glob is not None
         return address is None and self._glob.fullmatch(target.host.removesuffix(".")) is not None
 
@@ -69,7 +70,7 @@ def _read_port(text: str) -> int:
     return int(text)
 
 
-def _read_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _read_network(host: str) -> IpNetwork | None:
     """The network of an address or a CIDR; None for a glob."""
     bracketed = host.startswith("[") and host.endswith("]")
     inner = host[1:-1] if bracketed else host
@@ -84,14 +85,14 @@ def _read_network(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | 
         raise ValueError(f"{inner[:40]!r} is no address, and no network such as 10.0.0.0/8") from None
     if bracketed != (network.version == 6):
         raise ValueError("brackets are for IPv6 addresses")
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(MAPPED):
+        raise ValueError(f"{inner[:40]!r} is an IPv4 address in IPv6: write the IPv4 address")
     return network
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that `host` is, as the kernel connects it (RFC 4291 section 2.5.5.2); None for a name."""
+def _address(host: str) -> IpAddress | None:
+    """The address that `host` is, as the kernel connects it; None for a name."""
     try:
-        address = ipaddress.ip_address(host)
+        return plain(ipaddress.ip_address(host))
     except ValueError:
         return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address

@@ -32,13 +32,13 @@ from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tokens import HboneTokens, KeysAwaitedError
 from gateway.ports.admission import HBONE_PER_IDENTITY, HBONE_TUNNELS, Counts, Refusals, memory_full
-from gateway.rules.address_forms import is_stand_in
 from gateway.rules.claims import Token
 from gateway.rules.hbone_rules import Rules, address_of
 from gateway.rules.routes import Route, connect_name
 from gateway.sni.tunnel import FIRST_FLIGHT_BYTES, Tunnels
 from gateway.sni.upstream import ServiceUpstream
 from shared.address import Address
+from shared.address_forms import is_stand_in
 from shared.errors import (
     BadRequestError,
     DeniedError,

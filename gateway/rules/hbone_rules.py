@@ -26,15 +26,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gateway.rules.address_forms import (
-    MAPPED,
-    IpAddress,
-    IpNetwork,
-    contains,
-    is_about_near,
-    is_near,
-    plain,
-)
 from gateway.rules.claims import (
     NO_TOKEN,
     ClaimPatterns,
@@ -43,6 +34,15 @@ from gateway.rules.claims import (
 )
 from gateway.rules.templates import is_port, shown
 from shared.address import MAX_PORT, Address
+from shared.address_forms import (
+    MAPPED,
+    IpAddress,
+    IpNetwork,
+    contains,
+    is_about_near,
+    is_near,
+    plain,
+)
 from shared.errors import DeniedError, TokenNeededError
 from shared.name_globs import compile_glob
 from shared.trust.peer_patterns import PeerPatterns, TrustDomain, may_overlap

@@ -83,3 +83,10 @@ def test_deny_comes_before_allow() -> None:
         settings.check_proxy(Address("db.prod.svc", 5432))
     with pytest.raises(DeniedError, match="HBONE_EGRESS_ALLOW does not have it"):
         settings.check_proxy(Address("web.test.svc", 80))
+
+
+def test_an_address_inside_another_is_denied_as_well() -> None:
+    settings = read(HBONE_EGRESS_ALLOW="*:*", HBONE_EGRESS_DENY="10.0.0.0/8:*")
+    settings.check_proxy(Address("64:ff9b::808:808", 80))
+    with pytest.raises(DeniedError, match=r"HBONE_EGRESS_DENY has 10\.0\.0\.0/8"):
+        settings.check_proxy(Address("64:ff9b::a01:203", 80))

@@ -32,7 +32,28 @@ from shared.address import Address
     ],
 )
 def test_patterns(pattern: str, target: Address, matches: bool) -> None:
-    assert TargetPattern.parse(pattern).matches(target) is matches
+    for deny in (False, True):
+        assert TargetPattern.parse(pattern).matches(target, deny=deny) is matches
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "::ffff:10.1.2.3",
+        "64:ff9b::a01:203",  # NAT64
+        "2002:a01:203::1",  # 6to4
+        "2001:0:a01:203::",  # Teredo, by its server
+        "64:ff9b:1:a01:2:300::",  # NAT64 with a prefix of the network's own
+    ],
+)
+def test_an_address_is_denied_in_all_of_its_spellings(host: str) -> None:
+    assert TargetPattern.parse("10.0.0.0/8:*").matches(Address(host, 80), deny=True)
+
+
+def test_an_address_that_may_lead_elsewhere_too_is_not_allowed() -> None:
+    pattern = TargetPattern.parse("10.0.0.0/8:*")
+    assert pattern.matches(Address("64:ff9b::a01:203", 80), deny=False)
+    assert not pattern.matches(Address("2001:0:a01:203::", 80), deny=False)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +70,7 @@ def test_patterns(pattern: str, target: Address, matches: bool) -> None:
         ("2001:db8::1:80", "needs brackets"),
         ("[10.0.0.1]:80", "brackets are for IPv6"),
         ("[x]:80", "is no address"),
+        ("[::ffff:10.0.0.0/104]:80", "write the IPv4 address"),
         ("a..b:80", "empty label"),
         ("a?:80", "a host has only"),
     ],
@@ -64,5 +86,5 @@ def test_any_text_is_a_pattern_or_is_refused(text: str) -> None:
         pattern = TargetPattern.parse(text)
     except ValueError:
         return
-    pattern.matches(Address("a.b", 80))
+    pattern.matches(Address("a.b", 80), deny=False)
     assert str(pattern) == text

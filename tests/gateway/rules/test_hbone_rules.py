@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules.address_forms import IpAddress, contains, is_about_near, is_near
 from gateway.rules.hbone_rules import (
     Rule,
     Rules,
@@ -17,6 +16,7 @@ from gateway.rules.hbone_rules import (
     check_target,
 )
 from shared.address import MAX_PORT, Address
+from shared.address_forms import IpAddress, contains, is_about_near, is_near
 from shared.errors import DeniedError, TokenNeededError
 from shared.trust.peer_patterns import TrustDomain
 from shared.trust.spiffe import SpiffeId

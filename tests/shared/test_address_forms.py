@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.rules.address_forms import (
+from shared.address_forms import (
     contains,
     forms,
     inside,
