@@ -21,6 +21,8 @@ PLACES = {
     "app": "10.77.0.3",
     "guest": "10.77.0.4",
     "echo": "10.77.0.6",
+    "node": "10.77.0.7",
+    "other-node": "10.77.0.8",
 }
 """Names and addresses; the first has the bridge."""
 

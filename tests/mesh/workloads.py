@@ -94,18 +94,20 @@ class Workloads:
     def cloudrun(self) -> None:
         """The front end and the metadata server, before krun's port; and one more front end, of the service
         that the original's template has, which takes the same tokens."""
-        self._front_end("cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444")
+        self.front_end("cloudrun", "--listen", "127.0.0.1:8443", "--metadata", "127.0.0.1:8444")
         keys = f"http://127.0.0.1:8444{KEYS_PATH}"
         ports = ("--listen", "127.0.0.1:8445", "--metadata", "127.0.0.1:8446")
-        self._front_end("named-by-url", *ports, "--audience", NAMED_BY_URL, "--keys", keys)
+        self.front_end("named-by-url", *ports, "--audience", NAMED_BY_URL, "--keys", keys)
 
-    def _front_end(self, name: str, *arguments: str) -> None:
+    def front_end(self, name: str, *arguments: str) -> Path:
+        """Another one before krun's port; the folder with its CA's certificate."""
         own = self.folder / name
         own.mkdir()
         container = f"{PLACES['app']}:15009"
         command = [SCRIPTS / "hbone", "cloudrun", *arguments, "--container", container, "--dir", own]
         process = self.plane.processes.start(name, BRIDGE, [*command, "--log-format", "text"])
         self.plane.processes.ready(process, lambda: "GCE_METADATA_HOST" in process.said, START_S)
+        return own
 
     def gateway(self) -> Process:
         """hgate; after `cloudrun`, whose certificate it trusts."""
