@@ -290,20 +290,22 @@ class Inbound:
         if connection.reported:
             return
         connection.reported = True
-        relay = connection.relay
-        self._finished(
-            TunnelRecord(
-                peer=connection.leg.peer_name,
-                target=self._settings.app,
-                identity=connection.identity,
-                sent_bytes=relay.sent_bytes if relay else 0,
-                received_bytes=relay.received_bytes if relay else 0,
-                duration_s=asyncio.get_running_loop().time() - connection.accepted_s,
-                flag=Flag.NONE if error is None else error.flag,
-                error=error,
-                opened=bool(connection.identity),
-            )
+        record = TunnelRecord(
+            peer=connection.leg.peer_name,
+            target=self._settings.app,
+            identity=connection.identity,
+            sent_bytes=0,
+            received_bytes=0,
+            opened=bool(connection.identity),
         )
+        age_s = asyncio.get_running_loop().time() - connection.accepted_s
+        if connection.relay is not None:
+            record.end(connection.relay, age_s)
+        elif error is not None:
+            record.fail(error, age_s)
+            if isinstance(error, StreamResetError):
+                record.flag = Flag.DOWNSTREAM_RESET  # there is no other end yet
+        self._finished(record)
         self._settle(connection)
 
     def _settle(self, connection: _Connection) -> None:

@@ -98,6 +98,7 @@ class ClusterProcess:
         self._routes_asked, self._endpoints_asked = asyncio.Event(), asyncio.Event()
         self._routes: list[ServiceRoute] | None = None  # as they were handed over last
         self._addresses: dict[str, str] = {}  # likewise
+        self._addresses_left_out = 0
         self._made = ServiceRoutes()
         self._refused: dict[ObjectName, str] = {}
         self._endpoints = ServiceEndpoints(self._settings.domain)
@@ -251,9 +252,17 @@ class ClusterProcess:
         """Those of Services that a route takes CONNECTs for."""
         services = self._watches[SERVICES.plural].objects.values()
         own = {route.host for route in routes if route.inner}
-        found = addresses_of(
+        found, left_out = addresses_of(
             services, self._settings.domain, lambda host: host in own or of_file.takes_connect(host)
         )
+        if left_out and not self._addresses_left_out:
+            log.warning(
+                "cluster: %d addresses of Services have no room in the list of %d: clients that ask for them "
+                "have to forward the name",
+                left_out,
+                len(found),
+            )
+        self._addresses_left_out = left_out
         write = partial(cluster_files.write_addresses, self._settings.folder, found)
         if found != self._addresses and self._write("addresses", write):
             self._addresses = found
@@ -417,6 +426,9 @@ class ClusterProcess:
         yield families.CLUSTER_ROUTES.value(len(self._routes or ()))
         yield families.CLUSTER_REFUSED.value(len(self._refused))
         yield families.CLUSTER_SERVICES.value(len(self._endpoints.table))
+        yield families.CLUSTER_ADDRESSES.metric(
+            (("listed", len(self._addresses)), ("left_out", self._addresses_left_out))
+        )
         yield families.CLUSTER_HANDOVERS.metric((*key, count) for key, count in self._handovers.items())
         yield families.CLUSTER_LEADER.value(self._may_write())
         yield families.CLUSTER_WRITES.metric(

@@ -26,10 +26,11 @@ def cluster_ips(found: Mapping[str, Any]) -> list[str]:
 
 def addresses_of(
     services: Iterable[Mapping[str, Any]], domain: str, takes: Callable[[str], bool]
-) -> dict[str, str]:
+) -> tuple[dict[str, str], int]:
     """The name of each address of `services`, as `cluster_ips` has kept them, whose name `takes` is true
-    for."""
+    for; and how many have no room (MAX_ADDRESSES)."""
     found: dict[str, str] = {}
+    left_out = 0
     for each in services:
         about = each["metadata"]
         name = f"{about['name']}.{about['namespace']}.svc.{domain}"
@@ -37,9 +38,11 @@ def addresses_of(
             continue
         for text in each["clusterIPs"]:
             try:
-                found[str(ipaddress.ip_address(text))] = name
+                address = str(ipaddress.ip_address(text))
             except ValueError:
                 continue  # nothing that a client could ask for
-            if len(found) >= MAX_ADDRESSES:
-                return found
-    return found
+            if len(found) < MAX_ADDRESSES:
+                found[address] = name
+            else:
+                left_out += 1
+    return found, left_out

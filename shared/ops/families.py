@@ -382,8 +382,13 @@ CLUSTER_SERVICES = _gauge("hbone_cluster_services", "Services whose endpoints ar
 CLUSTER_HANDOVERS = _counter(
     "hbone_cluster_handovers",
     "Times that a list was written for the gateway, or could not be.",
-    list=("routes", "endpoints"),
+    list=("routes", "endpoints", "addresses"),
     result=_RESULT,
+)
+CLUSTER_ADDRESSES = _gauge(
+    "hbone_cluster_addresses",
+    "Addresses of Services that are handed to the gateway, or have no room in its list.",
+    result=("listed", "left_out"),
 )
 CLUSTER_LEADER = _gauge("hbone_cluster_leader", "1 if this replica writes to the cluster, or else 0.")
 CLUSTER_WRITES = _counter(

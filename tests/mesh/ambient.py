@@ -39,7 +39,7 @@ def multi_network(plane: ControlPlane, gateway_port: int = 15008) -> Iterator[No
     (folder / "etc/istio/config").mkdir(parents=True, exist_ok=True)
     (folder / "etc/istio/config/mesh").write_text(MESH)
     *before, gateway = manifest("east-west")
-    gateway["spec"]["listeners"][0]["port"] = gateway_port  # type: ignore[index]
+    gateway["spec"]["listeners"][0]["port"] = gateway_port
     plane.objects.apply_as("kubectl", before)
     _serves(plane, "gateways")
     _serves(plane, "gatewayclasses")

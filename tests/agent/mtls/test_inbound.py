@@ -362,7 +362,9 @@ async def test_a_reset_by_the_client_reaches_the_app(house: House) -> None:
     await echoed(client, b"x")
     client.reset()
     assert isinstance(await house.app.error(), ConnectionResetError)
-    assert isinstance((await house.record()).error, StreamResetError)
+    record = await house.record()
+    assert isinstance(record.error, StreamResetError)
+    assert record.flag == "DOWNSTREAM_RESET"
 
 
 async def test_a_reset_by_the_app_reaches_the_client(house: House) -> None:
@@ -376,7 +378,9 @@ async def test_a_reset_by_the_app_reaches_the_client(house: House) -> None:
     client.send(b"x")
     with pytest.raises(ConnectionResetError):
         await client.receive()
-    assert isinstance((await house.record()).error, StreamResetError)
+    record = await house.record()
+    assert isinstance(record.error, StreamResetError)
+    assert record.flag == "UPSTREAM_RESET"
 
 
 async def test_a_slow_app_holds_the_client_back(house: House) -> None:
@@ -649,6 +653,13 @@ async def test_a_slow_handshake_is_ended(house: House) -> None:
         await silent.rest()
         record = await house.record()
     assert str(record.error) == "tls handshake: not complete within 0.05 s"
+
+
+async def test_a_client_that_leaves_in_the_handshake(house: House) -> None:
+    inbound = await house.start()
+    async with TcpPeer.connected(inbound.address.port) as client:
+        client.reset()
+        assert (await house.record()).flag == "DOWNSTREAM_RESET"
 
 
 # Certificates that are revoked.

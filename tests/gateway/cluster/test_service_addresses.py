@@ -19,8 +19,14 @@ def service(name: str, *, namespace: str = "prod", **spec: Any) -> dict[str, Any
     return kept
 
 
+def taken(host: str) -> bool:
+    return host.endswith(".prod.svc.cluster.local")
+
+
 def named(*services: dict[str, Any]) -> dict[str, str]:
-    return addresses_of(services, "cluster.local", lambda host: host.endswith(".prod.svc.cluster.local"))
+    found, left_out = addresses_of(services, "cluster.local", taken)
+    assert left_out == 0
+    return found
 
 
 def test_addresses_of_both_families() -> None:
@@ -46,4 +52,6 @@ def test_a_service_that_no_route_takes() -> None:
 
 def test_the_list_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_addresses, "MAX_ADDRESSES", 2)
-    assert len(named(*(service(f"s{n}", clusterIP=f"10.96.0.{n}") for n in range(5)))) == 2
+    services = [service(f"s{n}", clusterIP=f"10.96.0.{n}") for n in range(5)]
+    found, left_out = addresses_of(services, "cluster.local", taken)
+    assert (len(found), left_out) == (2, 3)
