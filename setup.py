@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 
 COMPILED = [
     "agent/egress/gateway_upstream.py",
+    "agent/egress/post_upstream.py",
     "agent/tunnels/app_proxy.py",
     "agent/tunnels/first_bytes.py",
     "agent/tunnels/request_bounds.py",
