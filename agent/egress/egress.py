@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.config.egress_settings import EgressSettings, GatewayUrl, LocalTarget
+from agent.config.own_baggage import own_baggage
 from agent.config.own_identity import own_trust_domain
 from agent.config.settings import Settings
 from agent.egress.egress_proxy import EgressProxy
@@ -96,6 +97,7 @@ class Egress:
             self._origin,
             self._pool,
             self._clock,
+            baggage=own_baggage(settings),
             half_closed_timeout_s=settings.half_closed_timeout_s,
             refusal=refusal,
             over=self._over,

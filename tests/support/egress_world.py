@@ -87,11 +87,12 @@ async def egress_world(
     idle_timeout_s: float = 3600.0,
     timeout_s: float = PATIENCE_S,
     gateway_revoked: bool = False,
+    mesh: Mesh | None = None,
     **port: Any,
 ) -> AsyncIterator[EgressWorld]:
     """A local port to `local`, by default the target at localhost, and the proxy; `gateway` stands for
     hgate's port, `rules` and `port` are hgate's; `by_post` leads to its tunnel port, without a front end."""
-    mesh = Mesh(folder)
+    mesh = mesh or Mesh(folder)
     if by_post:
         port["tunnel_listen"] = (ANY,)
     async with TcpServer.listening() as app, serving(folder, *rules, mesh=mesh, **port) as hgate:

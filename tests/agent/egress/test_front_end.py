@@ -225,9 +225,13 @@ async def test_the_front_end_gets_a_token_and_hgate_does_not(tmp_path: Path) -> 
         return MetadataAnswer(minted[-1].encode())
 
     minted: list[str] = []
-    async with MetadataServer(mint) as metadata, front_end(answer) as url, egress_world(
-        tmp_path, gateway=url, audience="https://front.test", metadata_host=metadata.host
-    ) as world:
+    async with (
+        MetadataServer(mint) as metadata,
+        front_end(answer) as url,
+        egress_world(
+            tmp_path, gateway=url, audience="https://front.test", metadata_host=metadata.host
+        ) as world,
+    ):
         await turned_away(local(world))
         error = str((await world.record()).error)
     assert "answered 401: it does not accept the token: is HBONE_EGRESS_AUDIENCE its audience?" in error
