@@ -152,6 +152,7 @@ class CarriedTls(asyncio.BufferedProtocol):
             return
         self._is_pushing = True
         is_last = False
+        read: Any = self.tls.read  # its type knows nothing of a buffer, and mypyc believes it
         while self._is_open and not (self._is_paused or is_last):
             protocol = self._protocol
             assert protocol is not None
@@ -159,8 +160,7 @@ class CarriedTls(asyncio.BufferedProtocol):
             size = 0
             try:
                 while size < len(buffer) and not is_last:
-                    into: Any = buffer[size:]
-                    count = cast("int", self.tls.read(len(buffer) - size, into))
+                    count: int = read(len(buffer) - size, buffer[size:])
                     size += count
                     if not count:  # close_notify
                         is_last = True
