@@ -152,7 +152,7 @@ class CarriedTls(asyncio.BufferedProtocol):
             return
         self._is_pushing = True
         is_last = False
-        read: Any = self.tls.read  # its type knows nothing of a buffer, and mypyc believes it
+        read: Any = self.tls.read  # whose type is that of a call without a buffer
         while self._is_open and not (self._is_paused or is_last):
             protocol = self._protocol
             assert protocol is not None
