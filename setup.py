@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 
 COMPILED = [
     "agent/egress/gateway_upstream.py",
+    "agent/egress/post_upstream.py",
     "agent/tunnels/app_proxy.py",
     "agent/tunnels/first_bytes.py",
     "agent/tunnels/request_bounds.py",
@@ -59,9 +60,10 @@ NOT_COMPILED = [
     "shared/http2/grpc_message.py",
     "shared/http2/session_limits.py",
     "shared/net/http2/answers.py",
+    "shared/net/legs/carried_tls.py",
     "shared/net/pool/pool_limits.py",
 ]
-"""Of those: nothing that a tunnel runs."""
+"""Of those: nothing that a tunnel runs; but carried_tls, whose tests fail when it is compiled (mypy 2.4)."""
 
 MYPYC = "mypy>=2.4,<2.5"
 """Newer ones compile differently: what is shipped has been tested."""

@@ -451,6 +451,7 @@ class Gateway:
             is_full=lambda: self._memory.full,
             siblings=self._worker.count,
             ports=self._worker.hbone_ports,
+            post_ports=self._worker.post_ports,
             share=self._worker.share,
             wall_clock=self._wall_clock,
             by_route=self._tunnels,

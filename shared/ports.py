@@ -31,7 +31,8 @@ HBONE = 15008
 """hgate, and ztunnel: HBONE proper, CONNECT over mTLS HTTP/2."""
 
 HBONE_H2C = 15009
-"""krun: tunnels as HTTP/2 without TLS, behind Cloud Run's front end."""
+"""krun: tunnels as HTTP/2 without TLS, behind Cloud Run's front end. hgate, if it is told to: HBONE in such
+tunnels, behind a front end of its own."""
 
 ISTIOD = 15012
 """istiod: the mesh's control plane and its certificate authority, TLS."""

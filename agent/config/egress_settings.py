@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent.config.capture_settings import CaptureSettings
 from agent.config.target_pattern import TargetPattern
 from agent.config.variables import PEER_PATTERNS, loopback
 from shared import ports
-from shared.address import Address
+from shared.address import Address, is_own_machine
 from shared.config.fields import Environment, setting
-from shared.config.kinds import NONE, Count, Duration, List, OrNone, Parsed, Switch, target
+from shared.config.kinds import NONE, Count, Duration, FilePath, List, OrNone, Parsed, Switch, Text, target
+from shared.credentials.token_sources.token_settings import DEFAULT_METADATA_HOST
 from shared.errors import DeniedError, UsageError
 
 MAX_PORTS = 100
@@ -56,8 +58,45 @@ def plain_name(address: Address) -> Address:
     return Address(address.host.removesuffix("."), address.port)
 
 
-def _gateway(text: str) -> Address:
-    return target(text, ports.HBONE)
+_DEFAULT_PORTS = {"https": ports.HTTPS, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayUrl:
+    """Where a front end takes POSTs that carry connections to the gateway."""
+
+    scheme: str
+    """https, or http for HTTP/2 without TLS (h2c)."""
+
+    address: Address
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """HOST, with the port unless it is the scheme's own."""
+        text = str(self.address)
+        own = f":{_DEFAULT_PORTS[self.scheme]}"
+        return text.removesuffix(own) if self.address.port == _DEFAULT_PORTS[self.scheme] else text
+
+    @classmethod
+    def parse(cls, text: str) -> GatewayUrl:
+        """Reads https://HOST[:PORT]/PATH, or http. Raises ValueError with the reason."""
+        scheme, _, rest = text.partition("://")
+        place, slash, path = rest.partition("/")
+        if scheme not in _DEFAULT_PORTS:
+            raise ValueError("the scheme must be https or http")
+        if not path:
+            raise ValueError(f"no path: hgate takes {scheme}://{place}/_hbone/{ports.HBONE}")
+        if not text.isascii() or not text.isprintable() or " " in text or "#" in text or "@" in place:
+            raise ValueError("no blanks, #, user or characters beyond ASCII: write %XX")
+        return cls(scheme, plain_name(target(place, _DEFAULT_PORTS[scheme])), slash + path)
+
+
+def _gateway(text: str) -> Address | GatewayUrl:
+    return GatewayUrl.parse(text) if "://" in text else target(text, ports.HBONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +112,33 @@ class EgressSettings:
         unset="none",
         variable="HBONE_EGRESS",
     )
-    gateway: Address | None = setting(
-        Parsed(_gateway, "HOST:PORT or HOST"),
+    gateway: Address | GatewayUrl | None = setting(
+        Parsed(_gateway, "HOST:PORT, HOST or a URL"),
         None,
-        "HOST:PORT of the HBONE port of hgate, or of another gateway of the mesh, that leads there",
-        f"The port is {ports.HBONE} if none is given. krun shows it the workload's certificate.",
+        "HOST:PORT of the HBONE port of hgate, or of another gateway of the mesh, that leads there; or the "
+        "URL of hgate's tunnel port behind a front end",
+        f"The port is {ports.HBONE} if none is given. krun shows it the workload's certificate. Where only "
+        f"HTTPS gets out, https://HOST/_hbone/{ports.HBONE} is reached by POST over HTTP/2, which carries "
+        "the connection to hgate; with http the POST has no TLS of its own.",
         unset="none",
         variable="HBONE_EGRESS_GATEWAY",
     )
+    ca: Path | None = setting(
+        FilePath(),
+        None,
+        "PEM file of the certificates to trust for the URL of HBONE_EGRESS_GATEWAY",
+        unset="the system's",
+        variable="HBONE_EGRESS_CA",
+    )
+    audience: str = setting(
+        Text(),
+        "",
+        "audience of the ID token that each POST to the URL of HBONE_EGRESS_GATEWAY has",
+        "From the metadata server, for a front end that lets nobody in without one. It goes nowhere else.",
+        unset="no token",
+        variable="HBONE_EGRESS_AUDIENCE",
+    )
+    metadata_host: str = DEFAULT_METADATA_HOST
     peers: tuple[str, ...] = setting(
         PEER_PATTERNS,
         (),
@@ -153,6 +211,20 @@ class EgressSettings:
             raise DeniedError(f"{wanted} denied: HBONE_EGRESS_ALLOW does not have it")
 
 
+def _check_front_end(settings: EgressSettings) -> None:
+    """Raises UsageError where a setting has nothing to be about, or would show a token to onlookers."""
+    url = settings.gateway
+    for name, value in (("HBONE_EGRESS_CA", settings.ca), ("HBONE_EGRESS_AUDIENCE", settings.audience)):
+        if not value:
+            continue
+        if not isinstance(url, GatewayUrl):
+            raise UsageError(f"{name} is set, and HBONE_EGRESS_GATEWAY is no URL, which it would be for")
+        if url.scheme == "http" and not (
+            name == "HBONE_EGRESS_AUDIENCE" and is_own_machine(url.address.host)
+        ):
+            raise UsageError(f"{name} is set, and HBONE_EGRESS_GATEWAY={url} has no TLS: write https")
+
+
 def _first(patterns: Sequence[TargetPattern], wanted: Address, *, deny: bool) -> TargetPattern | None:
     return next((pattern for pattern in patterns if pattern.matches(wanted, deny=deny)), None)
 
@@ -160,7 +232,9 @@ def _first(patterns: Sequence[TargetPattern], wanted: Address, *, deny: bool) ->
 def read(read: Environment, own_domain: tuple[str, ...], capture: CaptureSettings) -> EgressSettings | None:
     """The settings that `read` finds; None if neither a local port nor a proxy is asked for. `own_domain` has
     the patterns of our own trust domain, if it is set. Raises UsageError."""
-    settings = EgressSettings(**{"peers": own_domain} | read.given(EgressSettings))
+    settings = EgressSettings(
+        **{"peers": own_domain, "metadata_host": capture.metadata_host} | read.given(EgressSettings)
+    )
     if not (settings.local or settings.has_proxy):
         if settings.gateway is not None:
             raise UsageError(
@@ -175,6 +249,7 @@ def read(read: Environment, own_domain: tuple[str, ...], capture: CaptureSetting
     if settings.gateway is None:
         name = "HBONE_EGRESS" if settings.local else "HBONE_EGRESS_ALLOW"
         raise UsageError(f"{name} is set, but not HBONE_EGRESS_GATEWAY: which gateway leads there?")
+    _check_front_end(settings)
     for local in settings.local:
         try:
             settings.check_local(local.target)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.config.egress_settings import EgressSettings, LocalTarget
+from agent.config.egress_settings import EgressSettings, GatewayUrl, LocalTarget
+from agent.config.own_baggage import own_baggage
 from agent.config.own_identity import own_trust_domain
 from agent.config.settings import Settings
 from agent.egress.egress_proxy import EgressProxy
@@ -41,6 +42,7 @@ from shared.tunnel.tunnel_record import TunnelRecord
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from agent.egress.front_end import FrontEnd
     from shared.net.http2.connection import Connection
 
 log = logging.getLogger("hbone.egress")
@@ -77,15 +79,25 @@ class Egress:
         identity = MeshIdentity(settings.certificates, self._peers, crl=settings.crl, trust=trust)
         client_context(identity, asyncio.get_running_loop().time())
         PeerPolicy(self._peers, trust=trust)
-        self._origin = Origin("https", egress.gateway.host, egress.gateway, identity=identity, searched=True)
         self._counts = OriginCounts()
-        self._pool = Pool(counts=lambda origin: self._counts, resolve=resolve)
+        self._front_end: FrontEnd | None = None
+        if isinstance(egress.gateway, GatewayUrl):
+            from agent.egress.front_end import FrontEnd
+
+            self._front_end = FrontEnd(egress.gateway, egress, retire=self._retire, resolve=resolve)
+            address = egress.gateway.address
+            self._pool = Pool(counts=lambda _: self._counts, resolve=resolve, dial=self._front_end.dial)
+        else:
+            address = egress.gateway
+            self._pool = Pool(counts=lambda _: self._counts, resolve=resolve)
+        self._origin = Origin("https", address.host, address, identity=identity, searched=True)
         self._clock = TunnelClock(settings.idle_timeout_s)
         self._tunnels = EgressTunnels(
             egress,
             self._origin,
             self._pool,
             self._clock,
+            baggage=own_baggage(settings),
             half_closed_timeout_s=settings.half_closed_timeout_s,
             refusal=refusal,
             over=self._over,
@@ -108,13 +120,16 @@ class Egress:
         for local in self._settings.local:
             bound = await self._listen(local.listen, partial(self._accepted_local, local.target))
             self.ports.append(LocalTarget(bound, local.target))
-            log.info("egress: %s leads to %s, by %s", bound, local.target, self._origin.address)
+            log.info("egress: %s leads to %s, by %s", bound, local.target, self._settings.gateway)
         if self._settings.has_proxy:
             assert self._settings.proxy is not None
             self.proxy = await self._listen(self._settings.proxy, self._proxy.accepted)
             allowed = ", ".join(map(str, self._settings.allow))
             log.info(
-                "egress: HTTP and SOCKS proxy on %s, by %s, to %s", self.proxy, self._origin.address, allowed
+                "egress: HTTP and SOCKS proxy on %s, by %s, to %s",
+                self.proxy,
+                self._settings.gateway,
+                allowed,
             )
         log.info("egress: the gateway has to be %s", ", ".join(self._peers))
 
@@ -132,6 +147,8 @@ class Egress:
         for tunnel in list(self._tunnels.open):
             tunnel.abort(StoppedError("krun stops"))
         await self._pool.close(CLOSE_S)
+        if self._front_end is not None:
+            await self._front_end.close(CLOSE_S)
         self._clock.close()
         self._warnings.close()
 
@@ -175,6 +192,11 @@ class Egress:
         self._told_over(record)
         self._ended.set()
 
+    def _retire(self, connection: Connection) -> None:
+        pool = self._pool.origins.get(self._origin)
+        if pool is not None:
+            pool.retire(connection)
+
     # What is known of it.
 
     @property
@@ -189,9 +211,14 @@ class Egress:
 
     @property
     def connections(self) -> Collection[Connection]:
-        """Those to the gateway."""
-        pool = self._pool.origins.get(self._origin)
-        return () if pool is None else [one.connection for one in (*pool.members, *pool.draining)]
+        """Those to the gateway, and to the front end that carries them."""
+        pools = [self._pool] if self._front_end is None else [self._pool, self._front_end.pool]
+        return [
+            one.connection
+            for pool in pools
+            for of_origin in pool.origins.values()
+            for one in (*of_origin.members, *of_origin.draining)
+        ]
 
     def holders(self) -> Iterator[Holder]:
         """Whatever holds bytes for a tunnel."""
@@ -200,21 +227,23 @@ class Egress:
     @property
     def shared_bytes(self) -> int:
         """What waits on connections to the gateway, for no tunnel in particular."""
-        return self._pool.buffered_bytes
+        carriers = 0 if self._front_end is None else self._front_end.pool.buffered_bytes
+        return self._pool.buffered_bytes + carriers
 
     def shown(self) -> dict[str, Any]:
         """For the admin port."""
-        pool = self._pool.origins.get(self._origin)
-        failing = self._pool.failing.get(self._origin) if pool is None else pool.backoff
-        egress = self._settings
+        egress, front_end = self._settings, self._front_end
         return {
             "gateway": {
-                "address": str(self._origin.address),
+                "address": str(egress.gateway),
                 "peers": list(self._peers),
-                "connections": self._counts.open,
-                "waiting": self._counts.waiting,
-                "dials_failed": self._counts.dials_failed_total,
-                "last_failure": "" if failing is None else failing.reason,
+                **_shown(self._pool, self._origin, self._counts),
+            },
+            "front_end": None
+            if front_end is None
+            else {
+                "address": str(front_end.origin.address),
+                **_shown(front_end.pool, front_end.origin, front_end.counts),
             },
             "ports": [{"listen": str(one.listen), "target": str(one.target)} for one in self.ports],
             "proxy": None if self.proxy is None else str(self.proxy),
@@ -226,17 +255,35 @@ class Egress:
 
     def families(self) -> Iterator[Metric]:
         """What is not counted with krun's other tunnels."""
-        counts, origin = self._counts, str(self._origin.address)
+        counted = [(str(self._settings.gateway), self._counts)]
+        if (front_end := self._front_end) is not None:
+            counted.append((f"{front_end.origin.scheme}://{front_end.origin.address}", front_end.counts))
         yield families.EGRESS_CONNECTIONS.value(len(self._legs))
         yield families.EGRESS_CONNECTIONS_LIMIT.value(self._most)
         yield families.LIMIT_REFUSALS.metric([(LIMIT, self._surplus)])
         yield families.RETRIES.metric((*key, n) for key, n in self._tunnels.retries.items())
-        yield families.UPSTREAM_CONNECTIONS.metric([(origin, counts.open)])
-        yield families.UPSTREAM_CONNECTIONS_OPENED.metric([(origin, counts.opened_total)])
-        yield families.UPSTREAM_CONNECTIONS_CLOSED.metric(
-            (origin, reason, n) for reason, n in counts.closed_by_reason.items()
+        yield families.UPSTREAM_CONNECTIONS.metric((origin, one.open) for origin, one in counted)
+        yield families.UPSTREAM_CONNECTIONS_OPENED.metric(
+            (origin, one.opened_total) for origin, one in counted
         )
-        yield families.UPSTREAM_CONNECTIONS_DRAINING.metric([(origin, counts.draining)])
-        yield families.UPSTREAM_DIALS_FAILED.metric([(origin, counts.dials_failed_total)])
-        yield families.UPSTREAM_WAITING.metric([(origin, counts.waiting)])
-        yield families.UPSTREAM_WAITING_REFUSED.metric([(origin, counts.refused_total)])
+        yield families.UPSTREAM_CONNECTIONS_CLOSED.metric(
+            (origin, reason, n) for origin, one in counted for reason, n in one.closed_by_reason.items()
+        )
+        yield families.UPSTREAM_CONNECTIONS_DRAINING.metric((origin, one.draining) for origin, one in counted)
+        yield families.UPSTREAM_DIALS_FAILED.metric(
+            (origin, one.dials_failed_total) for origin, one in counted
+        )
+        yield families.UPSTREAM_WAITING.metric((origin, one.waiting) for origin, one in counted)
+        yield families.UPSTREAM_WAITING_REFUSED.metric((origin, one.refused_total) for origin, one in counted)
+
+
+def _shown(pool: Pool, origin: Origin, counts: OriginCounts) -> dict[str, Any]:
+    """The connections to one origin, for the admin port."""
+    of_origin = pool.origins.get(origin)
+    failing = pool.failing.get(origin) if of_origin is None else of_origin.backoff
+    return {
+        "connections": counts.open,
+        "waiting": counts.waiting,
+        "dials_failed": counts.dials_failed_total,
+        "last_failure": "" if failing is None else failing.reason,
+    }

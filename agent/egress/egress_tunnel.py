@@ -60,16 +60,18 @@ class EgressTunnels:
         pool: Pool,
         clock: TunnelClock,
         *,
+        baggage: bytes,
         half_closed_timeout_s: float,
         refusal: Callable[[], LimitError | None],
         over: Callable[[TunnelRecord], None],
     ) -> None:
-        """`origin` is the gateway; `refusal()` says why no tunnel is opened now, if so; `over(record)` is
-        told of each that has ended, or was refused."""
+        """`origin` is the gateway; `baggage` says who we are, as ztunnel does. `refusal()` says why no tunnel
+        is opened now, if so; `over(record)` is told of each that has ended, or was refused."""
         self.settings = settings
         self.origin = origin
         self.pool = pool
         self.clock = clock
+        self._told = [(b"baggage", baggage)] if baggage else []
         self.half_closed_timeout_s = half_closed_timeout_s
         self.refusal = refusal
         self.over = over
@@ -101,7 +103,11 @@ class EgressTunnels:
         headers = tunnel_request.connect(
             record.name,
             None,
-            [(b"forwarded", request_context.forwarded(record.peer)), (b"traceparent", traceparent)],
+            [
+                *self._told,
+                (b"forwarded", request_context.forwarded(record.peer)),
+                (b"traceparent", traceparent),
+            ],
         )
 
         def retried(reason: str) -> None:

@@ -4,7 +4,6 @@ the built-in one, or none. Where the rules are krun's own, inner HBONE ends here
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.config.settings import Settings
 from shared.address import Address
-from shared.errors import DeniedError, NoRouteError, UnavailableError
+from shared.errors import NoRouteError, UnavailableError
 from shared.tasks import spawn
 from shared.trust.spiffe import SCHEME
 
@@ -409,30 +408,17 @@ class MtlsEnd:
             raise NoRouteError("inner HBONE is not served here: HBONE_INNER=0 of krun says so")
         if self._policy is None:
             raise NoRouteError(f"inner HBONE is not served here: {self._why_no_inner()}")
-        from agent.config.own_identity import own_identity
+        from agent.config.own_baggage import own_baggage, own_namespace
         from agent.mtls.inner_hbone import InnerHbone, InnerHboneSettings
         from agent.mtls.own_services import OwnServices, default_host
         from shared.net.tls import certificate_folder
-        from shared.tunnel.request_context import workload_baggage
 
-        pilot = settings.pilot
-        labels = pilot.all_labels()
-        namespace = None
-        with contextlib.suppress(DeniedError):  # it names no workload
-            namespace = own_identity(settings.certificates).namespace
-        namespace = namespace or pilot.namespace
-        hosts = settings.inner.hosts or (default_host(pilot.workload, namespace),)
+        hosts = settings.inner.hosts or (default_host(settings.pilot.workload, own_namespace(settings)),)
         inner = InnerHbone(
             InnerHboneSettings(
                 files=certificate_folder.find(settings.certificates),
                 services=OwnServices(hosts, settings.inner.ports(settings.app.port), settings.app),
-                baggage=workload_baggage(
-                    pilot.cluster_id,
-                    namespace,
-                    pilot.workload,
-                    str(labels.get("service.istio.io/canonical-name", pilot.workload)),
-                    str(labels.get("service.istio.io/canonical-revision", "")),
-                ),
+                baggage=own_baggage(settings),
                 dial_timeout_s=settings.dial_timeout_s,
                 handshake_timeout_s=settings.handshake_timeout_s,
                 connection_idle_timeout_s=settings.inner.idle_timeout_s or None,

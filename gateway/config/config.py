@@ -207,6 +207,7 @@ def _refuse_shared_ports(top: Fields, config: GatewayConfig) -> None:
     taken = dict.fromkeys(config.listen, "listen")
     others = [("admin", config.admin), ("metrics", config.metrics), ("health", config.health)]
     others += [("hbone", address) for address in config.hbone.listen] if config.hbone else []
+    others += [("hbone", address) for address in config.hbone.tunnel_listen] if config.hbone else []
     others += [("reverse", address) for address in config.reverse.listen] if config.reverse else []
     for name, address in others:
         if address is None or not address.port:

@@ -91,6 +91,16 @@ class HboneSettings:
         unset=f"`{DEFAULT_LISTEN[0]}`",
         restart=True,
     )
+    tunnel_listen: tuple[Address, ...] = setting(
+        LISTEN,
+        (),
+        "where a front end brings members of the mesh that reach only HTTPS",
+        f"HTTP/2 without TLS (h2c): each POST of /_hbone/{ports.HBONE} carries a connection as listen has "
+        f"it, with the member's own mTLS in it. The customary port is {ports.HBONE_H2C}. Limits by address "
+        "count the front end's.",
+        unset="nowhere",
+        restart=True,
+    )
     tls12: bool = setting(
         Parsed(lambda text: Choice(("1.3", "1.2")).parse(text) == "1.2", "1.3 or 1.2"),
         False,

@@ -16,6 +16,7 @@ from typing import Any, cast
 from gateway.config.hbone_settings import HboneSettings
 from gateway.config.limit_settings import Limits
 from gateway.hbone.hbone_tunnel import ROUTE, HboneTunnel, HboneTunnels
+from gateway.hbone.post_port import PostPort
 from gateway.ports.admission import Refusals, report_refusal
 from gateway.ports.listeners import Key, Listeners
 from gateway.ports.member_connection import MemberConnection
@@ -48,6 +49,7 @@ class HboneListener:
         is_full: Callable[[], bool] = lambda: False,
         siblings: int = 1,
         ports: Mapping[Key, Address] | None = None,
+        post_ports: Mapping[Key, Address] | None = None,
         share: Callable[[int], int] = lambda total: total,
         wall_clock: Callable[[], float] = time.time,
         by_route: Tunnels | None = None,
@@ -57,8 +59,9 @@ class HboneListener:
         timeout is for the tunnels of a peer whose certificate has ended, by `wall_clock`. `changed` is called
         when `unfinished` may have changed; `refusals` counts who came up against a limit, of which `is_full`
         is one: no memory for buffers. `siblings` processes listen together, this one included, in place of
-        port 0 on `ports`, and of their limits it has its `share`. `by_route` has the routes that take tunnels
-        of this port, and what opens them; `name_of` tells the Service's name of an address."""
+        port 0 on `ports` and, for POSTs, `post_ports`; of their limits it has its `share`. `by_route` has the
+        routes that take tunnels of this port, and what opens them; `name_of` tells the Service's name of an
+        address."""
         self._settings = settings
         refusals = refusals or Refusals()
         self._report = partial(report_refusal, access_log=access_log, metrics=metrics, refusals=refusals)
@@ -89,9 +92,13 @@ class HboneListener:
         self._listeners = Listeners(
             self._connections.protocol, siblings=siblings, ports=ports, purpose="hbone"
         )
+        self._posts = PostPort(
+            self._connections, report=self._report, changed=changed, siblings=siblings, bound=post_ports
+        )
         for gauge, read in (
             (families.LISTENER_CONNECTIONS, lambda: self.open_connections),
             (families.LISTENER_CONNECTIONS_LIMIT, lambda: self._connections.most),
+            (families.LISTENER_FRONT_CONNECTIONS, lambda: len(self._posts)),
             (families.LISTENER_TUNNELS, lambda: self.open_tunnels),
             (families.LISTENER_TUNNELS_LIMIT, lambda: self.tunnels.most),
         ):
@@ -118,7 +125,9 @@ class HboneListener:
     @property
     def unfinished(self) -> int:
         """What a drain waits for: open connections, or else tunnels whose connection has gone."""
-        return len(self._connections) or sum(tunnel.outlives_its_connection for tunnel in self.tunnels.open)
+        return len(self._connections) + len(self._posts) or sum(
+            tunnel.outlives_its_connection for tunnel in self.tunnels.open
+        )
 
     @property
     def open_tunnels(self) -> int:
@@ -128,12 +137,17 @@ class HboneListener:
     @property
     def buffered_bytes(self) -> int:
         """What waits on its connections to be sent; tunnels are asked themselves."""
-        return self._connections.buffered_bytes
+        return self._connections.buffered_bytes + self._posts.buffered_bytes
 
     @property
     def addresses(self) -> list[Address]:
         """Where it listens; tells the ports that were 0."""
         return self._listeners.bound
+
+    @property
+    def post_addresses(self) -> list[Address]:
+        """The same for POSTs."""
+        return self._posts.addresses
 
     def count_bytes(self) -> None:
         """Brings the byte counters up to date with the tunnels that are still open."""
@@ -166,10 +180,11 @@ class HboneListener:
         self._connections.read_certificates()
         self.tunnels.tokens.start()
         await self._listeners.open(self._settings.listen)
+        await self._posts.open(self._settings.tunnel_listen)
 
     async def drain(self) -> None:
         """Accepts no new connections and tunnels; each connection closes when its last tunnel is over."""
-        await self._listeners.close()
+        await asyncio.gather(self._listeners.close(), self._posts.drain())
         self._connections.drain()
 
     async def close(self, error: HboneError | None = None) -> None:
@@ -179,6 +194,7 @@ class HboneListener:
         tasks = [tunnel.stop(error) for tunnel in list(self.tunnels.open)]
         self.tunnels.close()
         await self._connections.close(str(error))
+        self._posts.close(str(error))
         await asyncio.gather(*filter(None, tasks), return_exceptions=True)
 
     # Its connections.

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -38,6 +38,10 @@ from shared.errors import (
 )
 from shared.net.dial import reason
 from shared.net.http2.connection import Connection
+from shared.net.legs.carried import CarriedLeg
+from shared.net.legs.carried_tls import CarriedTls
+from shared.net.legs.contract import Leg
+from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import peer_of
 from shared.net.legs.tcp_end import reset
 from shared.net.tls import certificate_folder
@@ -198,6 +202,19 @@ class MeshConnections:
             task.cancel()
         await asyncio.gather(*handshakes, return_exceptions=True)
 
+    def carried(self, stream: Stream) -> Leg:
+        """The end of a connection that begins in the tunnel of `stream`. Its address is that of whoever has
+        opened the tunnel's own connection.
+
+        Raises LimitError if there is no room for one more.
+        """
+        peer = stream.connection.peer_name
+        self._check_room(peer)
+        member = self._make(self._lost)
+        tls = CarriedTls(self._files.current(asyncio.get_running_loop().time()), member, server_side=True)
+        self._begin(peer, member, partial(self._in_tunnel, tls))
+        return CarriedLeg(tls, stream)
+
     # One connection.
 
     def _accepted(self, transport: asyncio.Transport) -> None:
@@ -215,8 +232,12 @@ class MeshConnections:
             self._refused(peer, 0.0, LimitError(f"no file descriptor: {reason(error)}", DESCRIPTORS))
             return
         transport.abort()
+        member = self._make(self._lost)
+        self._begin(peer, member, partial(self._on_socket, sock, member))
+
+    def _begin(self, peer: str, member: MemberConnection, handshake: Callable[[], Awaitable[None]]) -> None:
         self.sources.add(source_of(peer))
-        task = spawn(self._admit(sock, peer), name=f"{self._purpose} handshake {peer}")
+        task = spawn(self._admit(peer, member, handshake), name=f"{self._purpose} handshake {peer}")
         self._handshakes.add(task)
         self._changed()
         task.add_done_callback(self._handshake_over)
@@ -238,16 +259,17 @@ class MeshConnections:
         self._handshakes.discard(task)
         self._changed()
 
-    async def _admit(self, sock: socket.socket, peer: str) -> None:
+    async def _admit(
+        self, peer: str, member: MemberConnection, handshake: Callable[[], Awaitable[None]]
+    ) -> None:
         loop = asyncio.get_running_loop()
         accepted = loop.time()
-        member = self._make(self._lost)
         member.revocations = self.revocations
         member.wall_clock = self._wall_clock
         has_come = False
         try:
-            with sock:
-                has_come = await self._shake_hands(sock, member)
+            await handshake()
+            has_come = self._come(member)
             if member.refusal is not None:
                 raise member.refusal
         except RefusedError as error:
@@ -256,38 +278,46 @@ class MeshConnections:
             if not has_come:  # else `_lost` says when it has gone
                 self.sources.drop(source_of(peer))
 
-    async def _shake_hands(self, sock: socket.socket, member: MemberConnection) -> bool:
-        """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not. False if
-        it has been lost since.
+    async def _on_socket(self, sock: socket.socket, member: MemberConnection) -> None:
+        """Makes `member` the protocol of a duplicate of `sock`, so that ours can still say why not.
 
         Raises RefusedError once the client has been told.
         """
         loop = asyncio.get_running_loop()
         timeout_s = self.settings.handshake_timeout_s
         deadline = loop.time() + timeout_s
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        with sock:
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await _readable(sock)  # a silent client costs no TLS
+                if not sock.recv(1, socket.MSG_PEEK):
+                    raise EmptyConnectionError("closed without a byte")
+                await loop.connect_accepted_socket(
+                    lambda: member,
+                    sock.dup(),
+                    ssl=self._files.current(loop.time()),
+                    ssl_handshake_timeout=max(deadline - loop.time(), LEAST_HANDSHAKE_S),
+                )
+            except OSError as error:
+                if isinstance(error, ssl.SSLError) and (words := alert_of(error)):
+                    await _say(sock, words)
+                raise _failure(error, timeout_s) from error
+
+    async def _in_tunnel(self, tls: CarriedTls) -> None:
+        """The handshake in a tunnel. Raises RefusedError once the client has been told."""
+        timeout_s = self.settings.handshake_timeout_s
         try:
-            async with asyncio.timeout_at(deadline):
-                await _readable(sock)  # a silent client costs no TLS
-            if not sock.recv(1, socket.MSG_PEEK):
-                raise EmptyConnectionError("closed without a byte")
-            await loop.connect_accepted_socket(
-                lambda: member,
-                sock.dup(),
-                ssl=self._files.current(loop.time()),
-                ssl_handshake_timeout=max(deadline - loop.time(), LEAST_HANDSHAKE_S),
-            )
-        except ssl.SSLError as error:
-            if words := alert_of(error):
-                await _say(sock, words)
-            raise TlsFailureError(f"tls handshake: {_tls_reason(error)}") from error
-        except (TimeoutError, ConnectionAbortedError) as error:
-            raise TlsFailureError(f"tls handshake: not done within {timeout_s:g} s") from error
+            async with asyncio.timeout(timeout_s):
+                await tls.handshake()
         except OSError as error:
-            raise TlsFailureError(f"tls handshake: {reason(error)}") from error
+            raise _failure(error, timeout_s) from error
+
+    def _come(self, member: MemberConnection) -> bool:
+        """Its handshake is complete. False if it has been lost since."""
         if member.lost:
             return False
         self._members.add(member)
@@ -379,6 +409,15 @@ async def _say(sock: socket.socket, words: bytes) -> None:
                 pass
     except OSError:
         pass  # gone, or too slow (TimeoutError): nobody is left to tell
+
+
+def _failure(error: OSError, timeout_s: float) -> TlsFailureError:
+    """Why a handshake has failed, which might take `timeout_s`."""
+    if isinstance(error, ssl.SSLError):
+        return TlsFailureError(f"tls handshake: {_tls_reason(error)}")
+    if isinstance(error, TimeoutError | ConnectionAbortedError):
+        return TlsFailureError(f"tls handshake: not done within {timeout_s:g} s")
+    return TlsFailureError(f"tls handshake: {reason(error)}")
 
 
 def _tls_reason(error: ssl.SSLError) -> str:

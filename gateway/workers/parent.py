@@ -122,6 +122,7 @@ class Workers:
         self._span_pipe = SpanPipe.open() if self._traces is not None else None
         self._reserved = _Reserved("listen", config.listen)
         self._reserved_for_hbone = _Reserved("hbone", config.hbone.listen if config.hbone else ())
+        self._reserved_for_posts = _Reserved("hbone", config.hbone.tunnel_listen if config.hbone else ())
         self._reserved_for_reverse = _Reserved("reverse", config.reverse.listen if config.reverse else ())
         for purpose in ("health", "metrics", "admin"):  # the ops process' own, which would find out later
             address = getattr(config, purpose)
@@ -260,6 +261,7 @@ class Workers:
             ParentLink(self._requests[child.number][1], self._parent_pipe),
             self._reserved.ports,
             self._reserved_for_hbone.ports,
+            self._reserved_for_posts.ports,
             self._reserved_for_reverse.ports,
             self._span_pipe.write_end if self._span_pipe is not None else None,
         )

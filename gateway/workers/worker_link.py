@@ -58,6 +58,8 @@ class Worker:
     """The addresses to listen on in place of those with port 0: all workers have the same."""
     hbone_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the HBONE port."""
+    post_ports: Mapping[Key, Address] = field(default_factory=dict)
+    """The same for its POSTs."""
     reverse_ports: Mapping[Key, Address] = field(default_factory=dict)
     """The same for the reverse port."""
     span_pipe: int | None = None

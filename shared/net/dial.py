@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from shared.net.http_proxy import HttpProxy
+    from shared.net.legs.stream import Stream
     from shared.net.legs.tcp import TcpLeg
     from shared.net.tls.mesh_tls import MeshIdentity
     from shared.net.tls.revocation_watch import RevocationWatch
@@ -200,17 +201,7 @@ async def dial_http2(
         UnavailableError: the file of trusted certificates cannot be used, and never could.
     """
     loop = asyncio.get_running_loop()
-    identity = origin.identity
-    name = origin.host if identity is None else identity.server_name  # "": no SNI
-    if identity is not None:
-        from shared.net.tls import mesh_tls  # where there is no mesh, 1 ms less to start
-
-        try:
-            context: ssl.SSLContext | None = mesh_tls.client_context(identity, loop.time())
-        except (ConfigError, UnavailableError) as error:
-            raise DialError(f"connect to {origin}: our own certificates: {error}") from error
-    else:
-        context = client_context(origin.ca, loop.time()) if origin.scheme == "https" else None
+    context, name = _tls_to(origin)
     try:
         async with asyncio.timeout(timeout_s):
             sock = await _reached(origin, resolve, told)
@@ -232,19 +223,84 @@ async def dial_http2(
             cipher = tls.cipher()
             alpn = tls.selected_alpn_protocol() or "none"
             told("TLS", f"{tls.version()}, {cipher[0] if cipher else 'no cipher'}, ALPN {alpn}")
-        demand_http2(connection, tls, origin)
-        if identity is None:
-            connection.certificate_ends = certificate_end(tls)
-        else:
-            try:
-                proof = mesh_tls.check_server(identity, tls, revocations)
-                if revocations is not None:
-                    connection.proof = proof
-                connection.certificate_ends = mesh_tls.chain_end(tls)
-            except DeniedError as error:
-                connection.abort("not who it should be")
-                raise DialError(f"connect to {origin}: {error}") from error
+        _check(connection, tls, origin, revocations)
     return connection
+
+
+async def carry_http2(
+    origin: Origin,
+    stream: Stream,
+    timeout_s: float,
+    make: Callable[[], D],
+    revocations: RevocationWatch | None = None,
+    over: Callable[[], None] = lambda: None,
+) -> D:
+    """As `dial_http2`, but the connection to `origin`, which has TLS, is in a tunnel: that of `stream`, which
+    was answered with 200. `over()` is called when the tunnel is over, however that came.
+
+    Raises:
+        DialError: TLS failed, the peer does not speak HTTP/2, or it took over `timeout_s` seconds.
+    """
+    from shared.net.legs.carried import CarriedLeg
+    from shared.net.legs.carried_tls import CarriedTls
+    from shared.net.relay.relay import Relay
+
+    try:
+        context, name = _tls_to(origin)
+    except DialError:
+        stream.abort()
+        over()
+        raise
+    assert context is not None
+    connection = make()
+    tls = CarriedTls(context, cast("asyncio.BufferedProtocol", connection), server_name=name)
+    Relay(CarriedLeg(tls, stream), stream, lambda _: over()).start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await tls.handshake()
+    except TimeoutError as error:
+        text = f"connect to {origin}: no TLS handshake within {timeout_s:g} s"
+        raise DialError(text, passes=True) from error
+    except OSError as error:
+        raise DialError(f"connect to {origin}: {reason(error)}", passes=_passes(error)) from error
+    _check(connection, tls.tls, origin, revocations)
+    return connection
+
+
+def _tls_to(origin: Origin) -> tuple[ssl.SSLContext | None, str]:
+    """The context for `origin`, None without TLS, and the SNI, empty for none. Raises DialError or
+    UnavailableError."""
+    now = asyncio.get_running_loop().time()
+    identity = origin.identity
+    if identity is None:
+        return (client_context(origin.ca, now) if origin.scheme == "https" else None), origin.host
+    from shared.net.tls import mesh_tls  # where there is no mesh, 1 ms less to start
+
+    try:
+        return mesh_tls.client_context(identity, now), identity.server_name
+    except (ConfigError, UnavailableError) as error:
+        raise DialError(f"connect to {origin}: our own certificates: {error}") from error
+
+
+def _check(
+    connection: Dialled, tls: ssl.SSLObject, origin: Origin, revocations: RevocationWatch | None
+) -> None:
+    """Tells `connection` what is known of the server. Drops it and raises DialError unless that is who it has
+    to be, and speaks HTTP/2."""
+    demand_http2(connection, tls, origin)
+    if origin.identity is None:
+        connection.certificate_ends = certificate_end(tls)
+        return
+    from shared.net.tls import mesh_tls
+
+    try:
+        proof = mesh_tls.check_server(origin.identity, tls, revocations)
+        if revocations is not None:
+            connection.proof = proof
+        connection.certificate_ends = mesh_tls.chain_end(tls)
+    except DeniedError as error:
+        connection.abort("not who it should be")
+        raise DialError(f"connect to {origin}: {error}") from error
 
 
 def _passes(error: OSError) -> bool:

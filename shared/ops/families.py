@@ -296,6 +296,11 @@ LISTENER_CONNECTIONS = _gauge(
 LISTENER_CONNECTIONS_LIMIT = _gauge(
     "hbone_listener_connections_limit", "Connections that the HBONE port may have."
 )
+LISTENER_FRONT_CONNECTIONS = _gauge(
+    "hbone_listener_front_end_connections_open",
+    "Connections of front ends that bring members to the HBONE port by POST; "
+    "hbone_listener_connections_limit is their limit, too.",
+)
 LISTENER_TUNNELS = _gauge("hbone_listener_tunnels_open", "Tunnels of the HBONE port, open or opening.")
 LISTENER_TUNNELS_LIMIT = _gauge("hbone_listener_tunnels_limit", "Tunnels that the HBONE port may have.")
 REVERSE_CONNECTIONS = _gauge(

@@ -1,6 +1,7 @@
 """The app's way out of the container as users have it: krun, hgate's HBONE port, and real clients.
 
 curl → krun's local port or proxy → hgate's HBONE port → app          (and Envoy in hgate's place)
+curl → krun → Envoy or nghttpx, by POST → hgate's tunnel port → app
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,10 +27,11 @@ import pytest
 
 from hbone.demo.processes import Process
 from shared.address import Address
+from shared.net.tls import certificate_folder
 from shared.trust.spiffe import SpiffeId
 from tests.path.app import READ_BYTES, App, echo, read
 from tests.path.hbone_peers import ZTUNNEL, Hgate, envoy_server, hgate
-from tests.path.krun_peers import krun
+from tests.path.krun_peers import FRONT_ENDS, krun, nghttpx
 from tests.path.programs import MUCH_BYTES, random_file, run, sha256
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.world import PATIENCE_S, find_program, free_port, word_after
@@ -37,6 +39,7 @@ from tests.support.world import PATIENCE_S, find_program, free_port, word_after
 AT_ONCE = 200
 BIG_BYTES = 1 << 20
 
+FRONT = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "front")
 STRANGER = SpiffeId.of_workload(TRUST_DOMAIN, "demo", "stranger")
 
 
@@ -65,11 +68,12 @@ class Way:
 def egress(
     folder: Path,
     mesh: Mesh,
-    gateway: Address,
+    gateway: Address | str,
     app: App,
     *,
     peer: SpiffeId = GATEWAY,
     found: Hgate | None = None,
+    ca: str = "",
 ) -> Iterator[Way]:
     """krun as a sidecar, with a local port to the app and a proxy to loopback, except port 1."""
     admin = Address("127.0.0.1", free_port())
@@ -82,6 +86,7 @@ def egress(
         "HBONE_EGRESS_ALLOW": "127.0.0.0/8:*,localhost:*",
         "HBONE_EGRESS_DENY": "*:1",
         "HBONE_ADMIN": str(admin),
+        **({"HBONE_EGRESS_CA": ca} if ca else {}),
     }
     with krun(folder, **environ) as (process, _):
         local = Address("127.0.0.1", int(word_after(process, "egress: 127.0.0.1:")))
@@ -95,20 +100,44 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Mesh:
 
 
 @contextmanager
-def by_hgate(folder: Path, mesh: Mesh, app: App, *, listen: Address | None = None) -> Iterator[Hgate]:
-    """hgate with an HBONE port that lets the workload to loopback, except port 2."""
+def by_hgate(
+    folder: Path, mesh: Mesh, app: App, *, listen: Address | None = None, by_post: bool = False
+) -> Iterator[Hgate]:
+    """hgate with an HBONE port that lets the workload to loopback, except port 2; `by_post`: and with a port
+    for POST tunnels."""
     rules = [
         {"from": [str(CALLER)], "to": ["127.0.0.0/8:2"], "deny": True},
         {"from": [str(CALLER)], "to": ["127.0.0.0/8:*", "[::1]:*"]},
     ]
-    told = {"certificates": str(mesh.member(GATEWAY)), "rules": rules}
+    told: dict[str, Any] = {"certificates": str(mesh.member(GATEWAY)), "rules": rules}
+    if by_post:
+        told["tunnel_listen"] = ["127.0.0.1:0"]
     if listen is not None:
         told["listen"] = [str(listen)]
     with hgate(folder, hbone=told) as gateway:
         yield gateway
 
 
-@pytest.fixture(scope="module", params=["hgate", "envoy"])
+def posts_of(gateway: Hgate) -> Address:
+    """Where it takes POST tunnels."""
+    return Address.parse(word_after(gateway.process, "hbone tunnels on "))
+
+
+def front_of(mesh: Mesh) -> Path:
+    """The front end's certificate, for localhost."""
+    return mesh.member(FRONT, dns_names=["localhost"])
+
+
+@contextmanager
+def through(folder: Path, mesh: Mesh, front: Address, app: App, found: Hgate | None = None) -> Iterator[Way]:
+    """krun with its way by POST through the front end at `front`."""
+    url = f"https://localhost:{front.port}/_hbone/15008"
+    roots = certificate_folder.find(front_of(mesh)).roots
+    with egress(folder, mesh, url, app, found=found, ca=str(roots)) as way:
+        yield way
+
+
+@pytest.fixture(scope="module", params=["hgate", "envoy", "post-envoy", "post-nghttpx"])
 def way(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mesh: Mesh, app: App
 ) -> Iterator[Way]:
@@ -119,6 +148,11 @@ def way(
             found = block.enter_context(by_hgate(folder, mesh, app))
             assert found.hbone is not None
             yield block.enter_context(egress(folder, mesh, found.hbone, app, found=found))
+        elif request.param.startswith("post-"):
+            found = block.enter_context(by_hgate(folder, mesh, app, by_post=True))
+            make = FRONT_ENDS[request.param.removeprefix("post-")]
+            front = block.enter_context(make(folder, front_of(mesh), posts_of(found)))
+            yield block.enter_context(through(folder, mesh, front, app, found))
         else:
             own = mesh.member(ZTUNNEL)
             server = block.enter_context(envoy_server(folder, own, app.address, client_id=CALLER))
@@ -268,6 +302,51 @@ def test_the_gateway_restarts(tmp_path: Path, mesh: Mesh, app: App) -> None:
             except (ConnectionResetError, BrokenPipeError):
                 assert time.monotonic() < until, "the gateway is there, and not found"
         assert way.status()["gateway"]["last_failure"] == ""
+
+
+def test_a_front_end_restarts(tmp_path: Path, mesh: Mesh, app: App) -> None:
+    """Open tunnels break with it; new ones go by the next as soon as it is there."""
+
+    def echo_until_reset(sock: socket.socket) -> None:
+        with suppress(ConnectionResetError):
+            echo(sock)
+
+    app.behave = echo_until_reset
+    listen = Address("127.0.0.1", free_port())
+    chain, key, _ = map(str, certificate_folder.find(front_of(mesh)).all)
+    with ExitStack() as block:
+        found = block.enter_context(by_hgate(tmp_path, mesh, app, by_post=True))
+        first = ExitStack()
+        first.enter_context(nghttpx(tmp_path, posts_of(found), key, chain, address=listen))
+        way = block.enter_context(through(tmp_path, mesh, listen, app))
+        with way.connect() as client:
+            client.sendall(b"one")
+            assert read(client, 3) == b"one"
+            first.close()
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+        with pytest.raises(ConnectionResetError), way.connect() as client:
+            client.recv(1)
+        block.enter_context(nghttpx(tmp_path, posts_of(found), key, chain, address=listen))
+        until = time.monotonic() + PATIENCE_S
+        while True:  # the next dial waits a moment
+            try:
+                with way.connect() as client:
+                    client.sendall(b"two")
+                    assert read(client, 3) == b"two"
+                    break
+            except (ConnectionResetError, BrokenPipeError):
+                assert time.monotonic() < until, "the front end is there, and not found"
+
+
+def test_a_front_end_with_another_name(tmp_path: Path, mesh: Mesh, app: App) -> None:
+    """The certificate has to be the URL's host's."""
+    with by_hgate(tmp_path, mesh, app, by_post=True) as found, ExitStack() as block:
+        front = block.enter_context(FRONT_ENDS["nghttpx"](tmp_path, mesh.member(ZTUNNEL), posts_of(found)))
+        way = block.enter_context(through(tmp_path, mesh, front, app))
+        with pytest.raises(ConnectionResetError), way.connect() as client:
+            client.recv(1)
+        way.krun.wait_for(lambda one: "certificate refused" in str(one.get("error", "")), PATIENCE_S)
 
 
 def test_a_gateway_that_refuses_the_certificate(tmp_path: Path, mesh: Mesh, app: App) -> None:

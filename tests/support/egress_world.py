@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.config.egress_settings import EgressSettings, LocalTarget
+from agent.config.egress_settings import EgressSettings, GatewayUrl, LocalTarget
 from agent.config.settings import Settings
 from agent.config.target_pattern import TargetPattern
 from agent.egress.egress import Egress
@@ -78,17 +78,23 @@ async def egress_world(
     allow: tuple[str, ...] = EVERYTHING,
     deny: tuple[str, ...] = (),
     most: int | None = None,
-    gateway: Address | None = None,
+    gateway: Address | GatewayUrl | None = None,
+    by_post: bool = False,
+    audience: str = "",
+    metadata_host: str = "",
     peers: tuple[str, ...] = (str(GATEWAY),),
     local: str | None = None,
     idle_timeout_s: float = 3600.0,
     timeout_s: float = PATIENCE_S,
     gateway_revoked: bool = False,
+    mesh: Mesh | None = None,
     **port: Any,
 ) -> AsyncIterator[EgressWorld]:
     """A local port to `local`, by default the target at localhost, and the proxy; `gateway` stands for
-    hgate's port, `rules` and `port` are hgate's."""
-    mesh = Mesh(folder)
+    hgate's port, `rules` and `port` are hgate's; `by_post` leads to its tunnel port, without a front end."""
+    mesh = mesh or Mesh(folder)
+    if by_post:
+        port["tunnel_listen"] = (ANY,)
     async with TcpServer.listening() as app, serving(folder, *rules, mesh=mesh, **port) as hgate:
         world: EgressWorld
 
@@ -96,7 +102,12 @@ async def egress_world(
             world.looked_up.append(address.host)
             return [endpoint("127.0.0.1", address.port)]
 
+        if by_post:
+            posts = Address("gateway.test", hgate.listener.post_addresses[0].port)
+            gateway = gateway or GatewayUrl("http", posts, "/_hbone/15008")
         settings = EgressSettings(
+            audience=audience,
+            metadata_host=metadata_host,
             local=(LocalTarget(ANY, Address.parse(local or f"localhost:{app.port}")),),
             gateway=gateway or Address("gateway.test", hgate.port),
             peers=peers,

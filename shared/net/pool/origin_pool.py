@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from shared.errors import DialError, HboneError, UpstreamError
@@ -52,6 +52,11 @@ ABSENCES = 3
 """Answers in a row without a connection's address before it is drained: a name with many addresses may be
 answered with some of them at a time."""
 
+Dial = Callable[
+    [Origin, float, Callable[[], Connection], Resolve, "RevocationWatch | None"], Awaitable[Connection]
+]
+"""As `dial_http2`, which is one."""
+
 
 class OriginPool:
     """The connections to one origin; made by `Pool`."""
@@ -68,10 +73,13 @@ class OriginPool:
         unused: Callable[[OriginPool], None],
         revocations: Callable[[Origin], RevocationWatch | None] = lambda origin: None,
         wall_clock: Callable[[], float] = time.time,
+        dial: Dial = dial_http2,
+        let_go: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         """`chance` gives numbers in 0..1; `unused(self)` is called whenever there is nothing to keep.
         `revocations` says which lists servers are held against; it may raise DialError. `wall_clock` has
-        seconds since the epoch."""
+        seconds since the epoch. `dial` makes connections; `let_go(connection)` is called when one is to get
+        no new streams any more."""
         self.origin = origin
         self.members: list[PooledConnection] = []
         """Those that accept new streams, the oldest first."""
@@ -86,6 +94,8 @@ class OriginPool:
         self._unused = unused
         self._revocations = revocations
         self._wall_clock = wall_clock
+        self._make_connection = dial
+        self._told_let_go = let_go
         self._queue = stream_queue(counts)
         self._awaiting_connection: WaitQueue[None, bool] = WaitQueue(counts)
         watched = origin.to_look_up if origin.proxy is None else origin.proxy.address  # of the peers
@@ -270,7 +280,9 @@ class OriginPool:
         timeout_s = self._limits.connect_timeout_s
         try:
             watch = self._revocations(self.origin)
-            connection = await dial_http2(self.origin, timeout_s, member.make, self._resolve, watch)
+            connection = await self._make_connection(
+                self.origin, timeout_s, member.make, self._resolve, watch
+            )
             if watch is not None and (revoked := watch.verdict(connection.proof)):  # since the handshake
                 raise DialError(f"connect to {self.origin}: {revoked}")
         except BaseException:
@@ -360,6 +372,7 @@ class OriginPool:
                 self._awaiting_connection.refuse(DialError(text, passes=True))
         self.members.remove(member)
         self.draining[member] = None
+        self._told_let_go(connection)
         self._counts.draining += 1
         member.reason = member.reason or reason
         if not self.members:
@@ -379,6 +392,12 @@ class OriginPool:
             # Draining ones are bounded: a name whose answers never repeat would drain one after the other.
             if member.absences >= ABSENCES and len(self.draining) < self._limits.connections_per_origin:
                 self._retire(member, pool_counts.ADDRESS)
+
+    def retire(self, connection: Connection) -> None:
+        """It is to get no new streams, and ends with its last one, for what carries it is to end."""
+        for member in list(self.members):
+            if member.connection is connection:
+                self._retire(member, pool_counts.GOAWAY)
 
     def end_revoked(self, watch: RevocationWatch) -> int:
         """Ends the connections to servers that are revoked by now; how many."""

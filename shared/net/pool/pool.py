@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from shared.errors import ConfigError, DialError, UnavailableError
 from shared.http2.events import Headers
-from shared.net.dial import Origin
+from shared.net.dial import Origin, dial_http2
+from shared.net.http2.connection import Connection
 from shared.net.legs.stream import Stream
 from shared.net.names import names
 from shared.net.names.endpoint import Resolve
 from shared.net.pool.dial_backoff import DialBackoff
-from shared.net.pool.origin_pool import OriginPool
+from shared.net.pool.origin_pool import Dial, OriginPool
 from shared.net.pool.pool_limits import PoolLimits
 from shared.ops.pool_counts import OriginCounts
 
@@ -44,10 +45,13 @@ class Pool:
         resolve: Resolve = names.resolve,
         chance: Callable[[], float] = random.random,
         wall_clock: Callable[[], float] = time.time,
+        dial: Dial = dial_http2,
+        let_go: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         """`counts(origin)` says where to count, and `resolve` looks names up; `chance` gives the numbers in
         0..1 that spread what would else happen at once. Certificates end by `wall_clock`, in seconds since
-        the epoch."""
+        the epoch. `dial` makes connections; `let_go(connection)` is called when one is to get no new streams
+        any more."""
         self.origins: dict[Origin, OriginPool] = {}
         """Those with a connection, or with one on its way."""
         self.limits = limits or PoolLimits()
@@ -58,6 +62,8 @@ class Pool:
         self._resolve = resolve
         self._chance = chance
         self._wall_clock = wall_clock
+        self._dial = dial
+        self._let_go = let_go
         self._backoffs: dict[Origin, DialBackoff] = {}
         self._is_closed = False
 
@@ -89,6 +95,8 @@ class Pool:
                 unused=self._forget,
                 revocations=self._revocations,
                 wall_clock=self._wall_clock,
+                dial=self._dial,
+                let_go=self._let_go,
             )
             if self._is_closed:
                 pool.drain()

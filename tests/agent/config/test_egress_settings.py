@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agent.config.egress_settings import EgressSettings, LocalTarget
+from agent.config.egress_settings import EgressSettings, GatewayUrl, LocalTarget
 from agent.config.settings import from_env
 from shared.address import Address
 from shared.errors import DeniedError, UsageError
@@ -34,6 +36,34 @@ def test_local_ports() -> None:
     assert not settings.has_proxy
 
 
+@pytest.mark.parametrize(
+    ("text", "address", "authority"),
+    [
+        ("https://egress.example/_hbone/15008", Address("egress.example", 443), "egress.example"),
+        ("https://Egress.example.:8443/x?y", Address("egress.example", 8443), "egress.example:8443"),
+        ("http://10.0.0.1:15009/_hbone/15008", Address("10.0.0.1", 15009), "10.0.0.1:15009"),
+        ("http://[::1]/_hbone/15008", Address("::1", 80), "[::1]"),
+    ],
+)
+def test_a_gateway_by_post(text: str, address: Address, authority: str) -> None:
+    url = read(HBONE_EGRESS="1=a:1", HBONE_EGRESS_GATEWAY=text).gateway
+    assert isinstance(url, GatewayUrl)
+    assert (url.address, url.authority) == (address, authority)
+    assert GatewayUrl.parse(str(url)) == url
+
+
+def test_a_token_and_roots_for_the_front_end() -> None:
+    settings = read(
+        HBONE_EGRESS="1=a:1",
+        HBONE_EGRESS_GATEWAY="https://e.test/x",
+        HBONE_EGRESS_CA="/roots.pem",
+        HBONE_EGRESS_AUDIENCE="https://e.test",
+        GCE_METADATA_HOST="127.0.0.1:1",
+    )
+    assert (settings.ca, settings.audience) == (Path("/roots.pem"), "https://e.test")
+    assert settings.metadata_host == "127.0.0.1:1"
+
+
 def test_the_proxy_is_there_with_an_allow_list() -> None:
     settings = read(HBONE_EGRESS_ALLOW="*.prod.svc:80")
     assert (settings.has_proxy, settings.proxy) == (True, Address("127.0.0.1", 15007))
@@ -58,6 +88,21 @@ def test_peers_are_our_trust_domain_s() -> None:
         ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_DENY": "a:*"}, "HBONE_EGRESS_DENY has a:\\*"),
         ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": ""}, "not HBONE_EGRESS_GATEWAY"),
         ({"HBONE_EGRESS_GATEWAY": "h:1"}, "what is to go there"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": "ftp://h/x"}, "scheme must be https or http"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": "https://h"}, "no path: hgate takes https://h/_h"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": "https:///x"}, "no host"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": "https://u:p@h/x"}, "HBONE_EGRESS_GATEWAY"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_GATEWAY": "https://h/x y"}, "write %XX"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_CA": "/x"}, "is no URL, which it would be for"),
+        ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_AUDIENCE": "x"}, "is no URL, which it would be for"),
+        (
+            {
+                "HBONE_EGRESS": "1=a:1",
+                "HBONE_EGRESS_GATEWAY": "http://h/x",
+                "HBONE_EGRESS_AUDIENCE": "x",
+            },
+            "has no TLS: write https",
+        ),
         ({"HBONE_EGRESS_ALLOW": "a:1", "HBONE_EGRESS_PROXY": "0.0.0.0:1"}, "has to be a loopback address"),
         ({"HBONE_EGRESS": "1=a:1", "HBONE_EGRESS_APP_PROXY": "1"}, "no proxy without HBONE_EGRESS_ALLOW"),
         (

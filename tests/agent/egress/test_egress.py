@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import ssl
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +15,12 @@ import pytest
 from gateway.rules.hbone_rules import Rule
 from shared.address import Address
 from shared.errors import Flag, LimitError
+from shared.net.tls import certificate_folder
 from shared.tasks import spawn
 from tests.support.egress_world import EgressWorld, egress_world
-from tests.support.hbone_port import CALLER, TO_LOOPBACK
+from tests.support.hbone_port import CALLER, GATEWAY, TO_LOOPBACK, Mesh
 from tests.support.hellos import hello
+from tests.support.http2_peer import Http2Peer, PeerStream
 from tests.support.network import closed_port, unanswering
 from tests.support.tcp_peer import PATIENCE_S, TcpPeer, turned_away
 
@@ -55,6 +58,29 @@ async def test_a_local_port_leads_to_its_target(tmp_path: Path) -> None:
         line = await world.gateway.line()
         assert (line["identity"], line["traceparent"]) == (str(CALLER), record.traceparent)
         assert line["forwarded.for"] == record.peer
+
+
+async def test_the_gateway_is_told_who_asks(tmp_path: Path) -> None:
+    """As ztunnel tells it, beside the certificate."""
+    asked: asyncio.Queue[PeerStream] = asyncio.Queue()
+
+    def took(stream: PeerStream) -> None:
+        asked.put_nowait(stream)
+        stream.respond(503, end=True)
+
+    mesh = Mesh(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    chain, key, _ = certificate_folder.find(mesh.member(GATEWAY)).all
+    tls.load_cert_chain(chain, key)
+    tls.set_alpn_protocols(["h2"])
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Http2Peer(client=False, requested=took), "127.0.0.1", 0, ssl=tls
+    )
+    port = server.sockets[0].getsockname()[1]
+    async with server, egress_world(tmp_path, gateway=Address("gateway.test", port), mesh=mesh) as world:
+        await turned_away(world.egress.ports[0].listen.port)
+        fields = dict((await asked.get()).fields)
+        assert b"k8s.namespace.name=demo" in fields[b"baggage"].split(b",")
 
 
 async def test_krun_looks_up_nothing_but_the_gateway(tmp_path: Path) -> None:
