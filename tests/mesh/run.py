@@ -22,6 +22,7 @@ from shared.errors import EXIT_UNAVAILABLE
 from tests.kube.build import unavailable
 from tests.mesh import build, places
 from tests.mesh.places import BRIDGE, PLACES, namespace
+from tests.mesh.workloads import AMBIENT, BEHIND
 from tests.needs import cache
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,7 +70,7 @@ def in_the_mesh(module: str, *arguments: str) -> int:
         folder = Path(name)
         folder.chmod(0o755)  # pilot-agent is another user
         hosts = folder / "hosts"
-        hosts.write_text(f"127.0.0.1 localhost\n{PLACES[BRIDGE]} {' '.join(NAMES)}\n")
+        hosts.write_text(f"127.0.0.1 localhost\n{PLACES[BRIDGE]} {' '.join(NAMES)}\n{AMBIENT} {BEHIND}\n")
         try:
             with places.laid_out():
                 # Over the machine's, in the mount namespace of pytest, which all that it starts inherits.

@@ -14,11 +14,12 @@ LINE_S = 10.0
 """For a line of the access log, which is written when the connection ends."""
 
 
-def line_about(gateway: Process, what: str) -> str:
+def line_about(gateway: Process, *what: str) -> str:
     def found() -> str | None:
-        return next((line for line in gateway.said.splitlines() if what in line), None)
+        lines = gateway.said.splitlines()
+        return next((line for line in lines if all(each in line for each in what)), None)
 
-    return until(found, LINE_S, f"a line about {what}")
+    return until(found, LINE_S, f"a line about {' and '.join(what)}")
 
 
 def test_a_sidecar_reaches_istiod_through_the_gateway(mesh: Workloads) -> None:
@@ -36,6 +37,5 @@ def test_a_sidecar_s_hbone_reaches_an_app_beside_the_gateway(mesh: Workloads) ->
 
 def test_hbone_of_whom_no_rule_lets_in_is_refused(mesh: Workloads) -> None:
     assert ask("guest", port=8081, service=AMBIENT_SERVICE).status == 503
-    line = line_about(mesh.gateway_process, "spiffe://cluster.local/ns/clients/sa/guest")
-    assert f"{AMBIENT}:18080" in line
-    assert "401" in line
+    guest = "spiffe://cluster.local/ns/clients/sa/guest"
+    assert "401" in line_about(mesh.gateway_process, guest, f"{AMBIENT}:18080")

@@ -54,10 +54,15 @@ hbone:
       to: ["{ambient}:18080"]
     - from: ["spiffe://cluster.local/ns/clients/sa/*"]
       to: ["hello.demo.svc.cluster.local:8080"]
+    - from: ["spiffe://cluster.local/ns/demo/sa/hello"]
+      to: ["{behind}:18080"]
 """
 
 AMBIENT = "10.77.0.5"
 """A second address of the gateway's place, as of a pod on an ambient node; the app there listens on 18080."""
+
+BEHIND = "behind.clients.svc.cluster.local"
+"""Its name in the hosts file of the run."""
 
 ISTIOD = "istiod.istio-system.svc:15012"
 """By a name in its certificate, which pilot-agent's client of the CA demands."""
@@ -120,6 +125,7 @@ class Workloads:
             "istiod": self.plane.xds,
             "certificates": certificates,
             "ambient": AMBIENT,
+            "behind": BEHIND,
         }
         path.write_text(GATEWAY_FILE.format(**told))
         process = self.plane.processes.start(
