@@ -146,8 +146,10 @@ class MtlsEnd:
 
     @property
     def files_per_tunnel(self) -> int:
-        """How many open files a tunnel to it takes here, that of its other end included."""
-        return 1 if self._inbound is None else FILES_OF_BUILTIN + 1
+        """How many open files a tunnel to it takes here, that of its other end included; and one more where
+        inner HBONE is served, of which there may be as many tunnels to the app again."""
+        inner = 1 if self._policy is not None and self._settings.inner.is_on else 0
+        return inner + (1 if self._inbound is None else FILES_OF_BUILTIN + 1)
 
     @property
     def kind(self) -> str:

@@ -1,9 +1,10 @@
 """Who may have how many of the open files that krun is allowed.
 
-Each tunnel takes a file for its target, and two more where it ends at the built-in mTLS end, which accepts it
-and dials the app. A request to the app takes one, and so does an HTTP/2 connection. Where they together may
-want more than there are, each kind has a share of its own: those that come by the thousand must not keep a
-tunnel from its target, the mTLS end from the app, or a program in the container from its token.
+Each tunnel takes a file for its target, two more where it ends at the built-in mTLS end, which accepts it and
+dials the app, and one for the app where inner HBONE is served. A request to the app takes one, and so does an
+HTTP/2 connection. Where they together may want more than there are, each kind has a share of its own: those
+that come by the thousand must not keep a tunnel from its target, the mTLS end from the app, or a program in
+the container from its token.
 """
 
 from __future__ import annotations

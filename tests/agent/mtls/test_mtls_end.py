@@ -50,7 +50,7 @@ async def test_the_built_in_one(tmp_path: Path) -> None:
     it = end(HBONE_INBOUND="builtin", HBONE_CERTS=str(Mesh(tmp_path).member()))
     await it.start()
     assert it.address.port != 0
-    assert it.files_per_tunnel == 3, "its own two, and the tunnel's"
+    assert it.files_per_tunnel == 4, "its own two, the tunnel's, and one of inner HBONE"
     it.limit(0)
     reader, writer = await asyncio.open_connection(it.address.host, it.address.port)
     with pytest.raises(ConnectionResetError):
@@ -113,7 +113,7 @@ async def test_what_envoy_cannot_do_is_left_to_the_built_in_end(
     it = end(**told)
     await it.start()
     assert f"not envoy: {lacks}" in caplog.messages
-    assert it._envoy is None and it.files_per_tunnel == 3
+    assert it._envoy is None and it.files_per_tunnel == 4
     await it.close()
 
 
