@@ -242,7 +242,7 @@ class Limits:
         CONNECTIONS,
         RetryRules().max_starting,
         "tunnels that may wait for one service to start, on routes with cold_start",
-        "Half of max_connections at most, so that a service that is dead does not hold all places. Further "
+        "For all services together half of max_connections, so that dead ones do not hold all. Further "
         "ones are refused as on routes without it.",
     )
     splice_pipes: int = setting(

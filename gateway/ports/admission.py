@@ -176,8 +176,12 @@ class Admission:
     @property
     def most_starting(self) -> int:
         """How many may wait for one service to start; never all places of this process."""
-        limits = self._limits
-        return self._share(min(limits.max_cold_starts, max(1, limits.max_connections // 2)))
+        return min(self._share(self._limits.max_cold_starts), self.most_starting_together)
+
+    @property
+    def most_starting_together(self) -> int:
+        """How many may wait for services to start, all of them together."""
+        return self._share(max(1, self._limits.max_connections // 2))
 
     def most_per_route(self, route: Route) -> int:
         """How many of them on `route`."""

@@ -219,6 +219,13 @@ class ServiceUpstream(Upstream):
         else:
             counts.drop(self._record.route)
 
+    def too_many_start(self) -> str:
+        admission = self._shared.admission
+        count = sum(admission.starting.values())
+        if count < admission.most_starting_together:
+            return ""
+        return f"{count} wait for services to start, the most that may together"
+
     async def _look_up(self, deadline: float) -> None:
         """Looks the origin's name up at the client's expense, if the client has chosen it and there is no
         connection yet: so the dial finds the answer, and what clients invent keeps no dial of others waiting.

@@ -104,6 +104,10 @@ class Upstream(ABC):
     def starting(self, waits: bool) -> None:  # noqa: B027  # likewise
         """For the metrics: from now on it waits for its service to start, or does no longer."""
 
+    def too_many_start(self) -> str:
+        """Why nobody more may wait for a service to start, if so: it is about all services together."""
+        return ""
+
     def release(self, stream: Stream) -> None:
         """Lets go of an attempt before the next one."""
         stream.close()
@@ -415,9 +419,12 @@ class Opening:
             return True
         budget = self._budget
         assert budget is not None  # left at the end only
+        too_many = self._upstream.too_many_start()
         if budget.starting >= self._rules.max_starting:
+            too_many = f"{budget.starting} wait for it to start, the most that may"
+        if too_many:
             self._upstream.retrying(reason, over_budget=True)
-            self._why_not = f"; not asked again: {budget.starting} wait for it to start, the most that may"
+            self._why_not = f"; not asked again: {too_many}"
             return False
         budget.starting += 1
         self._is_starting = True

@@ -27,10 +27,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def waits(world: World, count: int) -> None:
+async def waits(world: World, count: int, route: str = GLOB) -> None:
     """Returns when so many wait for the service to start."""
     async with asyncio.timeout(PATIENCE_S):
-        while await world.gateway.metric("hbone_tunnels_starting", route=GLOB) != count:
+        while await world.gateway.metric("hbone_tunnels_starting", route=route) != count:
             pass
 
 
@@ -137,6 +137,27 @@ async def test_a_dead_service_does_not_hold_all_places(world: World) -> None:
     assert await gateway.metric(over, route="dead.demo.svc.cluster.local") == 1
     assert await gateway.metric("hbone_tunnels_starting", route="dead.demo.svc.cluster.local") == 2
     assert await gateway.metric("hbone_tunnels_starting_limit") == 2
+    await world.open()
+
+
+async def test_dead_services_together_do_not_hold_all_places(world: World) -> None:
+    dead = [f"dead{n}.demo.svc.cluster.local" for n in range(3)]
+    routes = [
+        tunnel(world.service.port, host=host, tunnel=f"http://dead{n}.example/_hbone/15003", cold_start="60s")
+        for n, host in enumerate(dead)
+    ]
+    alive = tunnel(world.service.port, tunnel="http://alive.example/_hbone/15003")
+    gateway = await world.start(*routes, alive, max_connections=4, max_retries=0)
+    for host in dead:
+        await world.client(hello(host))
+        (await world.service.request()).respond(503, [wait("20")], end=True)
+        if host != dead[2]:
+            await waits(world, 1, host)
+    line = await gateway.line()
+    assert line["sni"] == dead[2]
+    assert line["error"].endswith(
+        "; not asked again: 2 wait for services to start, the most that may together"
+    )
     await world.open()
 
 
