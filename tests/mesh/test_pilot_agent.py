@@ -44,10 +44,8 @@ def processes(name: str) -> list[int]:
 
 def test_tunnels_are_taken_once_envoy_is_ready(krun: Process) -> None:
     """Else the first requests of a new instance would find nobody at 15003."""
-    lines = krun.said.splitlines()
-    ready = next(number for number, line in enumerate(lines) if "mTLS end: pilot-agent" in line)
-    tunnels = next(number for number, line in enumerate(lines) if "tunnels on" in line)
-    assert ready < tunnels
+    said = until(lambda: krun.said if "tunnels on" in krun.said else None, PATIENCE_S, "it takes tunnels")
+    assert 0 <= said.find("mTLS end: pilot-agent") < said.find("tunnels on")
     assert ask("web").status == 200
 
 
