@@ -42,8 +42,9 @@ class FarEnd:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
-    async def shake(self) -> None:
-        """The handshake. Raises ssl.SSLError with hgate's alert."""
+    async def shake(self, last: bytes = b"") -> None:
+        """The handshake; `last` is sent with its last bytes, and close_notify. Raises ssl.SSLError with
+        hgate's alert."""
         while True:
             try:
                 self.tls.do_handshake()
@@ -51,6 +52,10 @@ class FarEnd:
                 await self._flush()
                 self._incoming.write(await self.stream.some())
             else:
+                if last:
+                    self.tls.write(last)
+                    with suppress(ssl.SSLWantReadError):
+                        self.tls.unwrap()
                 await self._flush()
                 return
 
@@ -262,6 +267,24 @@ async def test_what_a_member_sends_before_the_answer(plain: Plain) -> None:
     end = FarEnd(far, plain.context())
     await end.shake()
     assert await end.read(len(body) + 1) == body
+
+
+async def test_a_far_end_that_ends_before_it_reads(plain: Plain) -> None:
+    """With TLS 1.2 its own end can come with the handshake's: what the member has sent by then is sent all
+    the same."""
+    await plain.start()
+    near = ask(await plain.member())
+    await near.send(b"all of it")
+    near.end()
+    far = await plain.world.service.request()
+    far.respond(200)
+    context = plain.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    end = FarEnd(far, context)
+    await end.shake(b"nothing to say")
+    assert await end.read(100) == b"all of it"
+    assert await near.status() == 200
+    assert await near.rest() == b"nothing to say"
 
 
 async def test_what_is_held_is_counted(plain: Plain, tunnels: list[HboneTunnels]) -> None:
