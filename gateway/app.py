@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from gateway.config.reload import (
     keep_fixed,
     log_warnings,
 )
+from gateway.config.route_settings import with_certificates
 from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, log_level, overview, page
@@ -355,6 +357,9 @@ class Gateway:
         """Applies a new configuration. Its routes, listeners and limits hold for new connections; for open
         ones only the idle timeout and the memory budget change. Raises HboneError, and changes nothing, if it
         cannot be applied."""
+        if self._config.hbone is not None:  # whose certificates are fixed, inside of tunnels as well
+            of_port = with_certificates(config.routes, self._config.hbone.certificates)
+            config = replace(config, routes=of_port)
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes

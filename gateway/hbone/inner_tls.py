@@ -104,7 +104,7 @@ class InnerTls:
         return () if self.revocations is None else self.revocations.check(leg.proved_chain())
 
     def add(self, connection: InnerConnection) -> None:
-        """`connection` is open from now on."""
+        """`connection` is of it, and is to be opened."""
         self._open.add(connection)
 
     def drop(self, connection: InnerConnection) -> None:
@@ -195,6 +195,7 @@ class InnerConnection:
         )
         self._carried: CarriedLeg | None = None
         self._carrier: Relay | None = None
+        tls.add(self)
 
     @property
     def buffered_bytes(self) -> int:
@@ -213,7 +214,6 @@ class InnerConnection:
     def begin(self, stream: Stream) -> None:
         """Shakes hands in the tunnel of `stream`."""
         assert self._leg is not None
-        self._tls.add(self)
         carried = self._carried = CarriedLeg(self._leg, stream)
         self._carrier = Relay(
             carried, stream, lambda _: None, half_closed_timeout_s=self._half_closed_timeout_s
@@ -233,6 +233,7 @@ class InnerConnection:
         leg, self._owner = self._leg, None
         if self._carrier is None:
             self._leg = None  # the two name each other, and nobody will say that it is closed
+            self._tls.drop(self)
         elif leg is not None:
             leg.abort()
 

@@ -69,6 +69,11 @@ class RevocationWatch:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def is_followed(self) -> bool:
+        """Between `start` and `close`."""
+        return self._task is not None
+
+    @property
     def next_update(self) -> float:
         """When the first list is overdue, seconds since the epoch; 0: no list says."""
         due = [one.next_update.timestamp() for one in self._revocations.lists if one.next_update is not None]
@@ -134,6 +139,7 @@ class RevocationWatch:
         """Follows it no longer."""
         if self._task is not None:
             self._task.cancel()
+            self._task = None
 
     async def check_files(self) -> None:
         """Reads the files again if they have changed, and ends connections of those who are revoked now. What

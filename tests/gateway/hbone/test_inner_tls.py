@@ -537,3 +537,42 @@ async def test_a_route_that_goes(plain: Plain, tmp_path: Path, tunnels: list[Hbo
     put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
     await watch.check_files()
     assert await near.broken() == CONNECT_ERROR
+
+
+async def test_other_certificates_of_the_port(plain: Plain) -> None:
+    """They are for the next start, as the log says, inside of tunnels as well."""
+    gateway = await plain.start()
+    peer = await plain.member()
+    other = plain.mesh.member(OTHER)
+    rule = {"from": ["*"], "to": ["*.prod.svc.cluster.local:5432"]}
+    change_config(gateway.file, hbone={"certificates": str(other), "rules": [rule]})
+    gateway.reload()
+    await gateway.records.match("takes effect at the next start")
+    await gateway.records.match("^reload: 1 routes? from ")
+    _, end = await plain.open(peer)
+    shown = end.tls.getpeercert()
+    assert shown is not None and ("URI", str(GATEWAY)) in shown["subjectAltName"]
+
+
+async def test_a_route_that_goes_before_the_answer(
+    plain: Plain, tmp_path: Path, tunnels: list[HboneTunnels]
+) -> None:
+    """Its lists are followed for the tunnel that is to come."""
+    file = tmp_path / "crl.pem"
+    put(file, revocation_list(plain.mesh.authority))
+    gateway = await plain.start(crl=str(file))
+    folder = plain.mesh.member(DATABASE)
+    near = ask(await plain.member())
+    far = await plain.world.service.request()
+    [watch] = tunnels[0].inner_revocations()
+    change_config(gateway.file, routes=[])
+    gateway.reload()
+    await gateway.records.match("^reload: 0 routes from ")
+    assert watch.is_followed
+    far.respond(200)
+    await FarEnd(far, plain.context_of(folder)).shake()
+    assert await near.status() == 200
+    near.reset(CANCEL)
+    await far.broken()
+    await gateway.line()
+    assert not watch.is_followed
