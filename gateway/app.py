@@ -73,7 +73,7 @@ from shared.net.relay.memory_budget import Holder, MemoryBudget, default_most_by
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls import revocation_watch
 from shared.net.tls.contexts import read_again
-from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.revocation_watch import Counted
 from shared.ops import dns_metrics, families
 from shared.ops import log as logs
 from shared.ops.access_log import AccessLog
@@ -514,7 +514,7 @@ class Gateway:
             )
         )
 
-    def _revocations(self) -> Iterator[tuple[str, str, RevocationWatch]]:
+    def _revocations(self) -> Iterator[tuple[str, str, Counted]]:
         for place, listener in (("hbone", self._hbone), ("reverse", self._reverse)):
             if listener is not None and listener.revocations is not None:
                 yield "destination", place, listener.revocations

@@ -18,6 +18,7 @@ from shared.credentials.certificates.authority import Authority
 from shared.http2.frames import CANCEL, CONNECT_ERROR, INTERNAL_ERROR, REFUSED_STREAM
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles
+from shared.net.tls.revocation_watch import RevocationWatch
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import World
@@ -500,6 +501,7 @@ async def test_a_far_end_that_is_revoked(plain: Plain, tmp_path: Path, tunnels: 
     near, end = await plain.open(peer, plain.context_of(folder))
     await echoes(near, end)
     [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
     put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
     await watch.check_files()
     assert await near.broken() == CONNECT_ERROR
@@ -529,10 +531,11 @@ async def test_a_route_that_goes(plain: Plain, tmp_path: Path, tunnels: list[Hbo
     folder = plain.mesh.member(DATABASE)
     near, end = await plain.open(await plain.member(), plain.context_of(folder))
     [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
     change_config(gateway.file, routes=[])
     gateway.reload()
     await gateway.records.match("^reload: 0 routes from ")
-    assert not list(tunnels[0].inner_revocations())
+    assert list(tunnels[0].inner_revocations()) == [watch]
     await echoes(near, end)
     put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
     await watch.check_files()
@@ -565,6 +568,7 @@ async def test_a_route_that_goes_before_the_answer(
     near = ask(await plain.member())
     far = await plain.world.service.request()
     [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
     change_config(gateway.file, routes=[])
     gateway.reload()
     await gateway.records.match("^reload: 0 routes from ")
@@ -576,3 +580,20 @@ async def test_a_route_that_goes_before_the_answer(
     await far.broken()
     await gateway.line()
     assert not watch.is_followed
+
+
+async def test_counts_of_lists_that_no_route_has_any_more(plain: Plain, tmp_path: Path) -> None:
+    """Counters never go back, and those whom such a list ends are counted, too."""
+    file = tmp_path / "crl.pem"
+    folder = plain.mesh.member(DATABASE)
+    put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
+    gateway = await plain.start(crl=str(file))
+    near, far = await plain.asked(await plain.member())
+    with pytest.raises(ssl.SSLError):
+        await FarEnd(far, plain.context_of(folder)).shake()
+    assert await near.status() == 503
+    assert await gateway.metric("istio_crl_policy_rejections_total", reporter="source") == 1
+    change_config(gateway.file, routes=[])
+    gateway.reload()
+    await gateway.records.match("^reload: 0 routes from ")
+    assert await gateway.metric("istio_crl_policy_rejections_total", reporter="source") == 1
