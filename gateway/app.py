@@ -16,6 +16,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from gateway.config.reload import (
     keep_fixed,
     log_warnings,
 )
+from gateway.config.route_settings import with_certificates
 from gateway.drain import Drain
 from gateway.hbone.hbone_port import HboneListener
 from gateway.ops import admin, log_level, overview, page
@@ -71,7 +73,7 @@ from shared.net.relay.memory_budget import Holder, MemoryBudget, default_most_by
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls import revocation_watch
 from shared.net.tls.contexts import read_again
-from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.revocation_watch import Counted
 from shared.ops import dns_metrics, families
 from shared.ops import log as logs
 from shared.ops.access_log import AccessLog
@@ -355,6 +357,9 @@ class Gateway:
         """Applies a new configuration. Its routes, listeners and limits hold for new connections; for open
         ones only the idle timeout and the memory budget change. Raises HboneError, and changes nothing, if it
         cannot be applied."""
+        if self._config.hbone is not None:  # whose certificates are fixed, inside of tunnels as well
+            of_port = with_certificates(config.routes, self._config.hbone.certificates)
+            config = replace(config, routes=of_port)
         routes = await asyncio.to_thread(_prepare, config)
         await self._listeners.open(config.listen)  # raises if a drain has begun meanwhile
         self._tunnels.routes = routes
@@ -509,7 +514,7 @@ class Gateway:
             )
         )
 
-    def _revocations(self) -> Iterator[tuple[str, str, RevocationWatch]]:
+    def _revocations(self) -> Iterator[tuple[str, str, Counted]]:
         for place, listener in (("hbone", self._hbone), ("reverse", self._reverse)):
             if listener is not None and listener.revocations is not None:
                 yield "destination", place, listener.revocations

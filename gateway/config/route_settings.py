@@ -224,9 +224,6 @@ ROUTE: Table = {
     ),
 }
 
-OF_THE_PORT = Path()
-"""Instead of a folder: the certificates of the HBONE port."""
-
 _NO_TLS = "has no meaning for an http tunnel, which has no TLS"
 
 _KINDS = ("tunnel", "forward", "reverse")
@@ -371,6 +368,7 @@ def _tunnel(given: _Given, route: Route) -> Route:
         tunnel=url,
         inner=inner,
         inner_identity=inside,
+        inner_as_port=inside is not None and "identity" not in fields.values,
         inner_sni=given.read("sni") if inside is not None and "sni" in fields.values else None,
         warm=warm,
         cold_start_s=given.read("cold_start"),
@@ -465,21 +463,21 @@ def _ca(given: _Given, url: TunnelUrl) -> Path | None:
 
 
 def _identity_inside(given: _Given, inner: Value) -> MeshIdentity | None:
-    """Who we are inside of the tunnel, and who has to be there. The folder is `OF_THE_PORT` if the route
-    names none."""
+    """Who we are inside of the tunnel, and who has to be there. If the route names no folder,
+    `with_certificates` does."""
     fields = given.fields
     if "peer" not in fields.values and "peer" not in fields.failed:
         inner.refuse(inner.error("none needs peer beside it: who has to end the TLS inside of the tunnel"))
         return None
     folder, peers_, crl = map(given.read, ("identity", "peer", "crl"))
-    return MeshIdentity(folder or OF_THE_PORT, peers_, crl=crl, trust=given.context.trust)
+    return MeshIdentity(folder or Path(), peers_, crl=crl, trust=given.context.trust)
 
 
 def with_certificates(routes: tuple[Route, ...], folder: Path) -> tuple[Route, ...]:
     """The routes with `folder`, that of the HBONE port, where they are to prove what the port proves."""
     return tuple(
         replace(route, inner_identity=replace(route.inner_identity, folder=folder))
-        if route.inner_identity is not None and route.inner_identity.folder == OF_THE_PORT
+        if route.inner_identity is not None and route.inner_as_port
         else route
         for route in routes
     )

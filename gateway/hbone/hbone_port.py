@@ -27,7 +27,7 @@ from shared.address import Address
 from shared.errors import DeniedError, HboneError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.net.legs.stream import Stream, header_value
-from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.revocation_watch import Counted, RevocationWatch
 from shared.ops import families
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import TunnelMetrics
@@ -113,7 +113,7 @@ class HboneListener:
         return self._connections.revocations
 
     @property
-    def inner_revocations(self) -> Iterable[RevocationWatch]:
+    def inner_revocations(self) -> Iterable[Counted]:
         """The lists that services are held against to which we speak TLS inside of their tunnels."""
         return self.tunnels.inner_revocations()
 

@@ -59,7 +59,7 @@ from shared.net.names.happy_eyeballs import connect
 from shared.net.names.names import resolve
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.net.tls.mesh_tls import MeshIdentity
-from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.revocation_watch import Counted
 from shared.ops.access_log import AccessLog
 from shared.ops.metrics import RouteCounts, TunnelMetrics
 from shared.tasks import report
@@ -154,7 +154,7 @@ class HboneTunnels:
             self._inner_tls = InnerTlsOfRoutes()
         return self._inner_tls.of(identity)
 
-    def inner_revocations(self) -> Iterable[RevocationWatch]:
+    def inner_revocations(self) -> Iterable[Counted]:
         """The lists that the far sides of TLS inside of tunnels are held against."""
         return () if self._inner_tls is None else self._inner_tls.revocations()
 

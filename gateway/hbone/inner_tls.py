@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from OpenSSL import SSL
@@ -37,7 +37,7 @@ from shared.net.relay.relay import Relay
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles
 from shared.net.tls.mesh_tls import MeshIdentity, revocation_watch
-from shared.net.tls.revocation_watch import RevocationWatch
+from shared.net.tls.revocation_watch import Counted, PastLists
 from shared.net.tls.root_files import trust_bundles
 from shared.trust.peer_policy import PeerPolicy
 from shared.trust.revocations import Proof
@@ -76,7 +76,7 @@ class InnerTls:
         self.revocations = revocation_watch(identity, purpose=purpose)
         """The lists that far sides are held against."""
         self._open: set[InnerConnection] = set()
-        self._is_retired = False
+        self._over: Callable[[InnerTls], None] | None = None
 
         def make() -> SSL.Context:
             bundles = trust_bundles(paths.bundles)
@@ -104,20 +104,27 @@ class InnerTls:
         return () if self.revocations is None else self.revocations.check(leg.proved_chain())
 
     def add(self, connection: InnerConnection) -> None:
-        """`connection` is open from now on."""
+        """`connection` is of it, and is to be opened."""
         self._open.add(connection)
 
     def drop(self, connection: InnerConnection) -> None:
         """It is gone."""
         self._open.discard(connection)
-        if self._is_retired and not self._open:
-            self.close()
-
-    def retire(self) -> None:
-        """No route has it any more: the lists are followed as long as there are tunnels of it."""
-        self._is_retired = True
         if not self._open:
+            self._close_if_retired()
+
+    def retire(self, over: Callable[[InnerTls], None]) -> None:
+        """No route has it any more: the lists are followed as long as there are tunnels of it. Then `over`
+        is called."""
+        self._over = over
+        if not self._open:
+            self._close_if_retired()
+
+    def _close_if_retired(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
             self.close()
+            over(self)
 
     def close(self) -> None:
         """Follows the lists no more."""
@@ -141,6 +148,8 @@ class InnerTlsOfRoutes:
 
     def __init__(self) -> None:
         self._made: dict[MeshIdentity, InnerTls] = {}
+        self._retired: set[InnerTls] = set()  # and they have tunnels
+        self._past: PastLists | None = None
 
     def of(self, identity: MeshIdentity) -> InnerTls:
         """Raises DialError if the files of `identity` cannot be used, and never could."""
@@ -156,13 +165,23 @@ class InnerTlsOfRoutes:
     def keep_only(self, identities: Iterable[MeshIdentity]) -> None:
         """Others than `identities` are no route's any more."""
         for identity in self._made.keys() - set(identities):
-            self._made.pop(identity).retire()
+            tls = self._made.pop(identity)
+            self._retired.add(tls)
+            tls.retire(self._is_over)
 
-    def revocations(self) -> Iterator[RevocationWatch]:
-        """All lists that far sides are held against."""
-        for made in self._made.values():
-            if made.revocations is not None:
-                yield made.revocations
+    def _is_over(self, tls: InnerTls) -> None:
+        self._retired.discard(tls)
+        if tls.revocations is not None:
+            self._past = self._past or PastLists()
+            self._past.add(tls.revocations)
+
+    def revocations(self) -> Iterator[Counted]:
+        """All lists that far sides are held against, and were."""
+        for tls in (*self._made.values(), *self._retired):
+            if tls.revocations is not None:
+                yield tls.revocations
+        if self._past is not None:
+            yield self._past
 
     def close(self) -> None:
         """Follows no files any more."""
@@ -195,6 +214,7 @@ class InnerConnection:
         )
         self._carried: CarriedLeg | None = None
         self._carrier: Relay | None = None
+        tls.add(self)
 
     @property
     def buffered_bytes(self) -> int:
@@ -213,7 +233,6 @@ class InnerConnection:
     def begin(self, stream: Stream) -> None:
         """Shakes hands in the tunnel of `stream`."""
         assert self._leg is not None
-        self._tls.add(self)
         carried = self._carried = CarriedLeg(self._leg, stream)
         self._carrier = Relay(
             carried, stream, lambda _: None, half_closed_timeout_s=self._half_closed_timeout_s
@@ -233,6 +252,7 @@ class InnerConnection:
         leg, self._owner = self._leg, None
         if self._carrier is None:
             self._leg = None  # the two name each other, and nobody will say that it is closed
+            self._tls.drop(self)
         elif leg is not None:
             leg.abort()
 

@@ -121,6 +121,9 @@ class Route:
     inner_identity: MeshIdentity | None = None
     """Of `inner: none` who we are in the TLS inside, and who has to end it. Its server name is not used."""
 
+    inner_as_port: bool = False
+    """Of `inner: none` whether its folder is the one of the HBONE port's certificates."""
+
     inner_sni: str | None = None
     """Of `inner: none` the server name to send there; empty: none; None: the one that a sidecar sends."""
 

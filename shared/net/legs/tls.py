@@ -152,6 +152,7 @@ class TlsServerLeg(TransportLeg):
         self._relay = relay
         set_end(self._transport, RESET_ON_CLOSE)
         self._transport.write(outgoing(self._tls))
+        self._send_early()
         self.resume_reading()
 
     def pass_to(self, relay: RelayEnd) -> None:
@@ -275,6 +276,9 @@ class TlsServerLeg(TransportLeg):
     def resume_writing(self) -> None:
         self._control_bytes = 0
         super().resume_writing()
+
+    def _send_early(self) -> None:
+        """It is joined, and nothing has been read for the relay yet."""
 
     # What waits to be sent, which is sealed already.
 

@@ -6,7 +6,7 @@ import asyncio
 
 from OpenSSL import SSL
 
-from shared.net.legs.contract import Buffer, RelayEnd
+from shared.net.legs.contract import Buffer
 from shared.net.legs.tls import HANDSHAKE_TIMEOUT_S, Owner, TlsServerLeg, _State
 from shared.net.legs.tls_handshake import ClientHandshake
 
@@ -44,12 +44,12 @@ class TlsClientLeg(TlsServerLeg):
 
     # As an upstream it is written to before it is joined: a relay joins its downstream first.
 
-    def join(self, relay: RelayEnd) -> None:
-        super().join(relay)
+    def _send_early(self) -> None:
+        # Before anything is read: a far side that has ended at once may make it the end of the tunnel.
         early, self._early_writes = self._early_writes, bytearray()
-        super().write(early)
+        self.write(early)
         if self._early_end:
-            super().write_eof()
+            self.write_eof()
 
     def write(self, data: Buffer) -> None:
         if self._state is _State.HELD:

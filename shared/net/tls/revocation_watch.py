@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shared import regular_files
 from shared.errors import ConfigError, HboneError, RevokedError, UnavailableError
@@ -67,6 +67,11 @@ class RevocationWatch:
         self._overdue: set[str] = set()  # issuers, once told
         self._followers: list[Callable[[], int]] = []
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_followed(self) -> bool:
+        """Between `start` and `close`."""
+        return self._task is not None
 
     @property
     def next_update(self) -> float:
@@ -134,6 +139,7 @@ class RevocationWatch:
         """Follows it no longer."""
         if self._task is not None:
             self._task.cancel()
+            self._task = None
 
     async def check_files(self) -> None:
         """Reads the files again if they have changed, and ends connections of those who are revoked now. What
@@ -210,7 +216,36 @@ def _read(file: Path, roots: Path, intermediates: Iterable[x509.Certificate]) ->
         raise ConfigError(str(roots), None, "", f"no usable root certificates: {error}") from error
 
 
-def families(watches: Iterable[tuple[str, str, RevocationWatch]]) -> Iterator[Metric]:
+class Counted(Protocol):
+    """What has counts like a `RevocationWatch`."""
+
+    rejected: int
+    ended: int
+    failed: int
+
+    @property
+    def next_update(self) -> float: ...
+
+
+class PastLists:
+    """The counts of lists that nobody follows any more: counters never go back."""
+
+    def __init__(self) -> None:
+        self.rejected = self.ended = self.failed = 0
+
+    @property
+    def next_update(self) -> float:
+        """None is to come."""
+        return 0.0
+
+    def add(self, watch: RevocationWatch) -> None:
+        """Takes over the counts of `watch`, which is closed."""
+        self.rejected += watch.rejected
+        self.ended += watch.ended
+        self.failed += watch.failed
+
+
+def families(watches: Iterable[tuple[str, str, Counted]]) -> Iterator[Metric]:
     """The metrics of `watches`, each with Istio's word for our end (`source`, `destination`) and its place.
 
     `istio_crl_policy_rejections` has ztunnel's name.

@@ -18,6 +18,7 @@ from shared.credentials.certificates.authority import Authority
 from shared.http2.frames import CANCEL, CONNECT_ERROR, INTERNAL_ERROR, REFUSED_STREAM
 from shared.net.tls import certificate_folder
 from shared.net.tls.certificate_files import CertificateFiles
+from shared.net.tls.revocation_watch import RevocationWatch
 from shared.tasks import spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support.gateway_world import World
@@ -42,8 +43,9 @@ class FarEnd:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
 
-    async def shake(self) -> None:
-        """The handshake. Raises ssl.SSLError with hgate's alert."""
+    async def shake(self, last: bytes = b"") -> None:
+        """The handshake; `last` is sent with its last bytes, and close_notify. Raises ssl.SSLError with
+        hgate's alert."""
         while True:
             try:
                 self.tls.do_handshake()
@@ -51,6 +53,10 @@ class FarEnd:
                 await self._flush()
                 self._incoming.write(await self.stream.some())
             else:
+                if last:
+                    self.tls.write(last)
+                    with suppress(ssl.SSLWantReadError):
+                        self.tls.unwrap()
                 await self._flush()
                 return
 
@@ -262,6 +268,24 @@ async def test_what_a_member_sends_before_the_answer(plain: Plain) -> None:
     end = FarEnd(far, plain.context())
     await end.shake()
     assert await end.read(len(body) + 1) == body
+
+
+async def test_a_far_end_that_ends_before_it_reads(plain: Plain) -> None:
+    """With TLS 1.2 its own end can come with the handshake's: what the member has sent by then is sent all
+    the same."""
+    await plain.start()
+    near = ask(await plain.member())
+    await near.send(b"all of it")
+    near.end()
+    far = await plain.world.service.request()
+    far.respond(200)
+    context = plain.context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    end = FarEnd(far, context)
+    await end.shake(b"nothing to say")
+    assert await end.read(100) == b"all of it"
+    assert await near.status() == 200
+    assert await near.rest() == b"nothing to say"
 
 
 async def test_what_is_held_is_counted(plain: Plain, tunnels: list[HboneTunnels]) -> None:
@@ -477,6 +501,7 @@ async def test_a_far_end_that_is_revoked(plain: Plain, tmp_path: Path, tunnels: 
     near, end = await plain.open(peer, plain.context_of(folder))
     await echoes(near, end)
     [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
     put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
     await watch.check_files()
     assert await near.broken() == CONNECT_ERROR
@@ -506,11 +531,69 @@ async def test_a_route_that_goes(plain: Plain, tmp_path: Path, tunnels: list[Hbo
     folder = plain.mesh.member(DATABASE)
     near, end = await plain.open(await plain.member(), plain.context_of(folder))
     [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
     change_config(gateway.file, routes=[])
     gateway.reload()
     await gateway.records.match("^reload: 0 routes from ")
-    assert not list(tunnels[0].inner_revocations())
+    assert list(tunnels[0].inner_revocations()) == [watch]
     await echoes(near, end)
     put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
     await watch.check_files()
     assert await near.broken() == CONNECT_ERROR
+
+
+async def test_other_certificates_of_the_port(plain: Plain) -> None:
+    """They are for the next start, as the log says, inside of tunnels as well."""
+    gateway = await plain.start()
+    peer = await plain.member()
+    other = plain.mesh.member(OTHER)
+    rule = {"from": ["*"], "to": ["*.prod.svc.cluster.local:5432"]}
+    change_config(gateway.file, hbone={"certificates": str(other), "rules": [rule]})
+    gateway.reload()
+    await gateway.records.match("takes effect at the next start")
+    await gateway.records.match("^reload: 1 routes? from ")
+    _, end = await plain.open(peer)
+    shown = end.tls.getpeercert()
+    assert shown is not None and ("URI", str(GATEWAY)) in shown["subjectAltName"]
+
+
+async def test_a_route_that_goes_before_the_answer(
+    plain: Plain, tmp_path: Path, tunnels: list[HboneTunnels]
+) -> None:
+    """Its lists are followed for the tunnel that is to come."""
+    file = tmp_path / "crl.pem"
+    put(file, revocation_list(plain.mesh.authority))
+    gateway = await plain.start(crl=str(file))
+    folder = plain.mesh.member(DATABASE)
+    near = ask(await plain.member())
+    far = await plain.world.service.request()
+    [watch] = tunnels[0].inner_revocations()
+    assert isinstance(watch, RevocationWatch)
+    change_config(gateway.file, routes=[])
+    gateway.reload()
+    await gateway.records.match("^reload: 0 routes from ")
+    assert watch.is_followed
+    far.respond(200)
+    await FarEnd(far, plain.context_of(folder)).shake()
+    assert await near.status() == 200
+    near.reset(CANCEL)
+    await far.broken()
+    await gateway.line()
+    assert not watch.is_followed
+
+
+async def test_counts_of_lists_that_no_route_has_any_more(plain: Plain, tmp_path: Path) -> None:
+    """Counters never go back, and those whom such a list ends are counted, too."""
+    file = tmp_path / "crl.pem"
+    folder = plain.mesh.member(DATABASE)
+    put(file, revocation_list(plain.mesh.authority, serial_in(folder)))
+    gateway = await plain.start(crl=str(file))
+    near, far = await plain.asked(await plain.member())
+    with pytest.raises(ssl.SSLError):
+        await FarEnd(far, plain.context_of(folder)).shake()
+    assert await near.status() == 503
+    assert await gateway.metric("istio_crl_policy_rejections_total", reporter="source") == 1
+    change_config(gateway.file, routes=[])
+    gateway.reload()
+    await gateway.records.match("^reload: 0 routes from ")
+    assert await gateway.metric("istio_crl_policy_rejections_total", reporter="source") == 1
