@@ -152,7 +152,7 @@ class CarriedTls(asyncio.BufferedProtocol):
             return
         self._is_pushing = True
         is_last = False
-        read: Any = self.tls.read  # whose type is that of a call without a buffer
+        read: Any = self.tls.read  # typeshed has bytes as what it returns, with a buffer also
         while self._is_open and not (self._is_paused or is_last):
             protocol = self._protocol
             assert protocol is not None
@@ -210,7 +210,8 @@ class CarriedTls(asyncio.BufferedProtocol):
         view = memoryview(data)
         try:
             while view:
-                view = view[self.tls.write(view) :]
+                sent = self.tls.write(view)
+                view = view[sent:]
         except ssl.SSLError:  # the peer has broken TLS, and we have told it
             self.abort()
             return
