@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.ports import mesh_connections
 from shared.address import Address
 from shared.errors import UnavailableError
+from shared.net.http2.liveness import while_connected
 from shared.tasks import running, spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
@@ -213,6 +215,19 @@ async def test_a_member_that_does_not_go_on_has_the_handshakes_time(tmp_path: Pa
         assert (await port.line())["error"] == "tls handshake: not done within 0.05 s"
         await carrier.stream.broken()
         assert port.listener.open_connections == 0
+
+
+async def test_a_member_that_has_vanished_is_given_up(
+    port: HbonePort, front: Http2Peer, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its tunnels, however healthy the front end's own connection looks."""
+    monkeypatch.setattr(mesh_connections, "IN_TUNNEL", while_connected(0.1))
+    async with member(port, front) as client:
+        _, there = await opened(client, target)
+        front.pause()
+        assert await there.was_reset()
+        await port.until(0)
+        front.resume()
 
 
 async def test_one_connection_too_many_is_503(tmp_path: Path) -> None:
