@@ -172,7 +172,11 @@ class CarriedTls(asyncio.BufferedProtocol):
                 self._cause = error
                 self._end()
             if size and self._is_open:
-                protocol.buffer_updated(size)
+                try:
+                    protocol.buffer_updated(size)
+                except Exception:  # a fault of ours: who calls us may be the event loop
+                    self.abort()
+                    raise
         self._is_pushing = False
         self._answer()
 
