@@ -60,10 +60,9 @@ NOT_COMPILED = [
     "shared/http2/grpc_message.py",
     "shared/http2/session_limits.py",
     "shared/net/http2/answers.py",
-    "shared/net/legs/carried_tls.py",
     "shared/net/pool/pool_limits.py",
 ]
-"""Of those: nothing that a tunnel runs; but carried_tls, whose tests fail when it is compiled (mypy 2.4)."""
+"""Of those: nothing that a tunnel runs."""
 
 MYPYC = "mypy>=2.4,<2.5"
 """Newer ones compile differently: what is shipped has been tested."""

@@ -38,6 +38,7 @@ from shared.errors import (
 )
 from shared.net.dial import reason
 from shared.net.http2.connection import Connection
+from shared.net.http2.liveness import while_connected
 from shared.net.legs.carried import CarriedLeg
 from shared.net.legs.carried_tls import CarriedTls
 from shared.net.legs.contract import Leg
@@ -56,6 +57,9 @@ log = logging.getLogger("hbone.gateway")
 
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
 """A peer that vanished without a word is noticed after two minutes of silence: 60 s, then three probes."""
+
+IN_TUNNEL = while_connected(60.0)
+"""The same for a connection in a tunnel, by PING: TCP knows of its carrier only."""
 
 LEAST_HANDSHAKE_S = 0.001
 """What is left for TLS of a deadline that the first byte has used up; the loop accepts no zero."""
@@ -212,7 +216,7 @@ class MeshConnections:
         self._check_room(peer)
         member = self._make(self._lost)
         tls = CarriedTls(self._files.current(asyncio.get_running_loop().time()), member, server_side=True)
-        self._begin(peer, member, partial(self._in_tunnel, tls))
+        self._begin(peer, member, partial(self._in_tunnel, tls, member))
         return CarriedLeg(tls, stream)
 
     # One connection.
@@ -307,7 +311,7 @@ class MeshConnections:
                     await _say(sock, words)
                 raise _failure(error, timeout_s) from error
 
-    async def _in_tunnel(self, tls: CarriedTls) -> None:
+    async def _in_tunnel(self, tls: CarriedTls, member: MemberConnection) -> None:
         """The handshake in a tunnel. Raises RefusedError once the client has been told."""
         timeout_s = self.settings.handshake_timeout_s
         try:
@@ -315,6 +319,8 @@ class MeshConnections:
                 await tls.handshake()
         except OSError as error:
             raise _failure(error, timeout_s) from error
+        if not member.lost:
+            member.watch(IN_TUNNEL)
 
     def _come(self, member: MemberConnection) -> bool:
         """Its handshake is complete. False if it has been lost since."""

@@ -87,7 +87,11 @@ class CarriedLeg:
         piece = bytes(self._received[:READ_BYTES])
         del self._received[:READ_BYTES]
         if piece:
-            self._give(piece)
+            try:
+                self._give(piece)
+            except Exception:  # a fault of ours costs the connection, as the event loop has it on a socket
+                self.break_off()
+                raise
         if self._received:
             self._plan()
         elif self._peer_ended and not (self._is_paused or self._is_gone or self._protocol.eof_received()):

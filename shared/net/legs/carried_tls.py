@@ -152,7 +152,7 @@ class CarriedTls(asyncio.BufferedProtocol):
             return
         self._is_pushing = True
         is_last = False
-        read: Any = self.tls.read  # whose type is that of a call without a buffer
+        read: Any = self.tls.read  # typeshed has bytes as what it returns, with a buffer also
         while self._is_open and not (self._is_paused or is_last):
             protocol = self._protocol
             assert protocol is not None
@@ -172,7 +172,11 @@ class CarriedTls(asyncio.BufferedProtocol):
                 self._cause = error
                 self._end()
             if size and self._is_open:
-                protocol.buffer_updated(size)
+                try:
+                    protocol.buffer_updated(size)
+                except Exception:  # a fault of ours: who calls us may be the event loop
+                    self.abort()
+                    raise
         self._is_pushing = False
         self._answer()
 
@@ -210,7 +214,8 @@ class CarriedTls(asyncio.BufferedProtocol):
         view = memoryview(data)
         try:
             while view:
-                view = view[self.tls.write(view) :]
+                sent = self.tls.write(view)
+                view = view[sent:]
         except ssl.SSLError:  # the peer has broken TLS, and we have told it
             self.abort()
             return

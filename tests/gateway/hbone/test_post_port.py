@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.ports import mesh_connections
 from shared.address import Address
 from shared.errors import UnavailableError
+from shared.net.http2.liveness import while_connected
 from shared.tasks import running, spawn
 from shared.trust.spiffe import SpiffeId
 from tests.support import hbone_port
@@ -213,6 +215,58 @@ async def test_a_member_that_does_not_go_on_has_the_handshakes_time(tmp_path: Pa
         assert (await port.line())["error"] == "tls handshake: not done within 0.05 s"
         await carrier.stream.broken()
         assert port.listener.open_connections == 0
+
+
+async def test_a_member_that_has_vanished_is_given_up(
+    port: HbonePort, front: Http2Peer, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its tunnels, however healthy the front end's own connection looks."""
+    monkeypatch.setattr(mesh_connections, "IN_TUNNEL", while_connected(0.1))
+    async with member(port, front) as client:
+        _, there = await opened(client, target)
+        front.pause()
+        assert await there.was_reset()
+        await port.until(0)
+        front.resume()
+
+
+async def test_a_fault_of_ours_costs_one_connection(
+    port: HbonePort, front: Http2Peer, target: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does over TCP: else what comes would be kept, and nobody would read it."""
+
+    def fault(_: object) -> None:
+        faults.append("once")
+        raise ZeroDivisionError
+
+    faults: list[str] = []
+    told: list[BaseException | None] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context.get("exception")))
+    async with member(port, front) as well:
+        stream, there = await opened(well, target)
+        with monkeypatch.context() as patch:
+            patch.setattr(port.listener, "_serve", fault)
+            async with member(port, front) as client:
+                client.connect("127.0.0.1:1")
+                await port.until(1)
+        assert (faults, [type(error) for error in told]) == (["once"], [ZeroDivisionError])
+        await stream.send(b"still there")
+        assert await there.read(11) == b"still there"
+    loop.set_exception_handler(None)
+
+
+async def test_places_are_counted_back(port: HbonePort, front: Http2Peer) -> None:
+    sources = port.listener._connections.sources
+    async with member(port, front):
+        await port.until(1)
+        assert sources["127.0.0.1"] == 1
+    await port.until(0)
+    carrier = await posted(front)
+    await carrier.send(b"no TLS")
+    await carrier.stream.rest()
+    await port.until(0)
+    assert sources["127.0.0.1"] == 0
 
 
 async def test_one_connection_too_many_is_503(tmp_path: Path) -> None:
