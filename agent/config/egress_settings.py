@@ -88,7 +88,7 @@ class GatewayUrl:
         place, slash, path = rest.partition("/")
         if scheme not in _DEFAULT_PORTS:
             raise ValueError("the scheme must be https or http")
-        if not path:
+        if not path and "@" not in place:
             raise ValueError(f"no path: hgate takes {scheme}://{place}/_hbone/{ports.HBONE}")
         if not text.isascii() or not text.isprintable() or " " in text or "#" in text or "@" in place:
             raise ValueError("no blanks, #, user or characters beyond ASCII: write %XX")

@@ -11,6 +11,7 @@ default.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -19,6 +20,9 @@ from shared.errors import UsageError
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+_USER = re.compile(r"(?<=://)[^/?#]*@")
+"""The user and password of a URL, which are shown to nobody."""
 
 SHOWN_CHARS = 60
 """How much of a wrong value an error repeats: enough to find it."""
@@ -130,5 +134,6 @@ class Environment:
 
 
 def _shown(text: str) -> str:
+    text = _USER.sub("...@", text)
     cut = text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
     return cut if cut.isprintable() else ascii(cut)

@@ -64,6 +64,13 @@ def test_a_token_and_roots_for_the_front_end() -> None:
     assert settings.metadata_host == "127.0.0.1:1"
 
 
+@pytest.mark.parametrize("url", ["https://user:hunter2@h/x", "https://user:hunter2@h", "ftp://u:hunter2@h/x"])
+def test_a_password_in_the_url_is_shown_to_nobody(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read(HBONE_EGRESS="1=a:1", HBONE_EGRESS_GATEWAY=url)
+    assert "hunter2" not in str(refused.value) and "://...@h" in str(refused.value)
+
+
 def test_the_proxy_is_there_with_an_allow_list() -> None:
     settings = read(HBONE_EGRESS_ALLOW="*.prod.svc:80")
     assert (settings.has_proxy, settings.proxy) == (True, Address("127.0.0.1", 15007))
