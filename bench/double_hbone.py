@@ -6,7 +6,7 @@ python -m bench.double_hbone [--turns N]
     single    HBONE to hgate, which connects the app
     sidecar   mTLS to hgate by SNI, its route to krun, which ends the mTLS
     plain     HBONE to hgate, its route to krun with mTLS of hgate's, which krun ends (inner: none)
-    envoys    the same with an Envoy in the place of hgate and one in krun's, which ends no TLS
+    envoys    mTLS by SNI as `sidecar`, with an Envoy for hgate and one for krun, which ends no TLS
 
 An Envoy stands in for the client of the mesh; HAProxy is Cloud Run's front end. What counts is CPU time of
 hgate and krun alone, the least of the turns; a ratio is that of `double` to that of the other way.
