@@ -77,9 +77,7 @@ class GatewayUrl:
     @property
     def authority(self) -> str:
         """HOST, with the port unless it is the scheme's own."""
-        text = str(self.address)
-        own = f":{_DEFAULT_PORTS[self.scheme]}"
-        return text.removesuffix(own) if self.address.port == _DEFAULT_PORTS[self.scheme] else text
+        return str(self.address).removesuffix(f":{_DEFAULT_PORTS[self.scheme]}")
 
     @classmethod
     def parse(cls, text: str) -> GatewayUrl:

@@ -19,14 +19,13 @@ def own_namespace(settings: Settings) -> str:
     return namespace or settings.pilot.namespace
 
 
-def own_baggage(settings: Settings) -> bytes:
-    """The header that ztunnel sends with requests and answers, of what is known. Raises what `own_namespace`
-    does."""
+def own_baggage(settings: Settings, namespace: str) -> bytes:
+    """The header that ztunnel sends with requests and answers, of what is known; `namespace` is ours."""
     pilot = settings.pilot
     labels = pilot.all_labels()
     return workload_baggage(
         pilot.cluster_id,
-        own_namespace(settings),
+        namespace,
         pilot.workload,
         str(labels.get("service.istio.io/canonical-name", pilot.workload)),
         str(labels.get("service.istio.io/canonical-revision", "")),

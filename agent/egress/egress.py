@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agent.config.egress_settings import EgressSettings, GatewayUrl, LocalTarget
-from agent.config.own_baggage import own_baggage
+from agent.config.own_baggage import own_baggage, own_namespace
 from agent.config.own_identity import own_trust_domain
 from agent.config.settings import Settings
 from agent.egress.egress_proxy import EgressProxy
@@ -97,7 +97,7 @@ class Egress:
             self._origin,
             self._pool,
             self._clock,
-            baggage=own_baggage(settings),
+            baggage=own_baggage(settings, own_namespace(settings)),
             half_closed_timeout_s=settings.half_closed_timeout_s,
             refusal=refusal,
             over=self._over,

@@ -122,23 +122,18 @@ class FrontEnd:
             stream.abort()
             raise DialError(f"{self._url}: the front end ends the connection", passes=True)
         carried = self._carried.setdefault(outer, set())
-        connection: Connection | None = None
 
         def made() -> Connection:
-            nonlocal connection
             connection = make()
             carried.add(connection)
             return connection
 
-        def over() -> None:
-            if connection is not None:
-                carried.discard(connection)
-
-        made_now = await carry_http2(origin, stream, deadline - loop.time(), made, revocations, over)
+        left_s = deadline - loop.time()
+        connection = await carry_http2(origin, stream, left_s, made, revocations, carried.discard)
         if outer not in self._carried:
-            made_now.abort("the front end ends the connection")
+            connection.abort("the front end ends the connection")
             raise DialError(f"{self._url}: the front end ends the connection", passes=True)
-        return made_now
+        return connection
 
     async def close(self, timeout_s: float) -> None:
         """Ends it; the connections that it carries come first."""

@@ -28,7 +28,7 @@ from agent.mtls.http_connection import HTTP1, HTTP2, HttpConnection
 from agent.mtls.server_tls import ServerTls
 from agent.proxy.downstream import Caller, Downstream
 from shared.address import Address
-from shared.errors import DeniedError, DialError, Flag, HboneError, LimitError, StreamResetError
+from shared.errors import DeniedError, DialError, HboneError, LimitError, StreamResetError
 from shared.http2.frames import CANCEL
 from shared.listen import bound_address, listen
 from shared.net.dial import dial
@@ -302,9 +302,7 @@ class Inbound:
         if connection.relay is not None:
             record.end(connection.relay, age_s)
         elif error is not None:
-            record.fail(error, age_s)
-            if isinstance(error, StreamResetError):
-                record.flag = Flag.DOWNSTREAM_RESET  # there is no other end yet
+            record.fail(error, age_s, one_ended=True)
         self._finished(record)
         self._settle(connection)
 

@@ -35,11 +35,9 @@ from shared.address import Address
 from shared.errors import (
     BadRequestError,
     DeniedError,
-    Flag,
     HboneError,
     LimitError,
     RefusedError,
-    StreamResetError,
     TlsFailureError,
 )
 from shared.http2.events import Headers
@@ -318,9 +316,7 @@ class InnerHbone:
         if not inner.is_refused:
             inner.is_refused = True
             record = TunnelRecord(peer=inner.leg.peer_name, route=ROUTE, identity=inner.identity)
-            record.fail(error, inner.age_s)
-            if isinstance(error, StreamResetError):
-                record.flag = Flag.DOWNSTREAM_RESET  # there is no other end yet
+            record.fail(error, inner.age_s, one_ended=True)
             self._finished(record)
 
 

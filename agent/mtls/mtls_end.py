@@ -415,12 +415,13 @@ class MtlsEnd:
         from agent.mtls.own_services import OwnServices, default_host
         from shared.net.tls import certificate_folder
 
-        hosts = settings.inner.hosts or (default_host(settings.pilot.workload, own_namespace(settings)),)
+        namespace = own_namespace(settings)
+        hosts = settings.inner.hosts or (default_host(settings.pilot.workload, namespace),)
         inner = InnerHbone(
             InnerHboneSettings(
                 files=certificate_folder.find(settings.certificates),
                 services=OwnServices(hosts, settings.inner.ports(settings.app.port), settings.app),
-                baggage=own_baggage(settings),
+                baggage=own_baggage(settings, namespace),
                 dial_timeout_s=settings.dial_timeout_s,
                 handshake_timeout_s=settings.handshake_timeout_s,
                 connection_idle_timeout_s=settings.inner.idle_timeout_s or None,

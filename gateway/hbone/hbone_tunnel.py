@@ -408,7 +408,7 @@ class HboneTunnel(ServedTunnel):
         elif at_once:
             first_flight = self.stream.first(FIRST_FLIGHT_BYTES)
         opening = self._opening = Opening(
-            ServiceUpstream(by_route.upstreams, request, record, traceparent, self._told_of_us()),
+            ServiceUpstream(by_route.upstreams, request, record, traceparent, self._about_peer()),
             by_route.upstreams.response_timeout_s,
             by_route.upstreams.rules,
             budget=request.budget,
@@ -431,7 +431,7 @@ class HboneTunnel(ServedTunnel):
             half_closed_timeout_s=tunnels.half_closed_timeout_s,
         )
 
-    def _told_of_us(self) -> Headers:
+    def _about_peer(self) -> Headers:
         """What the request says of the peer, which cannot show its certificate to the service itself."""
         if self._inner is None:
             return ()

@@ -233,10 +233,10 @@ async def carry_http2(
     timeout_s: float,
     make: Callable[[], D],
     revocations: RevocationWatch | None = None,
-    over: Callable[[], None] = lambda: None,
+    over: Callable[[D], None] = lambda _: None,
 ) -> D:
     """As `dial_http2`, but the connection to `origin`, which has TLS, is in a tunnel: that of `stream`, which
-    was answered with 200. `over()` is called when the tunnel is over, however that came.
+    was answered with 200. `over(connection)` is called when the tunnel is over, however that came.
 
     Raises:
         DialError: TLS failed, the peer does not speak HTTP/2, or it took over `timeout_s` seconds.
@@ -249,12 +249,11 @@ async def carry_http2(
         context, name = _tls_to(origin)
     except DialError:
         stream.abort()
-        over()
         raise
     assert context is not None
     connection = make()
     tls = CarriedTls(context, cast("asyncio.BufferedProtocol", connection), server_name=name)
-    Relay(CarriedLeg(tls, stream), stream, lambda _: over()).start()
+    Relay(CarriedLeg(tls, stream), stream, lambda _: over(connection)).start()
     try:
         async with asyncio.timeout(timeout_s):
             await tls.handshake()

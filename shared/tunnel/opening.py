@@ -419,9 +419,10 @@ class Opening:
             return True
         budget = self._budget
         assert budget is not None  # left at the end only
-        too_many = self._upstream.too_many_start()
         if budget.starting >= self._rules.max_starting:
             too_many = f"{budget.starting} wait for it to start, the most that may"
+        else:
+            too_many = self._upstream.too_many_start()
         if too_many:
             self._upstream.retrying(reason, over_budget=True)
             self._why_not = f"; not asked again: {too_many}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Unpack
 
 from shared.address import Address
-from shared.errors import Flag, HboneError
+from shared.errors import Flag, HboneError, StreamResetError
 
 if TYPE_CHECKING:  # krun's mTLS end makes records before there is a tunnel
     from shared.net.relay.tunnel_clock import Carrying
@@ -76,10 +76,13 @@ class TunnelRecord:
     opened: bool = False
     """Whether it was open; else the line tells of a refusal."""
 
-    def fail(self, error: HboneError, duration_s: float | None = None) -> None:
-        """It was refused, or ended, for `error` after `duration_s` seconds."""
+    def fail(self, error: HboneError, duration_s: float | None = None, *, one_ended: bool = False) -> None:
+        """It was refused, or ended, for `error` after `duration_s` seconds. `one_ended`: it has no upstream
+        yet, so a reset can only be the client's."""
         self.error = error
         self.flag = error.flag
+        if one_ended and isinstance(error, StreamResetError):
+            self.flag = Flag.DOWNSTREAM_RESET
         self.duration_s = duration_s
 
     def end(self, relay: Carrying, duration_s: float) -> None:
