@@ -22,7 +22,7 @@ from tests.support.network import unanswering
 from tests.support.tcp_peer import TcpServer
 from tests.support.wall_clock import Clock
 
-pytest_plugins = ["tests.support.surroundings", "tests.support.secrets_search"]
+pytest_plugins = ["tests.support.surroundings", "tests.support.secrets_search", "tests.support.hangs"]
 
 settings.register_profile("fast", max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=20_000, deadline=None)

@@ -15,7 +15,7 @@ import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -469,16 +469,21 @@ async def test_its_admin_interface_is_the_user_s_own(tmp_path: Path, certificate
             (tmp_path / "admin.sock").unlink(missing_ok=True)
             left.bind(str(tmp_path / "admin.sock"))
         envoy = await start(tmp_path, certificates)
-        await envoy.ready(PATIENCE_S)
-        found = envoy.admin.stat()
-        assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
-        assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
-        await envoy.stop(PATIENCE_S)
+        try:
+            await envoy.ready(PATIENCE_S)
+            found = envoy.admin.stat()
+            assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+            assert listening(envoy.pid) == 1, "the mTLS end's, and no other port"
+        finally:
+            await envoy.stop(PATIENCE_S)
 
 
 def listening(pid: int) -> int:
     """How many TCP ports a process listens on (proc(5)); each of its workers' sockets counts once."""
-    held = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since the folder was read
+            held.add(os.readlink(descriptor))
     ports = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
