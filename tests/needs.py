@@ -138,6 +138,7 @@ TARGETS: dict[str, tuple[Need, ...]] = {
         *(
             program(name, package, _TESTED)
             for name, package in (
+                ("curl", "curl"),
                 ("ssh", "openssh-client"),
                 ("sshd", "openssh-server"),
                 ("tmux", "tmux"),
@@ -148,6 +149,8 @@ TARGETS: dict[str, tuple[Need, ...]] = {
                 ("chromium", "chromium"),
             )
         ),
+        program("ip", "iproute2", "the tests of slow name servers are"),
+        program("unshare", "util-linux", "the tests of slow name servers are"),
         *_LOAD,
     ),
     "conformance": (Need("Go", "golang", lambda: H2SPEC.exists() or bool(go())),),

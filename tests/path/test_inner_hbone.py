@@ -103,6 +103,7 @@ def s_client(mesh: Mesh, address: Address, *more: str) -> subprocess.CompletedPr
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="backslashreplace",  # krun's SETTINGS, where they come before the end
         timeout=PATIENCE_S,
         check=False,
     )

@@ -20,7 +20,7 @@ from shared.address import Address
 from shared.http2.frames import CANCEL, CONNECT_ERROR
 from tests.path.app import READ_BYTES, App, answer_lines, echo, greet_and_answer, read
 from tests.path.hbone_peers import envoy_client
-from tests.path.plain_world import (
+from tests.slow.ambient.plain_world import (
     AUTHORITY,
     DENIED_AUTHORITY,
     HELLO,
