@@ -46,6 +46,7 @@ from shared.errors import (
     Flag,
     HboneError,
     LimitError,
+    StatusError,
     StreamResetError,
     TokenNeededError,
 )
@@ -79,6 +80,11 @@ from shared.tunnel.tunnel_server import GONE, ServedTunnel
 
 if TYPE_CHECKING:
     from gateway.hbone.inner_tls import InnerConnection, InnerTls, InnerTlsOfRoutes
+
+NO_TARGET = "answered 404: no such target"
+"""How krun's answer begins to a target that it does not know."""
+
+TOO_OLD = "inner: hbone needs a krun that has target 15008: update it there"
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""
@@ -451,6 +457,11 @@ class HboneTunnel(ServedTunnel):
         except LimitError as error:
             self._tunnels.refusals.add(error)
             raise
+        except StatusError as error:
+            is_inner = self._route is not None and self._route.inner == "hbone"
+            if not is_inner or not str(error).startswith(NO_TARGET):
+                raise
+            raise StatusError(error.status, f"{error}: {TOO_OLD}") from error
 
     def _answered(self, upstream: Stream) -> None:
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gateway.hbone.hbone_tunnel import TOO_OLD
 from hbone.demo.processes import Process, Record
 from shared.http2.frames import CANCEL
 from tests.path.ambient_world import (
@@ -261,22 +262,33 @@ async def test_a_service_that_krun_is_not(way: AmbientWorld, app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "meaning"),
-    [(404, "or krun knows no such target"), (403, "the caller lacks roles/run.invoker")],
+    ("status", "kind", "meaning"),
+    [
+        (404, b"text/plain", f"no such target; known are 15003, 22: {TOO_OLD}"),
+        (
+            404,
+            b"text/html",
+            "no such service, its ingress setting keeps this caller out, or krun knows no such target",
+        ),
+        (403, b"text/html", "the caller lacks roles/run.invoker"),
+    ],
+    ids=["krun is too old", "no service", "no permission"],
 )
-async def test_a_krun_that_is_too_old(way: AmbientWorld, app: App, status: int, meaning: str) -> None:
+async def test_a_service_that_refuses_inner_hbone(
+    way: AmbientWorld, app: App, status: int, kind: bytes, meaning: str
+) -> None:
     """One refusal that says what is known, and no second question; other streams go on."""
     app.behave = patient_echo
     async with way.ztunnel() as ztunnel, way.old_service() as old, ztunnel.tunnel(AUTHORITY) as good:
         outer = await ztunnel.connect(OLD_AUTHORITY)
         asked = await old.request()
         assert asked[b":path"] == b"/_hbone/15008"
-        asked.respond(status)
+        asked.respond(status, [(b"content-type", kind)])
         await asked.send(b"no such target; known are 15003, 22")
         asked.end()
         assert await outer.status() == 503
         said = (await outer.rest()).decode()
-        assert said.startswith(f"answered {status}: ") and said.endswith(f"{meaning}\n")
+        assert said == f"answered {status}: {meaning}\n"
         assert not old.asked
         await still_carries(good)
     near = await line(way.gateway.process, target=OLD_AUTHORITY, status=503)
