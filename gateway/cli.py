@@ -16,6 +16,7 @@ from shared.errors import EXIT_DENIED, EXIT_OK
 
 if TYPE_CHECKING:
     from gateway.workers.worker_link import Worker
+    from shared.address import Address
     from shared.ops.access_log import AccessLog
 
 NO_CLUSTER = "the cluster's routes are not known yet: is hgate cluster running?"
@@ -91,6 +92,14 @@ def parser() -> Parser:
         default=[],
         metavar="NAME",
         help="walk the path of this server name only; several are allowed",
+    )
+    doctor.add_argument(
+        "--authority",
+        action="append",
+        type=authority,
+        default=[],
+        metavar="HOST:PORT",
+        help="walk the path of CONNECTs with this authority (routes with inner); several are allowed",
     )
     doctor.add_argument(
         "--timeout",
@@ -248,7 +257,11 @@ def _examine(options: argparse.Namespace) -> int:
 
     told: float | None = options.timeout
     deadlines = Deadlines() if told is None else Deadlines(told, told)
-    report = loop.run(route_doctor.examine(options.config, options.sni, os.environ, deadlines))
+    report = loop.run(
+        route_doctor.examine(
+            options.config, options.sni, os.environ, deadlines, authorities=options.authority
+        )
+    )
     if report.awaits_cluster:
         print(NO_CLUSTER, file=sys.stderr)
     if options.json:
@@ -256,6 +269,17 @@ def _examine(options: argparse.Namespace) -> int:
     else:
         print(route_doctor.as_text(report, colour=wants_colour(sys.stdout, os.environ)), end="")
     return report.exit_code
+
+
+def authority(text: str) -> Address:
+    """A CONNECT's authority. Raises ArgumentTypeError if `text` is none."""
+    from shared.errors import BadRequestError
+    from shared.tunnel.connect_target import read_authority
+
+    try:
+        return read_authority(text.encode())
+    except BadRequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def timeout(text: str) -> float:

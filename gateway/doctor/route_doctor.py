@@ -2,7 +2,7 @@
 
 It is a process of its own beside the gateway and has the same file and environment; it shares nothing with
 it, so no tunnel of a client is touched. Where only a client's name says where a route leads, that name has to
-be given (--sni).
+be given: the one in its ClientHello (--sni), or the authority of its CONNECT (--authority).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.reload import ConfigFile
-from gateway.rules.routes import Route, RouteTable, Target
+from gateway.doctor.inner_path import InnerPath
+from gateway.rules.routes import Route, RouteTable, Target, connect_name
 from gateway.sni.token_sources import TokenSources
+from shared.address import Address
 from shared.credentials.token_sources.minters import minter_from_env
 from shared.doctor import report as reports
 from shared.doctor.failures import Failed, Failure
@@ -32,7 +34,7 @@ from shared.tasks import spawn
 AT_ONCE = 8
 """Routes walked at once: each is a connection, a token and perhaps an instance that starts."""
 
-DEPENDS = "only a client's name says where it leads: give one with --sni"
+DEPENDS = "only a client's name says where it leads: give one with --sni, or --authority"
 REVERSE = "workloads dial in: /connections on hgate's admin port shows them"
 
 
@@ -78,9 +80,14 @@ class GatewayReport:
 
 
 async def examine(
-    file: Path, names: Sequence[str], environ: Mapping[str, str], deadlines: Deadlines
+    file: Path,
+    names: Sequence[str],
+    environ: Mapping[str, str],
+    deadlines: Deadlines,
+    *,
+    authorities: Sequence[Address] = (),
 ) -> GatewayReport:
-    """Walks all routes of `file`, or those of `names`.
+    """Walks all routes of `file`, or those of `names` in ClientHellos and of the `authorities` of CONNECTs.
 
     Raises:
         ConfigError: the file is wrong.
@@ -98,7 +105,7 @@ async def examine(
         async with places:
             return await _examined(place, name, route, target, tokens, deadlines)
 
-    found = _named(table, names) if names else _all(table)
+    found = [*_named(table, names), *_asked(table, authorities)] if names or authorities else _all(table)
     try:
         tasks = [spawn(examined(*one), name=f"examine {one[1]}") for one in found]
         reports_ = await asyncio.gather(*tasks)
@@ -124,6 +131,17 @@ def _named(table: RouteTable, names: Sequence[str]) -> Iterable[_Found]:
         else:
             route = table.routes[target.route]
             yield table.place(route), name, route, target
+
+
+def _asked(table: RouteTable, authorities: Sequence[Address]) -> Iterable[_Found]:
+    for authority in authorities:
+        try:
+            target = table.find_connect(connect_name(authority))
+        except NoRouteError:
+            yield "no route", str(authority), None, None
+        else:
+            route = table.routes[target.route]
+            yield table.place(route), str(authority), route, target
 
 
 async def _examined(
@@ -199,9 +217,11 @@ async def _tunnel(target: Target, tokens: TokenSources, deadlines: Deadlines) ->
         source,
         target.connect_target,
     )
+    inside = InnerPath(target, path, deadlines)
     try:
-        return await walk(target.url, path.checks())
+        return await walk(target.url, [*path.checks(), *inside.checks()])
     finally:
+        inside.close()
         await path.close()
 
 

@@ -55,7 +55,7 @@ class Owner(Protocol):
         """The handshake is complete, and the far side is the right one: now join the leg or abort it."""
 
     def inner_failed(self, error: HboneError) -> None:
-        """There will be no TLS; the far side has been told."""
+        """There will be no TLS; the far side has been told. What `error` was before is its cause."""
 
     def abort(self, error: HboneError) -> None:
         """The far side is revoked: ends the tunnel at once."""
@@ -279,4 +279,6 @@ class InnerConnection:
     def _fail(self, error: HboneError) -> None:
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner.inner_failed(DialError(f"inside the tunnel: {error}"))
+            failure = DialError(f"inside the tunnel: {error}")
+            failure.__cause__ = error
+            owner.inner_failed(failure)

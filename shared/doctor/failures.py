@@ -290,6 +290,11 @@ class Failure(Enum):
         "krun knows no such target.",
         "Use one of the targets that the detail names, or set PORT_NAME=HOST:PORT for krun.",
     )
+    KRUN_TOO_OLD = (
+        Hop.DIAL,
+        "krun is older than inner HBONE, which the route asks it for.",
+        "Deploy the service anew, with a krun that has target 15008.",
+    )
     TARGET_REFUSED = (
         Hop.DIAL,
         "Nothing listens at the target's address in the container.",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from shared import ports
 from shared.credentials.tokens.tokens import TokenSource
 from shared.doctor import answers_told, tls_faults
 from shared.doctor.answers_told import Answered, answered
@@ -46,6 +47,9 @@ LONG_S = 86_400.0
 
 ABOUT_PATH = TUNNEL_PREFIX
 """What krun says of itself; no tunnel can be there."""
+
+INNER_PATH = f"{TUNNEL_PREFIX}{ports.HBONE}"
+"""Where krun ends inner HBONE; one that is older than that knows no such target."""
 
 _TOKEN_FAULTS = {"expired": Failure.TOKEN_EXPIRED, "audience": Failure.TOKEN_AUDIENCE}
 """Of a token that is there: found where it is got, told where it counts."""
@@ -401,14 +405,15 @@ class ServicePath:
             return f"{way.connect_target or way.path} is open"
         answer = answered(got, await StreamBytes(stream, BODY_BYTES).rest(), self.token)
         stream.close()
-        raise Failed(_dial_failure(answer, in_mesh=bool(way.connect_target)), answer.line)
+        raise Failed(_dial_failure(answer, way), answer.line)
 
 
-def _dial_failure(answer: Answered, *, in_mesh: bool) -> Failure:
-    if in_mesh and answer.status in (401, 403):
+def _dial_failure(answer: Answered, way: Way) -> Failure:
+    if way.connect_target and answer.status in (401, 403):
         return Failure.POLICY_DENIED
     if answer.status == 404:
-        return Failure.NO_TARGET
+        is_old = way.path == INNER_PATH and answer.body.startswith(answers_told.OLD_KRUN)
+        return Failure.KRUN_TOO_OLD if is_old else Failure.NO_TARGET
     if answer.status == 503 and "HBONE_MAX_" in answer.line:
         return Failure.KRUN_FULL
     if answer.status == 503 and "connection refused" in answer.line:

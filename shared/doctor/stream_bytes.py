@@ -1,4 +1,4 @@
-"""A stream's bytes, to be awaited: what a look at a far side needs in place of a relay."""
+"""A leg's bytes, to be awaited: what a look at a far side needs in place of a relay."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import asyncio
 
 from shared.errors import HboneError
 from shared.net.legs.contract import Buffer, Leg
-from shared.net.legs.stream import Stream
 
 
 class StreamBytes:
-    """What comes on a stream, up to `most` bytes; what comes beyond them is dropped. It has no deadline of
+    """What comes on a leg, up to `most` bytes; what comes beyond them is dropped. It has no deadline of
     its own."""
 
-    def __init__(self, stream: Stream, most: int) -> None:
+    def __init__(self, leg: Leg, most: int) -> None:
         self.data = bytearray()
         self.has_ended = False
         """The far side has ended in order."""
         self.error: HboneError | None = None
-        """How the stream broke."""
+        """How the leg broke."""
         self._most = most
         self._changed = asyncio.Event()
-        stream.join(self)
+        leg.join(self)
 
     @property
     def over(self) -> bool:
@@ -47,7 +46,7 @@ class StreamBytes:
         return bytes(self.data)
 
     async def broken(self) -> HboneError:
-        """How the stream breaks, once it does, whether its far side has ended before or not."""
+        """How the leg breaks, once it does, whether its far side has ended before or not."""
         while self.error is None:
             self._changed.clear()
             await self._changed.wait()

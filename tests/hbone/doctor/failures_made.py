@@ -398,6 +398,12 @@ async def no_target(bench: Bench) -> Report:
     return await at_krun(bench, Settings(), "/_hbone/nobody")
 
 
+@makes(Failure.KRUN_TOO_OLD)
+async def krun_too_old(bench: Bench) -> Report:
+    async with says(*[(404, (), b"no such target; known are 15003, 22")] * 3) as port:
+        return await bench.look(f"http://127.0.0.1:{port}/_hbone/15008")
+
+
 @makes(Failure.TARGET_REFUSED)
 async def target_refused(bench: Bench) -> Report:
     return await at_krun(bench, Settings(sshd=Address("127.0.0.1", closed_port())))

@@ -51,6 +51,8 @@ class PlainWorld:
     krun: Process
     old_port: int
     """Where the service of OLD_AUTHORITY is looked for; see `old_service`."""
+    environ: dict[str, str]
+    """Where hgate gets its tokens."""
 
     @property
     def hbone(self) -> Address:
@@ -121,7 +123,7 @@ def running(folder: Path, app: Address, inbound: str) -> Iterator[PlainWorld]:
         }
         environ = {"GCE_METADATA_HOST": printed(cloudrun, "GCE_METADATA_HOST")}
         gateway = block.enter_context(hgate(folder, routes=routes, hbone=port, environ=environ))
-        yield PlainWorld(mesh, gateway, process, old_port)
+        yield PlainWorld(mesh, gateway, process, old_port, environ)
 
 
 def _host(authority: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -340,6 +343,33 @@ async def test_the_wrong_far_side(way: PlainWorld, app: App) -> None:
     near = await line(way.gateway.process, target=WRONG_AUTHORITY)
     assert (near["status"], near["flags"]) == (503, "CONNECT")
     assert app.connections == before + 1
+
+
+@pytest.mark.parametrize(
+    ("authority", "failure", "detail"),
+    [
+        (AUTHORITY, None, f"{HELLO}, certificate until "),
+        (WRONG_AUTHORITY, "PEER_IDENTITY", f"inside the tunnel: peer {HELLO} denied: no rule allows it"),
+        (DENIED_AUTHORITY, "POLICY_DENIED", "after the handshake: "),
+    ],
+    ids=["right", "wrong", "denied"],
+)
+def test_hgate_doctor_looks_inside(
+    way: PlainWorld, app: App, authority: str, failure: str | None, detail: str
+) -> None:
+    app.behave = patient_echo
+    arguments = ("doctor", "--config", str(way.gateway.file), "--authority", authority, "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        capture_output=True,
+        timeout=PATIENCE_S,
+        env=os.environ | way.environ,
+    )
+    report = json.loads(done.stdout)["routes"][0]["report"]
+    found = report["failure"] or next(hop for hop in report["hops"] if hop["name"] == "peer")
+    assert found["name"] == (failure or "peer"), report
+    assert found["detail"].startswith(detail)
+    assert done.returncode == report["exit_code"]
 
 
 @pytest.mark.parametrize(
