@@ -24,7 +24,6 @@ COMPILED = [
     "agent/egress/gateway_upstream.py",
     "agent/egress/post_upstream.py",
     "agent/tunnels/app_proxy.py",
-    "agent/tunnels/first_bytes.py",
     "agent/tunnels/request_bounds.py",
     "agent/tunnels/requests.py",
     "agent/tunnels/reverse.py",

@@ -12,13 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.tunnels.first_bytes import H2C_ONLY, FirstBytes
 from shared.address import Address
 from shared.errors import LimitError
 from shared.http2.flood_guard import FloodLimits
 from shared.http2.session import SessionLimits
 from shared.listen import bound_address, listen
 from shared.net.http2.connection import Connection
+from shared.net.http2.first_bytes import FirstBytes, http1_answer
 from shared.net.legs.stream import Stream
 from shared.net.legs.tcp import Surplus
 from shared.ops.repeated_log import RepeatedLog
@@ -27,6 +27,16 @@ log = logging.getLogger("hbone.agent")
 
 LIMITS = SessionLimits(floods=FloodLimits(front_end=True), extended_connect=True)
 """Cloud Run's front end carries the requests of many clients on one connection, WebSockets among them."""
+
+H2C_ONLY = (
+    "it accepts HTTP/2 without TLS (h2c) only: deploy the service with --use-http2, or name its port h2c "
+    "(ports: [{name: h2c, containerPort: ...}])"
+)
+
+_HTTP1_ANSWER = http1_answer(
+    f"krun, the port of the tunnels: {H2C_ONLY}. "
+    "From a command line: curl --http2-prior-knowledge, without https."
+)
 
 EVICT_AFTER_S = 1.0
 """A connection has as long to say something, or to open a stream, before it can be made to leave."""
@@ -106,7 +116,9 @@ class TunnelPort:
         if refusal is not None:
             error = refusal
             return Surplus(lambda peer: self._turned_away(peer, error))
-        arriving = FirstBytes(connection=self._connection, http1=self._http1, decided=self._decided)
+        arriving = FirstBytes(
+            connection=self._connection, answer=_HTTP1_ANSWER, http1=self._http1, decided=self._decided
+        )
         self._arriving[arriving] = asyncio.get_running_loop().time()
         return arriving
 

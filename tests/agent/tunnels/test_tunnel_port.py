@@ -1,5 +1,5 @@
-"""The tunnel port's listener and its bound; `test_first_bytes.py` has what comes first, `test_app.py` the
-rest."""
+"""The tunnel port's listener and its bound. `tests/shared/net/http2/test_first_bytes.py` has what comes
+first, `test_app.py` the rest."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_a_line_for_http1_at_once_and_not_for_each(
     for _ in range(3):
         async with TcpPeer.connected(told.number) as peer:
             await peer.send(b"GET / HTTP/1.1\r\n\r\n")
-            await peer.rest()
+            assert (await peer.rest()).startswith(b"HTTP/1.1 505 ")
             addresses.append(peer.address)
     told.port.close()
     first = f"HTTP/1.1 from {addresses[0]} on the tunnel port: it accepts HTTP/2 "

@@ -18,6 +18,7 @@ from shared.errors import UnavailableError
 from shared.net.http2.liveness import while_connected
 from shared.tasks import running, spawn
 from shared.trust.spiffe import SpiffeId
+from tests.shared.http2.dialogue import LAST_OF_ALL, PREFACE, goaway, goaway_seen, settings
 from tests.support import hbone_port
 from tests.support.ambient_client import AmbientClient, CarriedTls, InStream
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, HbonePort, Mesh
@@ -173,6 +174,17 @@ async def test_what_is_no_tunnel_is_told_so(
     line = await port.line()
     assert (line["status"], line["error"], line["src.addr"]) == (status, error, front.local_address)
     assert port.listener.open_connections == 0
+
+
+async def test_a_front_end_of_http1_is_told_what_to_declare(
+    port: HbonePort, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with TcpPeer.connected(post_port(port)) as peer:
+        await peer.send(b"POST /_hbone/15008 HTTP/1.1\r\nhost: hgate\r\ntransfer-encoding: chunked\r\n\r\n")
+        head, _, body = (await peer.rest()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 505 ")
+    assert b"appProtocol: kubernetes.io/h2c" in body
+    assert caplog.messages[-1].startswith(f"HTTP/1.1 from {peer.address} on hbone.tunnel_listen: ")
 
 
 async def test_what_is_no_tls_is_refused(port: HbonePort, front: Http2Peer) -> None:
@@ -343,6 +355,20 @@ async def test_a_drain_in_the_middle_of_a_handshake(port: HbonePort, front: Http
     await port.listener.drain()
     async with AmbientClient.inside(carrier, port.mesh.tls(port.mesh.member(CALLER))) as client:
         await client.peer.until(lambda: client.peer.goaway)
+
+
+async def test_a_drain_before_a_front_end_has_spoken(port: HbonePort) -> None:
+    """What it asks for at once is answered, and it is drained like others."""
+    async with TcpPeer.connected(post_port(port)) as peer:
+        while not port.listener.unfinished:  # noqa: ASYNC110  # it is accepted in its own time
+            await asyncio.sleep(0)
+        await port.listener.drain()
+        await peer.send(PREFACE + settings())
+        await peer.read_until(goaway(LAST_OF_ALL))
+        await peer.send(goaway_seen())
+        await peer.rest()
+    while port.listener.unfinished:  # noqa: ASYNC110  # it sees our end in its own time
+        await asyncio.sleep(0)
 
 
 async def test_the_end_breaks_everything_off(tmp_path: Path, target: TcpServer) -> None:

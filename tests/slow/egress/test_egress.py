@@ -349,6 +349,22 @@ def test_a_front_end_with_another_name(tmp_path: Path, mesh: Mesh, app: App) -> 
         way.krun.wait_for(lambda one: "certificate refused" in str(one.get("error", "")), PATIENCE_S)
 
 
+def test_a_front_end_that_speaks_http1_to_hgate(tmp_path: Path, mesh: Mesh, app: App) -> None:
+    """What most do unless they are told otherwise. hgate says what to declare, and krun repeats it."""
+    chain, key, _ = map(str, certificate_folder.find(front_of(mesh)).all)
+    with by_hgate(tmp_path, mesh, app, by_post=True) as found, ExitStack() as block:
+        front = block.enter_context(nghttpx(tmp_path, posts_of(found), key, chain, back=""))
+        way = block.enter_context(through(tmp_path, mesh, front, app))
+        with pytest.raises(ConnectionResetError), way.connect() as client:
+            client.recv(1)
+        way.krun.wait_for(
+            lambda one: "appProtocol: kubernetes.io/h2c" in str(one.get("error", "")), PATIENCE_S
+        )
+        found.process.wait_for(
+            lambda one: "on hbone.tunnel_listen: it accepts HTTP/2" in str(one.get("message", "")), PATIENCE_S
+        )
+
+
 def test_a_gateway_that_refuses_the_certificate(tmp_path: Path, mesh: Mesh, app: App) -> None:
     """It is not the one that HBONE_EGRESS_PEER wants: nothing is sent, and the log says who it is."""
     with by_hgate(tmp_path, mesh, app) as gateway:

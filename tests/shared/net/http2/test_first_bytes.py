@@ -1,4 +1,4 @@
-"""What the first bytes on the tunnel port lead to: HTTP/2, an answer that says what to do, or an end."""
+"""What the first bytes on a port without TLS lead to: HTTP/2, an answer that says what to do, or an end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from agent.tunnels import first_bytes
-from agent.tunnels.first_bytes import FirstBytes
 from shared.http2 import frames
+from shared.net.http2 import first_bytes
 from shared.net.http2.connection import Connection
+from shared.net.http2.first_bytes import FirstBytes, http1_answer
 from shared.net.legs.stream import Stream
 from tests.shared.http2.dialogue import (
     POST,
@@ -37,7 +37,10 @@ class Port:
 
     def accept(self) -> FirstBytes:
         arriving = FirstBytes(
-            connection=self.make, http1=self.http1.append, decided=self.decisions.put_nowait
+            connection=self.make,
+            answer=http1_answer("speak HTTP/2"),
+            http1=self.http1.append,
+            decided=self.decisions.put_nowait,
         )
         self.arriving.add(arriving)
         return arriving
@@ -116,7 +119,7 @@ async def test_http1_is_told_what_to_do(port: Port, method: bytes) -> None:
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 505 HTTP Version Not Supported\r\n")
         assert b"content-length: %d\r\n" % len(body) in head
-        assert b"--use-http2" in body and b"name: h2c" in body
+        assert body == b"speak HTTP/2\n"
         assert port.http1 == [peer.address]
     assert port.connections == []
 

@@ -1,6 +1,6 @@
-"""The first bytes of a connection to the tunnel port: HTTP/2, or HTTP/1.1, which the port does not serve.
+"""The first bytes of a connection to a port of HTTP/2 without TLS: HTTP/2, or HTTP/1.1, which is not served.
 
-Cloud Run sends HTTP/1.1 to a container whose port is not named h2c, and so does any browser. Both get an
+A front end speaks HTTP/1.1 to a port that was not declared as h2c, and so does any browser. Both get an
 answer in HTTP/1.1 that says what to do. So nothing of HTTP/2 may be sent before: our preface follows the
 peer's, which comes with its first bytes (RFC 9113 section 3.4).
 """
@@ -16,11 +16,6 @@ from shared.net.http2.connection import PREFACE_TIMEOUT_S, Connection
 from shared.net.legs.read_buffer import READ_BUFFER
 from shared.net.legs.tcp import peer_of
 
-H2C_ONLY = (
-    "it accepts HTTP/2 without TLS (h2c) only: deploy the service with --use-http2, or name its port h2c "
-    "(ports: [{name: h2c, containerPort: ...}])"
-)
-
 LINGER_S = 2.0
 """How long a client that has its answer may go on sending: closing over unread bytes sends RST, which can
 overtake the answer (RFC 9112 section 9.6)."""
@@ -28,16 +23,16 @@ overtake the answer (RFC 9112 section 9.6)."""
 MAX_LINE_BYTES = 8192
 """Of a request line (RFC 9112 section 3 wants 8000 at least): what is longer is not waited for."""
 
-_ANSWER = (
-    f"krun, the port of the tunnels: {H2C_ONLY}. "
-    "From a command line: curl --http2-prior-knowledge, without https.\n"
-).encode()
-_HEAD = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
-    b"content-type: text/plain; charset=utf-8\r\n"
-    b"content-length: %d\r\n"
-    b"connection: close\r\n\r\n" % len(_ANSWER)
-)
+
+def http1_answer(text: str) -> bytes:
+    """A whole answer (505) to a request of HTTP/1.1, with one line of text."""
+    body = text.encode() + b"\n"
+    return (
+        b"HTTP/1.1 505 HTTP Version Not Supported\r\n"
+        b"content-type: text/plain; charset=utf-8\r\n"
+        b"content-length: %d\r\n"
+        b"connection: close\r\n\r\n" % len(body)
+    ) + body
 
 
 def _is_http1(early: bytes) -> bool | None:
@@ -55,19 +50,30 @@ def _is_http1(early: bytes) -> bool | None:
 
 class FirstBytes(asyncio.BufferedProtocol):
     """An accepted connection until it is known what it speaks: then it is the protocol that `connection`
-    makes, or `http1(peer)` is called and it ends. `decided(self)` is called once, when either is so or it is
-    lost."""
+    makes, or it gets `answer` (an `http1_answer`), `http1(peer)` is called and it ends. `decided(self)` is
+    called once, when either is so or it is lost."""
 
-    __slots__ = ("_connection", "_decided", "_early", "_http1", "_serve_at_once", "_timer", "_transport")
+    __slots__ = (
+        "_answer",
+        "_connection",
+        "_decided",
+        "_early",
+        "_http1",
+        "_serve_at_once",
+        "_timer",
+        "_transport",
+    )
 
     def __init__(
         self,
         *,
         connection: Callable[[], Connection],
+        answer: bytes,
         http1: Callable[[str], None],
         decided: Callable[[FirstBytes], None],
     ) -> None:
         self._connection = connection
+        self._answer = answer
         self._http1 = http1
         self._decided: Callable[[FirstBytes], None] | None = decided
         self._early = b""
@@ -117,7 +123,7 @@ class FirstBytes(asyncio.BufferedProtocol):
             return
         self._cancel_timer()
         if is_http1:
-            self._answer(transport, early)
+            self._refuse(transport, early)
         else:
             self._hand_over(transport, early)
         self._end()
@@ -136,9 +142,10 @@ class FirstBytes(asyncio.BufferedProtocol):
         connection.connection_made(transport)
         connection.feed(early)
 
-    def _answer(self, transport: asyncio.Transport, early: bytes) -> None:
+    def _refuse(self, transport: asyncio.Transport, early: bytes) -> None:
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
-        transport.write(_HEAD if early.startswith(b"HEAD ") else _HEAD + _ANSWER)
+        head, end, _ = self._answer.partition(b"\r\n\r\n")
+        transport.write(head + end if early.startswith(b"HEAD ") else self._answer)
         transport.write_eof()
         self._http1(peer_of(transport))
 
