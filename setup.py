@@ -22,7 +22,6 @@ ROOT = Path(__file__).parent
 
 COMPILED = [
     "agent/egress/gateway_upstream.py",
-    "agent/egress/post_upstream.py",
     "agent/tunnels/app_proxy.py",
     "agent/tunnels/request_bounds.py",
     "agent/tunnels/requests.py",
@@ -37,7 +36,6 @@ COMPILED = [
     "gateway/sni/tunnel.py",
     "gateway/sni/upstream.py",
     "hbone/cloudrun/front_end.py",
-    "hbone/forward/service.py",
     "hbone/stdio_tunnel.py",
     "shared/http2/*.py",
     "shared/net/http2/*.py",
@@ -49,6 +47,7 @@ COMPILED = [
     "shared/tls/client_hello.py",
     "shared/tunnel/deadlines.py",
     "shared/tunnel/opening.py",
+    "shared/tunnel/pooled_upstream.py",
     "shared/tunnel/tunnel_request.py",
     "shared/tunnel/tunnel_server.py",
 ]

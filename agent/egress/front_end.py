@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import cast
 
 from agent.config.egress_settings import EgressSettings, GatewayUrl
-from agent.egress.post_upstream import PostUpstream
 from shared.credentials.token_sources.metadata import MetadataMinter
 from shared.credentials.tokens.token_cache import TokenCache
 from shared.credentials.tokens.tokens import NoToken, TokenSource
@@ -32,6 +31,7 @@ from shared.net.tls.revocation_watch import RevocationWatch
 from shared.ops.pool_counts import OriginCounts
 from shared.tunnel import tunnel_request
 from shared.tunnel.opening import Opening
+from shared.tunnel.pooled_upstream import PooledUpstream
 from shared.tunnel.retry import RetryBudget, RetryRules
 
 RULES = RetryRules(pauses=False)
@@ -100,8 +100,13 @@ class FrontEnd:
         """As `dial_http2`. Raises DialError."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        upstream = PostUpstream(
-            self.pool, self.origin, self._source, self._headers, lambda sent: _FrontEndAsked(token_sent=sent)
+        upstream = PooledUpstream(
+            self.pool,
+            self.origin,
+            self._source,
+            self._headers,
+            name=str(self.origin),
+            asked_of=_FrontEndAsked,
         )
         try:
             async with asyncio.timeout(timeout_s):

@@ -29,7 +29,7 @@ from shared.net.names import names
 from shared.net.pool.pool import Pool
 from shared.ops.metrics import TunnelMetrics
 from shared.tunnel import request_context, tunnel_request
-from shared.tunnel.opening import Upstream
+from shared.tunnel.pooled_upstream import TokenUpstream
 from shared.tunnel.retry import RetryBudget, RetryRules
 from shared.tunnel.tunnel_record import TunnelRecord
 
@@ -118,11 +118,8 @@ class Upstreams:
         return request
 
 
-class ServiceUpstream(Upstream):
+class ServiceUpstream(TokenUpstream):
     """A service, asked for one client's tunnel, of which `record` has what is known."""
-
-    _token: str | None = None
-    _rejected: str | None = None
 
     def __init__(
         self,
@@ -133,11 +130,11 @@ class ServiceUpstream(Upstream):
         extra: Headers = (),
     ) -> None:
         """The request has the headers `extra`, too."""
+        super().__init__(request.source)
         self._shared = shared
         self._request = request
         self._record = record
         self._traceparent = traceparent
-        self._source = request.source
         self._extra = extra
 
     def __str__(self) -> str:
@@ -174,10 +171,8 @@ class ServiceUpstream(Upstream):
             await shared.pool.of(origin).connected(deadline - asked)
             began = shared.loop.time()
             self._record.waited("connect", asked, began)
-            token = await self._source.token(self._admit)
-            ended = shared.loop.time()
-            self._record.waited("token", began, ended)
-            took_s = ended - began
+            token = await self._fetch()
+            took_s = shared.loop.time() - began
         self._token = token or None
         return took_s
 
@@ -188,22 +183,6 @@ class ServiceUpstream(Upstream):
         stream = await shared.pool.of(self._request.origin).open(self._headers(), deadline - began)
         self._record.waited("stream", began, shared.loop.time())
         return stream
-
-    def accepted(self) -> None:
-        self._source.accepted()
-
-    def reject_token(self) -> bool:
-        if self._token is None or self._rejected is not None:
-            return False
-        self._rejected = self._token
-        self._source.invalidate(self._token)  # it may have been revoked before its time
-        return True
-
-    async def renew_token(self) -> bool:
-        began = self._shared.loop.time()
-        self._token = await self._source.token(self._admit)
-        self._record.waited("token", began, self._shared.loop.time())
-        return self._token != self._rejected
 
     def retrying(self, reason: str, *, over_budget: bool = False) -> None:
         counts = self._shared.metrics.route(self._record.route)
@@ -248,6 +227,12 @@ class ServiceUpstream(Upstream):
             raise DialError(text) from error
         except OSError as error:
             raise DialError(f"connect to {origin}: {reason(error)}") from error
+
+    async def _fetch(self) -> str | None:
+        began = self._shared.loop.time()
+        token = await self._source.token(self._admit)
+        self._record.waited("token", began, self._shared.loop.time())
+        return token
 
     def _admit(self) -> None:
         self._shared.new_audiences.spend(self._record.peer, self._audience)

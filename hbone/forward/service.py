@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 
@@ -27,7 +28,8 @@ from shared.net.pool.pool import Pool
 from shared.net.pool.pool_limits import PoolLimits
 from shared.tasks import spawn
 from shared.tunnel import tunnel_request
-from shared.tunnel.opening import Opening, Upstream
+from shared.tunnel.opening import Opening
+from shared.tunnel.pooled_upstream import PooledUpstream
 from shared.tunnel.retry import RetryBudget, RetryRules
 
 MANY_STREAMS = 1000
@@ -87,7 +89,9 @@ class Service:
 
     async def open(self, path: str) -> Stream:
         """The stream of a tunnel. Raises HboneError."""
-        upstream = _Asked(self, path)
+        upstream = PooledUpstream(
+            self.pool, self.where.origin, self.source, partial(self.headers, path), name=str(self)
+        )
         opening = Opening(upstream, RESPONSE_TIMEOUT_S, RetryRules(RETRIES), budget=self.budget)
         try:
             return await opening.run()
@@ -194,49 +198,3 @@ class ServiceTarget:
     def cause(self, error: HboneError, leg: Leg, age_s: float) -> str:
         """As `Way` has it."""
         return self._service.cause(error, cast("Stream", leg), age_s)
-
-
-class _Asked(Upstream):
-    """The service, asked for one tunnel."""
-
-    _token: str | None = None
-    _rejected: str | None = None
-
-    def __init__(self, service: Service, path: str) -> None:
-        self._service = service
-        self._path = path
-
-    def __str__(self) -> str:
-        return str(self._service)
-
-    @property
-    def asked_of(self) -> AskedOf:
-        return AskedOf(token_sent=self._token is not None)
-
-    async def prepare(self, deadline: float) -> float:
-        """The token, once there is a connection: a name that leads to somebody else costs none."""
-        service, loop = self._service, asyncio.get_running_loop()
-        await service.pool.of(service.where.origin).connected(deadline - loop.time())
-        began = loop.time()
-        self._token = await service.source.token()
-        return loop.time() - began
-
-    async def request(self, deadline: float) -> Stream:
-        service = self._service
-        headers = service.headers(self._path, self._token)
-        left_s = deadline - asyncio.get_running_loop().time()
-        return await service.pool.of(service.where.origin).open(headers, left_s)
-
-    def accepted(self) -> None:
-        self._service.source.accepted()
-
-    def reject_token(self) -> bool:
-        if self._token is None or self._rejected is not None:
-            return False
-        self._rejected = self._token
-        self._service.source.invalidate(self._token)
-        return True
-
-    async def renew_token(self) -> bool:
-        self._token = await self._service.source.token()
-        return self._token != self._rejected
