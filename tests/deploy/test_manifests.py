@@ -27,6 +27,7 @@ from shared.credentials.kubernetes.kubernetes_api import rbac_rule
 from shared.net.names.resolv_conf import search_list
 from shared.net.tls.certificate_folder import CERTIFICATES_FILE, PRIVATE_KEY_FILE, ROOTS_FILE
 from shared.tls import istio_sni
+from shared.tunnel.tunnel_request import TUNNEL_PREFIX
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -393,6 +394,25 @@ def test_the_gateways_file_with_a_port_for_members(overlay: Path, section: str, 
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == [str(found.certificates)]
     assert f"containerPort: {port}" in (K8S / "components" / section / "kustomization.yaml").read_text()
+
+
+@every_overlay
+def test_the_gateways_file_with_a_port_for_front_ends(overlay: Path) -> None:
+    path = overlay / "hgate.yaml"
+    text = path.read_text()
+    if "\n# hbone:" in text:
+        text = uncommented(path, "hbone:")
+    found = parse(text.replace("# tunnel_listen:", "tunnel_listen:"), str(path)).hbone
+    assert found is not None
+    assert [address.port for address in found.tunnel_listen] == [ports.HBONE_H2C]
+    folder = K8S / "components" / "front-end"
+    assert f"containerPort: {ports.HBONE_H2C}" in (folder / "kustomization.yaml").read_text()
+    (port,) = yaml.safe_load((folder / "service.yaml").read_text())["spec"]["ports"]
+    assert (port["port"], port["appProtocol"]) == (ports.HBONE_H2C, "kubernetes.io/h2c")
+    (rule,) = yaml.safe_load((folder / "route.yaml").read_text())["spec"]["rules"]
+    assert [match["path"] for match in rule["matches"]] == [
+        {"type": "Exact", "value": f"{TUNNEL_PREFIX}{ports.HBONE}"}
+    ]
 
 
 def test_both_components_mount_the_same_certificate() -> None:

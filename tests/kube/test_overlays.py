@@ -248,10 +248,12 @@ def test_the_services_have_the_original_s_ports(overlay: str, with_options: bool
     hbone = {ports.HBONE} if with_options or overlay == "ambient" else set()
     more = {ports.REVERSE, 80, 443} if with_options else set()
     sni = {ports.SNI_ISTIO, ports.SNI}
+    front_end = {"hgate-front-end": {ports.HBONE_H2C}} if with_options else {}
     assert services == {
         "hgate": sni | hbone,
         "internal-hgate": sni | hbone | more,
         "hgate-istiod": {ports.ISTIOD},
+        **front_end,
     }
 
 
