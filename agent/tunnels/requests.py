@@ -25,7 +25,7 @@ from shared.net.legs.stream import Stream, header_value
 from shared.net.relay.tunnel_clock import TunnelClock
 from shared.tunnel.request_context import CLIENT_CERTIFICATE, certified_client, forwarded_for
 from shared.tunnel.tunnel_record import TunnelRecord
-from shared.tunnel.tunnel_request import listen_port, target_name
+from shared.tunnel.tunnel_request import NO_TARGET, listen_port, target_name
 from shared.tunnel.tunnel_server import ServedTunnel
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Requests:
         self.tunnels.add(tunnel)
         if target is None and not is_hbone and method != b"CONNECT":  # which names no target of ours
             known = ", ".join(self._settings.target_names)
-            tunnel.refuse(404, NoRouteError(f"no such target; known are {known}"))
+            tunnel.refuse(404, NoRouteError(f"{NO_TARGET}{known}"))
         elif (target is None and not is_hbone) or method != b"POST":
             tunnel.refuse(405, RefusedError("a tunnel is opened with POST"), [(b"allow", b"POST")])
         elif (refusal := self._refusal()) is not None:

@@ -76,13 +76,11 @@ from shared.tunnel.request_context import (
     read_traceparent,
 )
 from shared.tunnel.tunnel_record import TunnelRecord
+from shared.tunnel.tunnel_request import NO_TARGET
 from shared.tunnel.tunnel_server import GONE, ServedTunnel
 
 if TYPE_CHECKING:
     from gateway.hbone.inner_tls import InnerConnection, InnerTls, InnerTlsOfRoutes
-
-NO_TARGET = "answered 404: no such target"
-"""How krun's answer begins to a target that it does not know."""
 
 TOO_OLD = "inner: hbone needs a krun that has target 15008: update it there"
 
@@ -459,7 +457,7 @@ class HboneTunnel(ServedTunnel):
             raise
         except StatusError as error:
             is_inner = self._route is not None and self._route.inner == "hbone"
-            if not is_inner or not str(error).startswith(NO_TARGET):
+            if not is_inner or f": {NO_TARGET}" not in str(error):
                 raise
             raise StatusError(error.status, f"{error}: {TOO_OLD}") from error
 

@@ -18,12 +18,10 @@ from shared.doctor.failures import Failed, Failure
 from shared.doctor.far_text import one_line
 from shared.http2.events import Headers
 from shared.net.legs.stream import header_value, status_of
+from shared.tunnel.tunnel_request import NO_TARGET
 
 SKEW_S = 60.0
 """A difference between two clocks that is worth a word; tokens are accepted some minutes early or late."""
-
-OLD_KRUN = b"no such target; known are "
-"""What a krun that knows nothing of this path says of it."""
 
 H2C_ONLY = b"krun, the port of the tunnels"
 """How krun's answer to HTTP/1.1 begins."""
@@ -79,7 +77,7 @@ class Answered:
     @property
     def krun(self) -> Mapping[str, Any] | None:
         """What krun says of itself, empty for one that does not; None: it is not krun."""
-        if self.status == 404 and OLD_KRUN in self.body:
+        if self.status == 404 and NO_TARGET.encode() in self.body:
             return {}
         if self.status != 200 or not self.header(b"content-type").startswith("application/json"):
             return None

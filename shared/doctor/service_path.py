@@ -34,7 +34,7 @@ from shared.net.names.endpoint import Endpoint
 from shared.net.tls.contexts import ALPN_H2, certificate_end, client_context
 from shared.trust.token_claims import at_utc, claims_of, describe, expiry_of, shown_claim
 from shared.tunnel import tunnel_request
-from shared.tunnel.tunnel_request import TUNNEL_PREFIX
+from shared.tunnel.tunnel_request import NO_TARGET, TUNNEL_PREFIX
 
 BODY_BYTES = 4096
 """Read of an answer: Google's error pages have 1.5 KiB."""
@@ -412,7 +412,7 @@ def _dial_failure(answer: Answered, way: Way) -> Failure:
     if way.connect_target and answer.status in (401, 403):
         return Failure.POLICY_DENIED
     if answer.status == 404:
-        is_old = way.path == INNER_PATH and answer.body.startswith(answers_told.OLD_KRUN)
+        is_old = way.path == INNER_PATH and answer.body.startswith(NO_TARGET.encode())
         return Failure.KRUN_TOO_OLD if is_old else Failure.NO_TARGET
     if answer.status == 503 and "HBONE_MAX_" in answer.line:
         return Failure.KRUN_FULL

@@ -17,6 +17,9 @@ TUNNEL_PREFIX = "/_hbone/"
 LISTEN_PREFIX = f"{TUNNEL_PREFIX}listen/"
 """Behind it is a port that krun is to listen on, for whoever asks. No target has a slash in its name."""
 
+NO_TARGET = "no such target; known are "
+"""How krun's 404 to a tunnel begins whose target it does not know; the names of its targets follow."""
+
 _TARGET = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 
