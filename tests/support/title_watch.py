@@ -33,7 +33,9 @@ def command_lines(root: int) -> Iterator[bytes]:
     watched = {parents[process] for process, line in lines.items() if WATCH in line} - {root}
     for process, line in lines.items():
         above = process
-        while above in parents and above not in watched and above != root:
+        for _ in parents:  # no further: a number that was given again while we read may close a circle
+            if above not in parents or above in watched or above == root:
+                break
             above = parents[above]
         if above == root and process != root:
             yield line
