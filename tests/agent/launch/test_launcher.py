@@ -159,7 +159,8 @@ if os.environ.get("AS_FIRST_PROCESS"):
 
 async def main():
     app = await App.start(sys.argv[1:], os.environ, 8080, ignored=ignored_signals())
-    app.forward_signals(lambda signum: print(f"notice {signal.Signals(signum).name}", flush=True))
+    # In one write each: the app's line may come at the same time, and Python may be told to buffer nothing.
+    app.forward_signals(lambda signum: os.write(1, f"notice {signal.Signals(signum).name}\\n".encode()))
     print("launcher ready", flush=True)
     return await app.wait()
 
@@ -172,9 +173,9 @@ REPORTER = [
     sys.executable,
     "-c",
     """
-import signal
+import os, signal
 def report(signum, _):
-    print(f"app {signal.Signals(signum).name}", flush=True)
+    os.write(1, f"app {signal.Signals(signum).name}\\n".encode())
     if signum == signal.SIGTERM:
         raise SystemExit(9)
 for name in ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH"]:
