@@ -34,7 +34,7 @@ from shared.tasks import spawn
 AT_ONCE = 8
 """Routes walked at once: each is a connection, a token and perhaps an instance that starts."""
 
-DEPENDS = "only a client's name says where it leads: give one with --sni, or --authority"
+DEPENDS = "only a client's name says where it leads: give one with --sni or --authority"
 REVERSE = "workloads dial in: /connections on hgate's admin port shows them"
 
 

@@ -295,7 +295,7 @@ routes:
     reports = [one["report"] for one in seen.told["routes"]]
     assert [report["exit_code"] for report in reports if report] == [0, 88, 85, 0]
     assert seen.code == seen.told["exit_code"] == 85, "the nearest"
-    assert seen.told["routes"][4]["reason"].endswith("give one with --sni")
+    assert seen.told["routes"][4]["reason"].endswith("give one with --sni or --authority")
 
     seen = doctor("gateway", "--config", file, "--sni", SNI, environ=environ)
     assert (seen.code, [one["verdict"] for one in seen.told["routes"]]) == (EXIT_OK, ["PASS"])
