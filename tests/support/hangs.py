@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Generator
 
 import pytest
 
@@ -24,11 +23,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[_stderr])
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    timeout_s = float(item.config.getini("faulthandler_timeout"))
-    if timeout_s:
-        ends = item.config.getini("faulthandler_exit_on_timeout")
-        faulthandler.dump_traceback_later(timeout_s, file=item.config.stash[_stderr], exit=ends)
-    # pytest itself takes it back at the end of the test.
-    return (yield)
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Behind pytest's own, which takes the deadline back: sets it anew, for what is left of the test."""
+    timeout_s = float(node.config.getini("faulthandler_timeout"))
+    if timeout_s and isinstance(node, pytest.Item):
+        ends = node.config.getini("faulthandler_exit_on_timeout")
+        faulthandler.dump_traceback_later(timeout_s, file=node.config.stash[_stderr], exit=ends)
+        # pytest takes it back at the end of the test.
