@@ -24,7 +24,8 @@ from tests.path.krun_peers import krun
 from tests.support.double_hbone import Ztunnel
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Service
-from tests.support.world import CONCURRENCY, free_port, printed
+from tests.support.network import reserved_port
+from tests.support.world import CONCURRENCY, printed
 
 HOST = "hello.demo.svc.cluster.local"
 AUTHORITY = f"{HOST}:8080"
@@ -81,8 +82,8 @@ def running(folder: Path, app: Address) -> Iterator[AmbientWorld]:
     mesh = Mesh(folder)
     old = SpiffeId.of_workload(TRUST_DOMAIN, "run", "old")
     _, _, old_ca = certificate_folder.find(mesh.member(old, dns_names=[OLD_NAME])).all
-    old_port = free_port()
     with ExitStack() as block:
+        old_port = block.enter_context(reserved_port())
         process, container = block.enter_context(krun(folder, **_krun(mesh, app)))
         cloudrun = Process("cloudrun", _cloudrun(folder, container), {}, folder)
         block.callback(cloudrun.stop)

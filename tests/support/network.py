@@ -63,6 +63,16 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port as `free_port` has it, on which nobody listens and which nobody else is given until the block
+    ends. The test itself may listen on it in between, as asyncio does (SO_REUSEADDR)."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", free_port()))
+        yield holder.getsockname()[1]
+
+
 def closed_port() -> int:
     """A loopback port on which nobody listens."""
     return free_port()

@@ -21,7 +21,8 @@ from tests.path.krun_peers import krun
 from tests.support.double_hbone import Ztunnel
 from tests.support.hbone_port import CALLER, GATEWAY, TRUST_DOMAIN, Mesh
 from tests.support.http2_peer import Service
-from tests.support.world import CONCURRENCY, free_port, printed
+from tests.support.network import reserved_port
+from tests.support.world import CONCURRENCY, printed
 
 HOST = "hello.demo.svc.cluster.local"
 AUTHORITY = f"{HOST}:8080"
@@ -78,7 +79,6 @@ def running(folder: Path, app: Address, inbound: str) -> Iterator[PlainWorld]:
     mesh = Mesh(folder)
     old = SpiffeId.of_workload(TRUST_DOMAIN, "run", "old")
     _, _, old_ca = certificate_folder.find(mesh.member(old, dns_names=[OLD_NAME])).all
-    old_port = free_port()
     told = {
         "HBONE_INBOUND": inbound,
         "HBONE_INBOUND_LISTEN": "127.0.0.1:0",
@@ -89,6 +89,7 @@ def running(folder: Path, app: Address, inbound: str) -> Iterator[PlainWorld]:
         "HBONE_APP_PROTOCOL": "tcp",
     }
     with ExitStack() as block:
+        old_port = block.enter_context(reserved_port())
         process, container = block.enter_context(krun(folder, **told))
         arguments = [
             *("-m", "hbone", "cloudrun", "--log-format", "json", "--dir", str(folder / "cloudrun")),
