@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
@@ -41,17 +43,31 @@ def unanswering(host: str = "127.0.0.1") -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def free_port() -> int:
-    """A loopback port that nobody has, for programs that cannot choose one themselves.
-
-    It is none of those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range): until the
-    program has it nobody else gets it, however much goes on on the machine.
-    """
+def _share() -> Iterator[int]:
+    """This process's share of the ports, from anywhere in it on and over again: a run asks for some thousand,
+    and when all chose from all of them by chance, two met in many a run."""
     try:
         most = int(_RANGE.read_text().split()[0])
     except OSError:
-        most = 0
-    for port in random.sample(range(LEAST_PORT, most), min(100, max(0, most - LEAST_PORT))):
+        return
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = range(LEAST_PORT, most)[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    if share:
+        begin = random.randrange(len(share))
+        yield from cycle([*share[begin:], *share[:begin]])
+
+
+_own_ports = _share()
+
+
+def free_port() -> int:
+    """A loopback port that nobody has, for programs that cannot choose one themselves.
+
+    It is none of those that the kernel gives to whoever asks for any (ip(7), ip_local_port_range), and none
+    that another worker of this run is given: until the program has it nobody else gets it, however much goes
+    on on the machine.
+    """
+    for port in islice(_own_ports, 100):
         with socket.socket() as sock:
             try:
                 sock.bind(("127.0.0.1", port))
