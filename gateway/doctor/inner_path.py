@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from gateway.hbone.inner_tls import InnerConnection, InnerTls
 from gateway.rules.routes import Target
 from shared.doctor.failures import Failed, Failure
 from shared.doctor.hops import Hop
-from shared.doctor.service_path import Deadlines, ServicePath
+from shared.doctor.service_path import SETTLE_S, Deadlines, ServicePath, certificate_until
 from shared.doctor.stream_bytes import StreamBytes
 from shared.doctor.walk import Check
 from shared.errors import ConfigError, DeniedError, HboneError, UnavailableError
@@ -17,17 +16,13 @@ from shared.net.legs.contract import Leg
 from shared.net.legs.tls import TlsServerLeg
 from shared.net.tls.certificate_expiry import end_of
 from shared.trust.spiffe import peer_id
-from shared.trust.token_claims import at_utc
-
-SETTLE_S = 1.0
-"""How long a server may take to refuse a client whose handshake is done: TLS 1.3 judges it only then."""
 
 FIRST_BYTES = 64
 """Read of what the app may say first: that it says something is enough."""
 
 
 class InnerPath:
-    """The TLS inside of a tunnel that `path` has opened to `target`, an owner of it."""
+    """The TLS inside of the tunnel that `path` opens to `target`; the `Owner` of its connection."""
 
     def __init__(self, target: Target, path: ServicePath, deadlines: Deadlines) -> None:
         self._target = target
@@ -80,7 +75,7 @@ class InnerPath:
             is_other = isinstance(error.__cause__ or error, DeniedError)
             raise Failed(Failure.PEER_IDENTITY if is_other else Failure.PEER_FAILED, str(error)) from error
         self._received = StreamBytes(leg, FIRST_BYTES)
-        return f"{who}, certificate until {at_utc(ends)} ({(ends - time.time()) / 3600:.0f} h)"
+        return f"{who}, {certificate_until(ends)}"
 
     async def _stay(self) -> str:
         """Whether we are still welcome. Nothing is sent: the protocol inside is the app's."""

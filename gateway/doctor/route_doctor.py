@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.config.reload import ConfigFile
 from gateway.doctor.inner_path import InnerPath
@@ -105,7 +105,11 @@ async def examine(
         async with places:
             return await _examined(place, name, route, target, tokens, deadlines)
 
-    found = [*_named(table, names), *_asked(table, authorities)] if names or authorities else _all(table)
+    named = [
+        *(_found(table, name, table.find, name.removesuffix(".")) for name in names),
+        *(_found(table, str(one), table.find_connect, connect_name(one)) for one in authorities),
+    ]
+    found = named if names or authorities else _all(table)
     try:
         tasks = [spawn(examined(*one), name=f"examine {one[1]}") for one in found]
         reports_ = await asyncio.gather(*tasks)
@@ -113,6 +117,8 @@ async def examine(
     finally:
         tokens.close()
 
+
+T = TypeVar("T")
 
 _Found = tuple[str, str, Route | None, Target | None]
 
@@ -122,26 +128,14 @@ def _all(table: RouteTable) -> Iterable[_Found]:
         yield table.place(route), route.host, route, target
 
 
-def _named(table: RouteTable, names: Sequence[str]) -> Iterable[_Found]:
-    for name in names:
-        try:
-            target = table.find(name.removesuffix("."))
-        except NoRouteError:
-            yield "no route", name, None, None
-        else:
-            route = table.routes[target.route]
-            yield table.place(route), name, route, target
-
-
-def _asked(table: RouteTable, authorities: Sequence[Address]) -> Iterable[_Found]:
-    for authority in authorities:
-        try:
-            target = table.find_connect(connect_name(authority))
-        except NoRouteError:
-            yield "no route", str(authority), None, None
-        else:
-            route = table.routes[target.route]
-            yield table.place(route), str(authority), route, target
+def _found(table: RouteTable, name: str, find: Callable[[T], Target], asked: T) -> _Found:
+    """The route that takes `name`, which `find` looks for as `asked`."""
+    try:
+        target = find(asked)
+    except NoRouteError:
+        return "no route", name, None, None
+    route = table.routes[target.route]
+    return table.place(route), name, route, target
 
 
 async def _examined(

@@ -22,6 +22,7 @@ from shared.doctor.failures import Failed, Failure
 from shared.doctor.far_text import one_line
 from shared.doctor.hops import Hop
 from shared.doctor.network_hops import addresses_of, connected, peer_of, shown
+from shared.doctor.service_path import SETTLE_S
 from shared.doctor.walk import Check, Report, Result, Skipped, walk
 from shared.errors import DeniedError, UnavailableError
 from shared.net.dial import reason
@@ -44,9 +45,6 @@ ISTIO_HTTP = "istio-http/1.1"
 
 ALPN = (ISTIO_HTTP, "istio", "http/1.1")
 """What a sidecar offers for HTTP/1.1, and plain HTTP last."""
-
-SETTLE_S = 1.0
-"""How long a server that speaks no HTTP may take to refuse us after the handshake."""
 
 CLOSE_S = 0.5
 """For the server to end what we have ended."""

@@ -42,6 +42,10 @@ BODY_BYTES = 4096
 CLOSE_S = 0.5
 """For a far side to end what we have ended; then it is broken off."""
 
+SETTLE_S = 1.0
+"""How long a server that speaks no HTTP may take to refuse a client whose TLS handshake is done: with TLS
+1.3 it judges the client only then."""
+
 LONG_S = 86_400.0
 """More than any deadline of a caller's."""
 
@@ -233,7 +237,7 @@ class ServicePath:
                 who, ends = str(mesh_tls.proved_identity(tls)), mesh_tls.chain_end(tls)
             except DeniedError as error:
                 raise Failed(Failure.PEER_IDENTITY, str(error)) from error
-        return f"{tls.version()}, {who}, certificate until {at_utc(ends)} ({_days(ends - time.time())})"
+        return f"{tls.version()}, {who}, {certificate_until(ends)}"
 
     def _new_connection(self) -> Connection:
         return Connection(client=True, on_change=self._changed.set, on_lost=lambda _: self._changed.set())
@@ -440,6 +444,11 @@ def _issuer(tls: ssl.SSLObject) -> str:
     names = {str(pair[0]): str(pair[1]) for part in told for pair in part if len(pair) == 2}
     name = names.get("organizationName") or names.get("commonName")
     return f" by {_short(name)}" if name else ""
+
+
+def certificate_until(ends: float) -> str:
+    """How long a certificate is valid, for people; `ends` is in seconds since 1970."""
+    return f"certificate until {at_utc(ends)} ({_days(ends - time.time())})"
 
 
 def _days(seconds: float) -> str:
