@@ -380,14 +380,17 @@ def uncommented(path: Path, beginning: str) -> str:
     return "\n".join(lines)
 
 
+def with_section(path: Path, section: str) -> str:
+    """The gateway's file with a section that may be a comment in it."""
+    text = path.read_text()
+    return uncommented(path, f"{section}:") if f"\n# {section}:" in text else text
+
+
 @every_overlay
 @pytest.mark.parametrize(("section", "port"), [("hbone", ports.HBONE), ("reverse", ports.REVERSE)])
 def test_the_gateways_file_with_a_port_for_members(overlay: Path, section: str, port: int) -> None:
     path = overlay / "hgate.yaml"
-    text = path.read_text()
-    if f"\n# {section}:" in text:
-        text = uncommented(path, f"{section}:")
-    found = getattr(parse(text, str(path)), section)
+    found = getattr(parse(with_section(path, section), str(path)), section)
     assert found is not None
     assert [address.port for address in found.listen] == [port]
     patch = yaml.safe_load((K8S / "components" / section / "certificates.yaml").read_text())
@@ -399,10 +402,8 @@ def test_the_gateways_file_with_a_port_for_members(overlay: Path, section: str, 
 @every_overlay
 def test_the_gateways_file_with_a_port_for_front_ends(overlay: Path) -> None:
     path = overlay / "hgate.yaml"
-    text = path.read_text()
-    if "\n# hbone:" in text:
-        text = uncommented(path, "hbone:")
-    found = parse(text.replace("# tunnel_listen:", "tunnel_listen:"), str(path)).hbone
+    text = with_section(path, "hbone").replace("# tunnel_listen:", "tunnel_listen:")
+    found = parse(text, str(path)).hbone
     assert found is not None
     assert [address.port for address in found.tunnel_listen] == [ports.HBONE_H2C]
     folder = K8S / "components" / "front-end"

@@ -272,6 +272,19 @@ def test_deny_at_krun_and_at_hgate(way: Way) -> None:
     assert (line["identity"], line["status"], line["flags"]) == (str(CALLER), 401, "DENY")
 
 
+def until_echoed(way: Way) -> None:
+    """Returns when a new tunnel carries bytes: the next dial after a failure waits a moment."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with way.connect() as client:
+                client.sendall(b"two")
+                assert read(client, 3) == b"two"
+                return
+        except (ConnectionResetError, BrokenPipeError):
+            assert time.monotonic() < until, "what it leads to is there, and not found"
+
+
 def test_the_gateway_restarts(tmp_path: Path, mesh: Mesh, app: App) -> None:
     """Open tunnels end with it; new ones are led to the next as soon as it is there."""
     app.behave = echo
@@ -292,15 +305,7 @@ def test_the_gateway_restarts(tmp_path: Path, mesh: Mesh, app: App) -> None:
         with pytest.raises(ConnectionResetError), way.connect() as client:
             client.recv(1)
         block.enter_context(by_hgate(second, mesh, app, listen=listen))
-        until = time.monotonic() + PATIENCE_S
-        while True:  # the next dial waits a moment
-            try:
-                with way.connect() as client:
-                    client.sendall(b"two")
-                    assert read(client, 3) == b"two"
-                    break
-            except (ConnectionResetError, BrokenPipeError):
-                assert time.monotonic() < until, "the gateway is there, and not found"
+        until_echoed(way)
         assert way.status()["gateway"]["last_failure"] == ""
 
 
@@ -328,15 +333,7 @@ def test_a_front_end_restarts(tmp_path: Path, mesh: Mesh, app: App) -> None:
         with pytest.raises(ConnectionResetError), way.connect() as client:
             client.recv(1)
         block.enter_context(nghttpx(tmp_path, posts_of(found), key, chain, address=listen))
-        until = time.monotonic() + PATIENCE_S
-        while True:  # the next dial waits a moment
-            try:
-                with way.connect() as client:
-                    client.sendall(b"two")
-                    assert read(client, 3) == b"two"
-                    break
-            except (ConnectionResetError, BrokenPipeError):
-                assert time.monotonic() < until, "the front end is there, and not found"
+        until_echoed(way)
 
 
 def test_a_front_end_with_another_name(tmp_path: Path, mesh: Mesh, app: App) -> None:
