@@ -82,7 +82,7 @@ from shared.tunnel.tunnel_server import GONE, ServedTunnel
 if TYPE_CHECKING:
     from gateway.hbone.inner_tls import InnerConnection, InnerTls, InnerTlsOfRoutes
 
-TOO_OLD = "inner: hbone needs a krun that has target 15008: update it there"
+TOO_OLD = "inner: hbone needs a newer krun there, one that has target 15008"
 
 ROUTE = "hbone"
 """What these tunnels have where others have their route: in the metrics, the access log, the admin port."""

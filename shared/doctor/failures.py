@@ -292,8 +292,8 @@ class Failure(Enum):
     )
     KRUN_TOO_OLD = (
         Hop.DIAL,
-        "krun is older than inner HBONE, which the route asks it for.",
-        "Deploy the service anew, with a krun that has target 15008.",
+        "This krun is too old for inner HBONE, which the route asks for.",
+        "Deploy the service with a newer krun, one that has target 15008.",
     )
     TARGET_REFUSED = (
         Hop.DIAL,

@@ -44,8 +44,8 @@ def unanswering(host: str = "127.0.0.1") -> Iterator[int]:
 
 
 def _share() -> Iterator[int]:
-    """This process's share of the ports, from anywhere in it on and over again: a run asks for some thousand,
-    and when all chose from all of them by chance, two met in many a run."""
+    """The ports that this process gives out, in turn, from a random one on. Each worker of a run has ports of
+    its own. Chosen at random from the same ones, two were the same now and then."""
     try:
         most = int(_RANGE.read_text().split()[0])
     except OSError:
